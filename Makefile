@@ -7,7 +7,7 @@ PY := .venv/bin/python
 # A site's own torch wins over the locked one, if it is new enough.
 HAS_TORCH = $(PYTHON) -c 'import torch' && $(PYTHON) -m components.versions
 
-.PHONY: help setup run test long cluster corpus attack check fix golden recipes chaos parity dryruns moved masters muon versions mutants pages bench gpu gpu-pack megatron datatrove docs lock clean
+.PHONY: help setup run test long cluster corpus attack check fix golden recipes chaos parity dryruns moved masters muon versions mutants drawn-mutants pages bench gpu gpu-pack megatron datatrove docs lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -45,8 +45,11 @@ cluster: setup ## train on a real Slurm of three and five nodes on this host, an
 mutants: setup ## plant faults in a copy of the tree, one at a time; the test that names it has to fail; writes docs/testing.md (10 minutes)
 	$(PY) -m tests.mutants
 
-pages: setup ## run every command of the pages for newcomers as it is written (6 minutes)
-	$(PY) -m pytest tests/house/test_commands_of_pages.py
+drawn-mutants: setup ## plant forty faults that SEED draws over engine, data, checkpoint, config and cluster; the tests that import the module have to catch 95 %
+	$(PY) -m tests.mutants.drawn 40 $(or $(SEED),0)
+
+pages: setup ## run every command of the pages for newcomers, and of the cookbook, as it is written (10 minutes)
+	$(PY) -m pytest tests/house/test_commands_of_pages.py tests/house/test_cookbook.py
 
 corpus: setup ## kill preparations of a corpus 20 times at random moments; the result is the same (3 minutes)
 	OMP_NUM_THREADS=1 $(PY) -m tests.data_prep.killed 20
@@ -69,13 +72,13 @@ fix: setup ## mend what the tools can mend
 golden: setup ## rewrite the golden files; read the diff before you commit it
 	UPDATE_GOLDEN=1 $(PY) -m pytest tests/recipes tests/command/test_mistakes.py tests/command/test_show.py -q
 
-recipes: setup ## train a hundred steps of every recipe's miniature, print the table and keep it for the ledger (20 minutes)
+recipes: setup ## train a hundred steps of every recipe's miniature and write the ledger (20 minutes)
 	$(PY) -m benchmarks.ledger.miniatures
 
 chaos: setup ## break runs in every way that can be rehearsed, and write the table of docs/fault_tolerance.md (half an hour)
 	OMP_NUM_THREADS=1 $(PY) -m benchmarks.chaos.chaos
 
-parity: setup ## prove layouts of every recipe equal to one process, print the table and keep it for the ledger (half an hour)
+parity: setup ## prove layouts of every recipe equal to one process and write the ledger (half an hour)
 	$(PY) -m benchmarks.ledger.parity
 
 dryruns: setup ## rehearse every recipe's step at full size, without a GPU, and write docs/dryrun.md (an hour)
@@ -100,6 +103,7 @@ bench: setup ## run the benchmarks that this machine can run, and write docs/spe
 	-$(PY) -m benchmarks.training.checkpoints
 	-$(PY) -m benchmarks.training.model
 	-$(PY) -m benchmarks.training.loss
+	-$(PY) -m benchmarks.training.scans
 	-$(PY) -m benchmarks.training.moe
 	-$(PY) -m benchmarks.training.dispatch
 	-$(PY) -m benchmarks.training.overlap
@@ -110,10 +114,10 @@ bench: setup ## run the benchmarks that this machine can run, and write docs/spe
 	-$(PY) -m benchmarks.planning.worlds recipe=gpt175b cluster=smng_p2
 	-$(PY) -m benchmarks.training.parallel_overhead recipe=teuken7b
 	-$(PY) -m benchmarks.training.guards recipe=teuken7b
-	-$(PY) -m benchmarks.training.evaluation_beside
+	-$(PY) -m benchmarks.training.concurrent_evaluation
 	-$(PY) -m benchmarks.training.expert_optimizer recipe=mula20b_a2b published=mula20b_a2b=1.36 \
 	  published=mula100b_a7b=1.23 published=mula220b_a10b=1.07
-	-$(PY) -m benchmarks.training.expert_ways recipe=mula20b_a2b
+	-$(PY) -m benchmarks.training.expert_variants recipe=mula20b_a2b
 	-$(PY) -m benchmarks.training.profiler recipe=teuken7b
 	-$(PY) -m benchmarks.training.whole_run recipe=teuken7b
 	$(PY) -m benchmarks.speed
@@ -123,7 +127,11 @@ gpu: setup ## measure steps, pieces and peers on this machine's GPU (40 minutes)
 	  $(PY) -m benchmarks.gpu.page; exit $$status
 
 gpu-pack: setup ## collect in gpu/wheels what a GPU machine without a network lacks; there: gpu/run.sh A, B, C, D, E
-	$(PY) -m benchmarks.gpu.pack
+	rm -rf gpu/wheels
+	grep antlr4 requirements/gpu.txt | $(PY) -m pip wheel --quiet --no-deps -w gpu/wheels -r /dev/stdin  # has no wheel
+	$(PY) -m pip download --quiet --no-deps -d gpu/wheels -f gpu/wheels --python-version 3.12 --implementation cp \
+	  --only-binary=:all: --abi=cp312 --abi=abi3 --abi=none --platform=manylinux_2_28_x86_64 \
+	  --platform=manylinux_2_17_x86_64 --platform=manylinux2014_x86_64 --platform=any -r requirements/gpu.txt
 
 megatron: .venv/megatron ## compare data files with megatron-core, in an environment of its own (10 minutes)
 	$(PY) -m benchmarks.preparation.megatron_files .venv/megatron/bin/python

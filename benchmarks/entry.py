@@ -1,4 +1,4 @@
-"""How a script of this folder starts: its help, and what wrong words are told."""
+"""Entry point of the benchmark scripts: help, number of arguments, exit status."""
 
 import inspect
 import sys
@@ -10,21 +10,21 @@ from components.errors import RecipeError
 WRONG_INPUT = 2
 
 
-def enter(
-    main: Callable[[list[str]], int | None], *, least: int = 0, most: int | None = None
+def run_script(
+    main: Callable[[list[str]], int | None], *, min_words: int = 0, max_words: int | None = None
 ) -> NoReturn:
-    """Run ``main`` on the command's words and exit with its status.
+    """Run ``main`` on the arguments of the command and exit with its status.
 
-    ``--help`` prints the script's docstring; so do, with status 2, fewer or more words than it
-    takes.
+    ``--help`` prints the script's docstring. A wrong number of arguments prints it on standard
+    error, with status 2.
     """
     words = sys.argv[1:]
-    told = inspect.getdoc(sys.modules["__main__"])
+    usage = inspect.getdoc(sys.modules["__main__"])
     if {"-h", "--help"} & {*words}:
-        print(told)
+        print(usage)
         sys.exit(0)
-    if len(words) < least or (most is not None and len(words) > most):
-        sys.stderr.write(f"{len(words)} words are not what it takes\n\n{told}\n")
+    if len(words) < min_words or (max_words is not None and len(words) > max_words):
+        sys.stderr.write(f"wrong number of arguments: {len(words)}\n\n{usage}\n")
         sys.exit(WRONG_INPUT)
     try:
         sys.exit(main(words))

@@ -1,7 +1,7 @@
-"""What a benchmark measured, next to a peer or a limit, and the target.
+"""Ratios of benchmarks: a figure relative to a peer or a limit, and its target.
 
-A script describes its figures as a list of `Ratio`. `keep_result` stores them in the script's
-file of `benchmarks/results` next to its raw figures, prints them, and returns the exit status.
+A script returns its figures as a list of `Ratio`. `save_result` stores them with the raw
+figures in the script's file of `benchmarks/results`, prints them and returns the exit status.
 `python -m benchmarks.speed` writes them into docs/speed.md.
 """
 
@@ -14,18 +14,18 @@ from typing import Literal
 from rich.table import Table
 from scipy.stats import quantile_test
 
-from benchmarks.kept import RESULTS, Row
-from components.terminal import console
+from benchmarks.results_store import RESULTS, ResultRow
+from components.terminal import create_console
 
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A figure of one case, with the interval of its median where one is known.
+    """A figure of one case, with the interval of its median if it has one.
 
-    ``peer`` is what the figure is relative to. A figure with a ``unit`` is no ratio: its peer
-    is a limit. ``judged`` must reach the target: the figure, or an end of its interval.
+    The figure is relative to ``peer``. If it has a ``unit``, it is not a ratio and the peer is
+    a limit. ``judged`` names the value that must reach the target.
     """
 
     case: str
@@ -47,76 +47,76 @@ class Ratio:
 
     @property
     def met(self) -> bool:
-        """Return whether the target is reached; a figure without a target reaches it."""
+        """Return whether the figure reaches its target; True without a target."""
         figure = getattr(self, self.judged)
         most = self.at_most is None or figure <= self.at_most
         return bool(most and (self.at_least is None or figure >= self.at_least))
 
     @property
     def figure(self) -> str:
-        """Return the figure and its interval in words."""
-        text = f"{number(self.value)} {self.unit}".rstrip()
+        """Return the figure and its interval as text."""
+        text = f"{format_number(self.value)} {self.unit}".rstrip()
         if self.low is None or self.high is None or math.isnan(self.low):
             return text
-        return f"{text} ({number(self.low)} to {number(self.high)})"
+        return f"{text} ({format_number(self.low)} to {format_number(self.high)})"
 
     @property
     def target(self) -> str:
-        """Return the target in words."""
+        """Return the target as text."""
         bounds = {"at least": self.at_least, "at most": self.at_most}
         end = "" if self.judged == "value" else f" ({self.judged} end)"
         texts = [f"{word} {x:.3g} {self.unit}" for word, x in bounds.items() if x is not None]
         return " and ".join(text.rstrip() + end for text in texts)
 
 
-def number(value: float) -> str:
-    """Write three digits; a number above 100 has no decimals."""
+def format_number(value: float) -> str:
+    """Format a number with three digits; a number above 100 has no decimals."""
     power = math.floor(math.log10(abs(value))) if value else 0
-    # The rounding to three digits can carry: 0.9996 is 1.00.
+    # Rounding to three digits can carry: 0.9996 is 1.00.
     rounded = round(value, 2 - power)
     power = math.floor(math.log10(abs(rounded))) if rounded else 0
     return f"{value:,.{max(0, 2 - power)}f}"
 
 
-def paired_ratio(ones: Sequence[float], others: Sequence[float]) -> dict[str, float]:
-    """Return the median of the ratios of pairs that were measured in turns, with its interval.
+def paired_ratio(values: Sequence[float], peers: Sequence[float]) -> dict[str, float]:
+    """Return the median of the ratios of alternately measured pairs, with its interval.
 
-    Other work on a host slows both of a pair, so their ratio holds where the seconds do not.
-    The interval is that of order statistics (Conover 1999, Practical Nonparametric Statistics,
-    section 3.2), which assumes no distribution. Below six pairs it is NaN.
+    Other work on a host slows both values of a pair, so the ratio is valid even if the seconds
+    are not. The interval comes from order statistics (Conover 1999, Practical Nonparametric
+    Statistics, section 3.2), without an assumed distribution. Below six pairs it is NaN.
     """
-    ratios = sorted(one / other for one, other in zip(ones, others, strict=True))
+    ratios = sorted(value / peer for value, peer in zip(values, peers, strict=True))
     interval = quantile_test(ratios, q=1.0, p=0.5).confidence_interval(CONFIDENCE)
     middle = len(ratios) // 2
     median = (ratios[middle] + ratios[~middle]) / 2
     return {"median": median, "low": float(interval.low), "high": float(interval.high)}
 
 
-def interval(paired: Mapping[str, float]) -> Row:
-    """Return the fields of a `Ratio` that a `paired_ratio` gives."""
+def to_interval(paired: Mapping[str, float]) -> ResultRow:
+    """Return a `paired_ratio` as fields of a `Ratio`."""
     return {"value": paired["median"], "low": paired["low"], "high": paired["high"]}
 
 
-def read_result(name: str) -> Row:
-    """Read the result of a benchmark; empty where none is stored."""
+def read_result(name: str) -> ResultRow:
+    """Read the result of a benchmark; empty if there is no result."""
     file = RESULTS / f"{name}.json"
-    tree: Row = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    tree: ResultRow = json.loads(file.read_text("utf-8")) if file.exists() else {}
     return tree
 
 
 def read_ratios(name: str) -> list[Ratio]:
-    """Read the ratios of a benchmark's result, of all processors."""
+    """Read the stored ratios of a benchmark, for all processors."""
     return [Ratio(**row) for row in read_result(name).get("ratios", ())]
 
 
-def keep_result(name: str, tree: Row, ratios: Sequence[Ratio]) -> int:
-    """Store a result, print its ratios, and return the exit status.
+def save_result(name: str, tree: ResultRow, ratios: Sequence[Ratio]) -> int:
+    """Save a result, print its ratios, and return the exit status.
 
-    ``tree`` has circumstances and raw figures. Values that an earlier result has under other
-    names stay. A ratio replaces that of the same case, peer and processor.
+    ``tree`` has the context and the raw figures. It replaces equal keys of an earlier result.
+    A ratio replaces the ratio of the same case, peer and processor.
     """
-    place = {"processor": tree["machine"]["processor"], "date": tree["date"]}
-    measured = [replace(ratio, **place) for ratio in ratios]
+    origin = {"processor": tree["machine"]["processor"], "date": tree["date"]}
+    measured = [replace(ratio, **origin) for ratio in ratios]
     rows = {(r.case, r.peer, r.processor): r for r in [*read_ratios(name), *measured]}
     stored = [
         {key: value for key, value in asdict(row).items() if value != getattr(Ratio, key, None)}
@@ -128,10 +128,10 @@ def keep_result(name: str, tree: Row, ratios: Sequence[Ratio]) -> int:
 
 
 def print_ratios(ratios: Sequence[Ratio]) -> int:
-    """Print a line for each ratio; return 1 if a target is missed, else 0."""
+    """Print a table of ratios; return 1 if one misses its target, else 0."""
     table = Table("case", "peer", "ratio", "target")
     for ratio in ratios:
         target = ratio.target if ratio.met else f"{ratio.target}: missed"
         table.add_row(ratio.case, ratio.peer, ratio.figure, target)
-    console(width=120).print(table)
+    create_console(width=120).print(table)
     return int(not all(ratio.met for ratio in ratios))

@@ -8,12 +8,8 @@ from components.errors import RecipeError
 
 
 def scheduler_for(cluster: Cluster) -> Scheduler:
-    """Return the client of the cluster's scheduler.
-
-    Raises:
-        RecipeError: the cluster has no scheduler.
-    """
+    """Return the client of the cluster's scheduler."""
     if cluster.scheduler == "none":
-        fix = "name a batch cluster, or train here: action=train"
+        fix = "set cluster=NAME with a scheduler, or train here with action=train"
         raise RecipeError("cluster", f"{cluster.name} has no scheduler", fix)
     return Slurm() if cluster.scheduler == "slurm" else Pbs()

@@ -1,8 +1,8 @@
-"""Containers that Slurm starts itself: ``srun --environment=FILE``, and the file.
+"""Containers started by Slurm with ``srun --environment=FILE``.
 
-The file is an environment definition of CSCS' Container Engine, in TOML:
-https://docs.cscs.ch/software/container-engine/edf. The script writes it on the host, for each
-job its own, and tasks alone are started in the image.
+FILE is a TOML environment definition of the CSCS Container Engine:
+https://docs.cscs.ch/software/container-engine/edf. The job script writes one file per job on
+the host. Only tasks run in the image.
 """
 
 import json
@@ -14,7 +14,7 @@ from components.config.schema.sections import Cluster
 from components.errors import RecipeError
 
 IN_CONTAINER = '--environment="$container"'
-# One process on the script's own node, beside other tasks, which may use all cores.
+# One process on the script's own node. It may use all cores and share them with other tasks.
 HERE = (
     "srun --overlap --cpu-bind=none --nodes=1 --ntasks=1 "
     f'--nodelist="$SLURMD_NODENAME" {IN_CONTAINER}'
@@ -22,41 +22,39 @@ HERE = (
 
 
 def file_of(site: Site, user: User) -> ContainerFile | None:
-    """Return what the profile says of the file, where this user has an image."""
+    """Return the profile's container file settings; None if the user has no image."""
     return None if user.image is None else site.container_file
 
 
 def check_container(cluster: Cluster, site: Site, user: User) -> None:
-    """Raise RecipeError where the file is no use: another scheduler, or copies of the image."""
+    """Raise RecipeError if the file cannot be used: not Slurm, or imports are node-local."""
     if file_of(site, user) is None:
         return
     if cluster.scheduler != "slurm":
-        problem = f"tasks of {cluster.scheduler} are not started by a file, those of Slurm are"
-        remedy = "set cluster.site.container='apptainer exec ...' and leave container_file out"
+        problem = f"{cluster.scheduler} cannot start tasks by a container file; only Slurm can"
+        remedy = "set cluster.site.container='apptainer exec ...' and remove container_file"
         raise RecipeError("cluster.site.container_file", problem, remedy)
     if cluster.imports == "node_local":
-        problem = (
-            "node_local, but the image is started by a file, and each node mounts it itself"
-        )
+        problem = "node_local, but with a container file each node mounts the image itself"
         raise RecipeError("cluster.imports", problem, "set cluster.imports=shared")
 
 
 def container_text(site: Site, user: User, repository: str) -> str | None:
-    """Write the file, whose paths and variables are fixed; None where there is none.
+    """Return the text of the environment definition; None without a container file.
 
-    Of the variables that the image has, too, its own would win: ours are set here again.
+    Variables set in the image override inherited ones, so the site's variables are set here.
     """
-    found = file_of(site, user)
-    if found is None:
+    definition = file_of(site, user)
+    if definition is None:
         return None
     lines = [
         f"image = {_quoted(str(user.image))}",
-        f"mounts = [{', '.join(_quoted(f'{path}:{path}') for path in found.mounts)}]",
+        f"mounts = [{', '.join(_quoted(f'{path}:{path}') for path in definition.mounts)}]",
         f"workdir = {_quoted(repository)}",
         "[annotations]",
-        *(f"{name} = {_quoted(text)}" for name, text in found.annotations.items()),
+        *(f"{name} = {_quoted(text)}" for name, text in definition.annotations.items()),
         "[env]",
-        # The image's own PYTHONPATH may win; the clone is the working folder there.
+        # The image's PYTHONPATH may win, so Python must import from the working folder.
         'PYTHONSAFEPATH = ""',
         *(
             f"{name} = {_quoted(variable.value)}  # {variable.reason}"
@@ -68,10 +66,10 @@ def container_text(site: Site, user: User, repository: str) -> str | None:
 
 
 def _quoted(text: str) -> str:
-    """Write a basic string of TOML, which has JSON's escapes."""
+    """Return a TOML basic string. Its escapes are the same as in JSON."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def container_path(folder: Path | str) -> str:
-    """Name the file of one job, which all its nodes see."""
+    """Return the path of one job's environment definition, visible to all its nodes."""
     return f"{folder}/container-$SLURM_JOB_ID.toml"

@@ -1,27 +1,35 @@
-"""What may happen next in a chain: pure decisions over its state (`cluster.chain`).
+"""Decisions about a chain of jobs, as pure functions of its state (`cluster.chain`).
 
-May this job begin, or is the chain over, and why? Which nodes are avoided, and which no more?
+They decide whether a job may start, why a chain is over, and which nodes its jobs avoid.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from cluster.chain import FATES, ChainState, Fate, JobAttempt
-from cluster.chain_events import BeganEvent, ChainEvent, LostEvent, OverEvent
+from cluster.chain import (
+    FATES,
+    BeganEvent,
+    ChainEvent,
+    ChainState,
+    Fate,
+    JobAttempt,
+    LostEvent,
+    OverEvent,
+)
 from cluster.scheduler import JobPlace
 
-MOST_FAILED = 2  # jobs in a row that ended by themselves and saved nothing new
-MOST_LOST = 5  # attempts in a row that saved nothing, whatever ended them
-# Ranks start, load and take a first step, of which something is to be left before the wall.
+MOST_FAILED = 2  # jobs in a row that ended through their own fault and saved nothing new
+MOST_LOST = 5  # attempts in a row that saved nothing, for any reason
+# Time to start the ranks, load and take a first step. A relaunch needs at least this much.
 LAUNCH_SECONDS = 300.0
-MOST_AVOIDED_FRACTION = 0.25  # of a job's nodes: beyond, it is not the nodes
-AVOIDED_HOURS = 24.0  # by then a site has looked at a node, or it was not the node
+MOST_AVOIDED_FRACTION = 0.25  # of a job's nodes; above it, the nodes are not the cause
+AVOIDED_HOURS = 24.0  # by then the site has checked a bad node, or the node was not the cause
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """What is to be told when a job begins, and why it has nothing to do if so."""
+    """Events to record when a job begins, and the reason ``over`` if it has nothing to do."""
 
     events: tuple[ChainEvent, ...]
     over: str
@@ -36,65 +44,65 @@ def open_job(
     at: str,
     fate_of: Callable[[JobAttempt], Fate],
 ) -> Opening:
-    """Decide whether a job begins; an attempt before it that told no end is closed first.
+    """Decide whether a job starts. An earlier attempt without a recorded end is closed first.
 
-    ``saved`` are the tokens of the newest checkpoint; ``fate_of`` asks the scheduler.
+    ``saved`` is the token count of the newest checkpoint. ``fate_of`` asks the scheduler.
     """
     events: list[ChainEvent] = []
-    if (before := chain.open) is not None:
+    if (before := chain.open_attempt) is not None:
         again = before.job == place.job
         fate: Fate = "put back" if again else fate_of(before)
         events.append(LostEvent(at=at, job=before.job, attempt=before.attempt, fate=fate))
-    closed = chain.after(*events)
+    closed = chain.apply_events(*events)
     why = why_over(closed, saved=saved, finished=finished)
     if why:
-        told = finished or chain.cancelled or chain.over
-        events += [] if told else [OverEvent(at=at, why=why)]
+        is_recorded = finished or chain.cancelled or chain.over
+        events += [] if is_recorded else [OverEvent(at=at, why=why)]
         return Opening(events=tuple(events), over=why)
-    # Not every scheduler tells that a job is run again.
-    later = [one.attempt + 1 for one in chain.attempts if one.job == place.job]
+    # Not every scheduler reports that a job runs again.
+    later = [earlier.attempt + 1 for earlier in chain.attempts if earlier.job == place.job]
     attempt = max([place.attempt, *later])
-    begun = BeganEvent(at=at, job=place.job, attempt=attempt, nodes=place.nodes, tokens=saved)
-    return Opening(events=(*events, begun), over="")
+    began = BeganEvent(at=at, job=place.job, attempt=attempt, nodes=place.nodes, tokens=saved)
+    return Opening(events=(*events, began), over="")
 
 
 def queues_next(chain: ChainState) -> bool:
-    """Whether the job that has begun queues another; who submits by hand sets no limit."""
+    """Whether the current job queues another. Jobs submitted by hand have no limit."""
     return chain.jobs_left is None or chain.jobs_left > 0
 
 
 def why_over(chain: ChainState, *, saved: int, finished: bool) -> str:
-    """Return why no further job has anything to do; an empty text while one has.
+    """Return why the chain is over, or an empty string if another job has work to do.
 
-    ``saved`` are the tokens of the newest checkpoint. An attempt that was put back or lost its
-    node is no job that saved nothing: of those there may be more, not endlessly many.
+    ``saved`` is the token count of the newest checkpoint. Attempts that were requeued or lost a
+    node do not count toward ``MOST_FAILED``, only toward the higher ``MOST_LOST``.
     """
     if finished:
-        return "the run has finished: nothing is left to do"
+        return "the run has finished"
     if chain.cancelled:
-        return "the run was cancelled: no further job begins"
+        return "the run was cancelled"
     if chain.over:
         return chain.over
     idle: list[JobAttempt] = []
-    for one in reversed(chain.current):
-        if one.tokens_at_begin != saved:
+    for attempt in reversed(chain.current_attempts):
+        if attempt.tokens_at_begin != saved:
             break
-        idle.append(one)
-    # Launches of one job are one job: how often it may launch is the recipe's affair.
-    by_job = {one.job: one for one in reversed(idle) if one.failed_by_itself}
+        idle.append(attempt)
+    # All launches of a job count once: the recipe limits the number of launches.
+    by_job = {attempt.job: attempt for attempt in reversed(idle) if attempt.failed_by_itself}
     failed = list(by_job.values())[::-1]
     if len(failed) >= MOST_FAILED:
-        return f"{MOST_FAILED} jobs in a row saved nothing new: {_ends(failed[:MOST_FAILED])}"
+        return f"{MOST_FAILED} jobs in a row saved nothing: {_ends(failed[:MOST_FAILED])}"
     if len(idle) >= MOST_LOST:
-        return f"{MOST_LOST} attempts in a row were lost before they saved: {_ends(idle)}"
+        return f"{MOST_LOST} attempts in a row were lost before saving: {_ends(idle)}"
     return ""
 
 
 def good_nodes(chain: ChainState, job: str | None = None) -> tuple[str, ...]:
-    """Name the nodes of a job's newest attempt, but for those that the job has found bad."""
+    """Return the nodes of a job's newest attempt that the job has not found bad."""
     newest = chain.newest_of(job)
-    of_job = [one for one in chain.current if one.job == newest.job]
-    bad = {_short(node) for one in of_job for node in one.bad_nodes}
+    of_job = [attempt for attempt in chain.current_attempts if attempt.job == newest.job]
+    bad = {_short(node) for attempt in of_job for node in attempt.bad_nodes}
     return tuple(node for node in newest.nodes if _short(node) not in bad)
 
 
@@ -108,83 +116,87 @@ def why_not_relaunched(
     stopping: bool,
     seconds_left: float,
 ) -> str:
-    """Return why a job whose ranks failed launches them no more; empty if it does, at once.
+    """Return why a job does not relaunch its failed ranks; empty if it relaunches them.
 
-    ``needed`` nodes are to be good, ``saved`` are the tokens of the newest checkpoint,
-    ``stopping`` says that a person or the wall has asked the run to end, and ``seconds_left``
-    when the wall will. A requeue is no launch that counts.
+    ``needed`` is the required number of good nodes. ``saved`` is the token count of the newest
+    checkpoint. ``stopping`` is true if the user or the walltime limit requests a stop.
+    ``seconds_left`` is the time left to train. Requeued attempts do not count as launches.
     """
     if why := why_over(chain, saved=saved, finished=False):
         return why
     job = chain.newest_of(job).job
-    failed = sum(one.job == job and one.ended == "failed" for one in chain.current)
+    failed = sum(
+        attempt.job == job and attempt.ended == "failed" for attempt in chain.current_attempts
+    )
     if failed > restarts:
-        return f"it has launched its ranks {failed} times (watchdog.restarts={restarts})"
+        return f"ranks were launched {failed} times (watchdog.restarts={restarts})"
     if stopping:
-        return "it was asked to stop"
+        return "a stop was requested"
     if seconds_left < LAUNCH_SECONDS:
-        return f"its wall is near: {max(0, round(seconds_left))} s are left to train"
+        return f"the time limit is near: {max(0, round(seconds_left))} s left to train"
     if (good := len(good_nodes(chain, job))) < needed:
-        return f"{good} of its nodes are good, {needed} are needed"
+        return f"{good} nodes are good, {needed} are needed"
     return ""
 
 
 def _short(node: str) -> str:
-    """Cut a node's name: preflight has the short one, PBS lists the full one."""
+    """Return a node's name without its domain. Preflight uses short names, PBS full ones."""
     return node.partition(".")[0]
 
 
 def _ends(attempts: Sequence[JobAttempt]) -> str:
-    """Name each reason once, with the job that had it last."""
-    reasons = {one.why or one.ended or FATES["gone"]: one.job for one in reversed(attempts)}
+    """List each reason once, with the newest job that ended for it."""
+    reasons = {
+        attempt.why or attempt.ended or FATES["gone"]: attempt.job
+        for attempt in reversed(attempts)
+    }
     return "; ".join(f"{job}: {why}" for why, job in reasons.items())
 
 
 def why_no_node(chain: ChainState, step: int, nodes: Sequence[str]) -> str:
-    """Say why figures of a ``step`` that are not finite are no node's fault, if that is known.
+    """Return why non-finite values at ``step`` are not a node's fault; empty if unknown.
 
-    They were not finite before, in another attempt since the hand-over, and no node was named
-    both times: what is the same is what the step reads, and the recipe.
+    They recurred since the last submission, and no node was named both times. Only the step's
+    data and the recipe are the same.
     """
-    before = [one for one in chain.current if one.bad_step == step]
-    if not before or any(set(nodes) & set(one.bad_nodes) for one in before):
+    before = [attempt for attempt in chain.current_attempts if attempt.bad_step == step]
+    if not before or any(set(nodes) & set(attempt.bad_nodes) for attempt in before):
         return ""
     first, now = (
-        ", ".join(names) or "no node in particular" for names in (before[-1].bad_nodes, nodes)
+        ", ".join(names) or "an unknown node" for names in (before[-1].bad_nodes, nodes)
     )
     return (
-        f"step {step} was not finite on {first} and then on {now}, so it is the step's data "
-        "or the recipe: submit again with guard.non_finite.action=skip; a lower optimizer.lr "
-        "needs a new run"
+        f"step {step} was not finite on {first} and then on {now}, so its data or the recipe "
+        "is the cause: submit again with guard.non_finite.action=skip, or start a new run with "
+        "a lower optimizer.lr"
     )
 
 
 def avoided_until(at: str) -> str:
-    """Return when a node that is excluded ``at`` this moment may be used again."""
+    """Return when the exclusion of a node expires that is excluded ``at`` this time."""
     return (datetime.fromisoformat(at) + timedelta(hours=AVOIDED_HOURS)).isoformat(
         timespec="microseconds"
     )
 
 
-def expired(chain: ChainState, at: str) -> tuple[str, ...]:
-    """Name the nodes whose time of being avoided is over."""
+def find_expired_nodes(chain: ChainState, at: str) -> tuple[str, ...]:
+    """Return the nodes with an expired exclusion."""
     return tuple(node for node, until in chain.avoided.items() if until <= at)
 
 
 def too_many(chain: ChainState, suspects: Iterable[str], job_nodes: int) -> bool:
-    """Whether so many nodes are suspected that it is none of them."""
-    known = {*chain.avoided, *suspects}
-    return len(known) > max(1, int(MOST_AVOIDED_FRACTION * job_nodes))
+    """Whether too many nodes are suspected for the nodes to be the cause."""
+    suspected = {*chain.avoided, *suspects}
+    return len(suspected) > max(1, int(MOST_AVOIDED_FRACTION * job_nodes))
 
 
 def to_lift(avoided: Iterable[str], able: Iterable[str], needed: int) -> tuple[str, ...]:
-    """Name the nodes, avoided for longest first, without which a job would never start.
+    """Return the avoided nodes to readmit so that a job can start, oldest exclusion first.
 
-    ``avoided`` is in the order of exclusion; ``able`` are the nodes that the scheduler would
-    give a job, avoided ones too.
+    ``avoided`` is in the order of exclusion; ``able`` includes avoided nodes that are not down.
     """
-    up, kept = set(able), list(avoided)
+    usable, remaining = set(able), list(avoided)
     lifted: list[str] = []
-    while kept and len(up - set(kept)) < needed:
-        lifted.append(kept.pop(0))
-    return tuple(one for one in lifted if one in up)  # those that are down would not help
+    while remaining and len(usable - set(remaining)) < needed:
+        lifted.append(remaining.pop(0))
+    return tuple(node for node in lifted if node in usable)  # nodes that are down do not help

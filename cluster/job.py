@@ -1,4 +1,4 @@
-"""Settings of a job script, computed before its template sees them."""
+"""Settings of a job script, computed before the template is rendered."""
 
 import shlex
 from dataclasses import dataclass
@@ -18,99 +18,100 @@ from components.planner.result import Plan
 from components.preflight.verdict import HOSTS
 from components.train.ranks import allocator_settings, cache_variables
 
-ON_NODE = '"${on_node[@]}"'  # what a script sets for who imports from the node's copies
-MOST_JOBS = 1_000  # of one array, by SLURM's default MaxArraySize
+ON_NODE = '"${on_node[@]}"'  # environment for processes that import from the node's copies
+MOST_JOBS = 1_000  # per array, from Slurm's default MaxArraySize
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
-    """One job of a run; texts in angle brackets stand for what the user has not said."""
+    """Settings of one job of a run. Angle brackets mark values that the user has not set."""
 
     name: str
+    recipe: Recipe
     cluster: Cluster
     site: Site
     user: User
     plan: Plan | None  # None: the cluster's profile has no hardware figures
-    nodes: int  # with the spare ones
-    restarts: int  # how often the job launches its ranks again
-    preflight_seconds: int | None  # what looks at the nodes is ended then; None: nothing does
+    nodes: int  # including spare nodes
+    preflight_seconds: int | None  # timeout of the node checks; None: no preflight
     queue: str
-    limits: QueueSection | None  # of the queue, where the profile knows it
+    limits: QueueSection | None  # of the queue, if it is in the profile
     account: str | None
     walltime_seconds: int
-    lead_seconds: int  # before the wall the run is told to stop: a step and a checkpoint fit in
-    jobs: int  # of its chain, 1 where the queue takes none
-    needed_jobs: int | None  # how many such jobs the run needs at most, by the plan or the user
+    lead_seconds: int  # from the stop signal to the walltime limit: a step and a checkpoint
+    jobs: int  # in the chain; 1 if the queue takes no chain
+    needed_jobs: int | None  # upper bound for the run, from the plan or the user
     venv: str | None
     python: str
-    host_python: str  # for what talks to the scheduler, which no image has
-    node_folder: str  # below it is what a job keeps on its nodes
-    local_folder: str | None  # below it are local copies of checkpoints
-    caches: tuple[str, ...]  # variables that name folders there
-    allocator: str | None  # settings of torch's, where nobody has any
+    host_python: str  # for commands that call the scheduler, which images lack
+    node_folder: str  # parent of the job's folder on each node
+    local_folder: str | None  # parent of local copies of checkpoints
+    caches: tuple[str, ...]  # variables that name cache folders on the node
+    allocator: str | None  # settings of torch's allocator, unless already set
     repository: str
     run: str
-    container_text: str | None  # of the file by which a launcher starts the image
+    container_text: str | None  # text of the file by which Slurm starts the image
     container_path: str
-    on_each: tuple[str, ...]  # words that start one task a node
-    has_children: bool  # which its jobs submit when their checkpoints are there
-    missing: tuple[RecipeError, ...]  # what the user has to say, the file and the line to write
+    on_each: tuple[str, ...]  # words that start one task per node
+    missing: tuple[RecipeError, ...]  # values the user must set, with the file and the line
     notes: tuple[str, ...]
 
     @property
     def training_seconds(self) -> int:
-        """Count those until the run is told to stop."""
+        """Seconds from the job's start to the stop signal."""
         return self.walltime_seconds - self.lead_seconds
 
     @property
     def directives(self) -> tuple[str, ...]:
-        """Give what stands in the script's head as it is: the site's lines, and the queue's."""
+        """Verbatim lines of the script's header: site directives and queue options."""
         return (*self.site.directives, *(self.limits.options if self.limits else ()))
 
     @property
     def runs_at_once(self) -> int | None:
-        """Count such runs that the queue takes of one user; None: nobody knows a limit."""
-        most = self.limits.submitted if self.limits else None
+        """Number of such runs that the queue accepts per user; None if no limit is known."""
+        most = self.limits.max_submitted_jobs if self.limits else None
         return None if most is None else max(1, most // self.submitted_jobs)
 
     @property
     def submitted_jobs(self) -> int:
-        """Count the run's jobs that wait or run at a time."""
+        """Number of the run's jobs in the queue at a time."""
         return submitted_jobs(self.cluster, self.jobs)
 
     @property
     def variables(self) -> dict[str, Variable]:
-        """Give the site's variables by the names under which the script exports them."""
-        return script.exported(self.site, self.user)
+        """The site's variables by the names that the script exports."""
+        return script.export_variables(self.site, self.user)
 
     @property
     def rank_words(self) -> str:
-        """Give what starts before a rank's Python: what is taken away, set, and wraps it."""
+        """Words before a rank's Python: variables to unset and set, and the rank wrapper."""
         words = []
-        if self.user.image is not None:  # which has the host's variables, unless they are unset
+        if self.user.image is not None:  # the image inherits the host's variables
             sides = self.site.environment.items()
             words += [f"-u {name}" for name, variable in sides if variable.side == "host"]
             words = ["env", *words] if words else []
         if own := self.site.rank_environment:
-            sets = [f"{name}={script.word(variable.value)}" for name, variable in own.items()]
+            sets = [
+                f"{name}={script.quote_word(variable.value)}" for name, variable in own.items()
+            ]
             words += ["bash", "-c", shlex.quote(f'export {" ".join(sets)}; exec "$@"'), "rank"]
         return "".join(f"{word} " for word in (*words, *self.site.rank_wrapper))
 
     @property
     def own_python(self) -> str:
-        """Start Python from the node's copy of the environment, or in its copy of the image."""
+        """Command of Python in the node's copy of the environment or of the image."""
         if self.user.image is None:
             return '"$node/venv/bin/python"'
         return self.python.replace(self.user.image, '"$node/image"')
 
     @property
     def task_python(self) -> str:
-        """Start Python in a task, which may be in the image already, by a file."""
+        """Command of Python in a task. With a container file, tasks start in the image."""
         return "python" if self.container_text else self.python
 
     @property
     def in_container(self) -> str:
-        """Give what a launcher is told of the image, with a space behind it."""
+        """The launcher's option for the image, with a trailing space; empty without a file."""
         return f"{container.IN_CONTAINER} " if self.container_text else ""
 
     @property
@@ -121,68 +122,69 @@ class JobSettings:
 
     @property
     def preflight_python(self) -> str:
-        """Start it on a node without a copy too, from the shared one, to say what is wrong."""
+        """Command of Python for preflight. It also runs on a node whose copy failed.
+
+        It then imports from the shared environment and reports the failure.
+        """
         if self.cluster.imports == "shared":
             return self.task_python
-        found = "python" if self.user.image is None else self.own_python
-        return f'{ON_NODE} PYTHONPATH="$node/code:$PYTHONPATH" {found}'
+        python = "python" if self.user.image is None else self.own_python
+        return f'{ON_NODE} PYTHONPATH="$node/code:$PYTHONPATH" {python}'
 
     @property
     def walltime(self) -> str:
-        return script.clock(self.walltime_seconds)
+        return script.format_walltime(self.walltime_seconds)
 
     def check_complete(self) -> None:
-        """Refuse a script in which something stands in angle brackets: no scheduler takes it.
-
-        Raises:
-            RecipeError: the first of what is missing.
-        """
+        """Raise if a value is missing: no scheduler accepts a script with angle brackets."""
         for error in self.missing:
             raise error
 
 
 def _needed_hours(plan: Plan | None) -> float | None:
-    """Return the hours of the whole run by the plan's upper bound."""
-    if plan is None or plan.bill is None:
+    """Return the plan's upper bound of the hours of the whole run."""
+    if plan is None or plan.cost_estimate is None:
         return None
-    return plan.bill.days * 24 * (1 + plan.error_fraction)
+    return plan.cost_estimate.days * 24 * (1 + plan.error_fraction)
 
 
 def job_settings(
     recipe: Recipe, user: User, *, repository: Path, run: Path, node: str | None = None
 ) -> JobSettings:
-    """Compute the job of ``recipe`` that works in the folder ``run``, a ``node`` of a tree.
+    """Compute the settings of a job for ``recipe`` in ``run``; ``node`` is its name in a tree.
 
     Raises:
-        RecipeError: the cluster has no scheduler or its profile no site, no queue takes the
-            nodes or the hours, a path cannot stand in a script, or the image's file is no use.
+        RecipeError: the cluster has no scheduler or site, no queue accepts the nodes or hours,
+            a path needs quotes in a script, or the container file cannot be used.
     """
     cluster, site = recipe.cluster, script.site_of(recipe)
     container.check_container(cluster, site, user)
     plan = None if isinstance(cluster.hardware, str) else plan_recipe(recipe)
-    needed_hours = _needed_hours(plan)
+    hours = _needed_hours(plan)
     nodes = cluster.nodes + cluster.spare_nodes
-    asked = with_nodes(cluster, nodes)
-    slot = script.choose_queue(asked, wanted=user.queue, needed_hours=needed_hours)
+    whole = with_nodes(cluster, nodes)
+    slot = script.choose_queue(whole, wanted=user.queue, needed_hours=hours)
     walltime = round(slot.hours * script.HOUR)
     lead = _lead_seconds(cluster, site, plan, walltime)
-    borders, seconds = len(recipe.phases), walltime - lead
-    jobs, needed, notes = _chain(asked, slot.queue, needed_hours, seconds, borders)
+    jobs, needed, notes = _chain(whole, slot.queue, hours, walltime - lead, len(recipe.phases))
     account = f"{user.account or '<account>'}{site.account_suffix}"
+    local = None
+    if not isinstance(recipe.checkpoint.local, str):
+        local = script.check_plain(recipe.checkpoint.local.folder, "checkpoint.local.folder")
     venv, python = script.python_of(site, user, repository)
-    # Who gathers is ready before the launcher is ended, if a node hangs.
+    # If a node hangs, the gathering process finishes before the launcher is ended.
     rules, spare = cluster.preflight, script.MINUTE
     preflight = None if isinstance(rules, str) else ceil(rules.longest_seconds) + spare
-    # A job that leaves nodes out, or has lost one, has others than this script knows.
-    scheduler, each = scheduler_for(cluster), f"$(wc -l < $run/{HOSTS})"
+    # The script counts the nodes when it runs: a job may exclude or lose nodes.
+    scheduler, count = scheduler_for(cluster), f"$(wc -l < $run/{HOSTS})"
     return JobSettings(
         name=script.job_name(recipe, node),
+        recipe=recipe,
         cluster=cluster,
         site=site,
         user=user,
         plan=plan,
         nodes=nodes,
-        restarts=recipe.watchdog.restarts,
         preflight_seconds=preflight,
         queue=slot.name or "<queue>",
         limits=slot.queue,
@@ -194,63 +196,53 @@ def job_settings(
         venv=venv,
         python=python,
         host_python=script.host_python_of(user, repository),
-        node_folder=script.plain(site.node_folder, "cluster.site.node_folder"),
-        local_folder=_local_folder(recipe),
+        node_folder=script.check_plain(site.node_folder, "cluster.site.node_folder"),
+        local_folder=local,
         caches=cache_variables(cluster.device),
         allocator=allocator_settings(cluster.device),
-        repository=script.plain(str(repository), "repository"),
+        repository=script.check_plain(str(repository), "repository"),
         run=script.output_folder(run, "run", cluster.scheduler),
         container_text=container.container_text(site, user, str(repository)),
         container_path=container.container_path(run / "jobs"),
-        on_each=tuple(scheduler.on_each(Path("$run", HOSTS), each, site.launch)),
-        has_children=bool(recipe.children),
+        on_each=tuple(scheduler.on_each(Path("$run", HOSTS), count, site.launch)),
         missing=tuple(script.missing_of(recipe, user, slot.name)),
         notes=(*notes, *_cores_note(cluster, site)),
     )
 
 
 def _cores_note(cluster: Cluster, site: Site) -> tuple[str, ...]:
-    """Say that each rank gets one core of its node, where nothing asks Slurm for more."""
+    """Return a note that Slurm gives each rank one core, if nothing requests more."""
     words = (*site.directives, *site.launch)
     more = any(word.startswith(("--cpus-per-", "--exclusive")) for word in words)
-    told = cluster.scheduler != "slurm" or site.binding.cores_per_rank or more
-    return () if told else (_ONE_CORE,)
+    has_cores = cluster.scheduler != "slurm" or site.binding.cores_per_rank or more
+    return () if has_cores else (_CORES_UNSET,)
 
 
-def _local_folder(recipe: Recipe) -> str | None:
-    local = recipe.checkpoint.local
-    return (
-        None
-        if isinstance(local, str)
-        else script.plain(local.folder, "checkpoint.local.folder")
-    )
-
-
-def render(settings: JobSettings) -> str:
-    """Return the job script, with its last newline."""
-    return script.fill(f"{settings.cluster.scheduler}.sh.j2", settings)
+def render_job_script(settings: JobSettings) -> str:
+    """Return the job script, with a trailing newline."""
+    return script.fill_template(f"{settings.cluster.scheduler}.sh.j2", settings)
 
 
 def run_folder(recipe: Recipe, user: User, named: Path | None, repository: Path) -> Path:
-    """Return the absolute folder of the run: the one named, else one below the user's runs."""
+    """Return the absolute run folder: ``named``, or a folder below the user's runs."""
     runs = Path(user.runs or repository / "runs")
     folder = (named or runs / f"{recipe.name}-{recipe.scale.name}").absolute()
     if len(bytes(folder)) > 4095 or any(len(part.encode()) > 255 for part in folder.parts):
-        raise RecipeError("run", f"{str(folder)[:60]}...: too long", "choose a shorter path")
+        raise RecipeError("run", f"{str(folder)[:60]}...: too long", "use a shorter path")
     return folder
 
 
 def _lead_seconds(cluster: Cluster, site: Site, plan: Plan | None, walltime: int) -> int:
-    """Add a step to the site's time for saving: a run stops only after the step it is in."""
+    """Return the site's time for saving plus one step: a run stops only after its step."""
     step = 0.0
     if plan is not None and plan.time is not None:
-        step = plan.time.total * (1 + plan.error_fraction)
+        step = plan.time.total_seconds * (1 + plan.error_fraction)
     lead = site.spare_seconds + ceil(step / script.MINUTE) * script.MINUTE
     if lead >= walltime:
-        longer = "leave cluster.smoke out" if cluster.smoke else "ask for more hours"
+        longer = "remove cluster.smoke" if cluster.smoke else "increase cluster.hours"
         raise RecipeError(
             "cluster.hours",
-            f"{walltime:,} seconds, but a step and a checkpoint may take {lead:,} of them",
+            f"{walltime:,} seconds, but one step and checkpoint can take {lead:,} seconds",
             f"{longer}, or set cluster.site.spare_seconds=...",
         )
     return lead
@@ -263,13 +255,10 @@ def _chain(
     job_seconds: int,
     borders: int,
 ) -> tuple[int, int | None, tuple[str, ...]]:
-    """Count the jobs of the chain and those of the whole run, with notes.
+    """Return the number of jobs in the chain, the number the whole run needs, and notes.
 
-    At each of the ``borders`` between phases of the run a job ends before its time. What is
-    left of a chain when the run has finished ends at once.
-
-    Raises:
-        RecipeError: the user wants more jobs than the queue takes.
+    A job may end early at each of the ``borders`` of the run's phases. Jobs that are left when
+    the run has finished end at once.
     """
     if cluster.smoke:
         return 1, 1, ()
@@ -280,8 +269,8 @@ def _chain(
         needed = max(1, ceil(needed_hours * script.HOUR / job_seconds)) + borders
     remark = queue_remark(cluster, queue, needed) if queue else None
     if remark is not None and not isinstance(named, str) and most is not None and named > most:
-        ways = f"set cluster.jobs={most}; {remark.remedy}"
-        raise RecipeError("cluster.jobs", f"{named:,}, but {remark.problem}", ways)
+        remedy = f"set cluster.jobs={most}; {remark.remedy}"
+        raise RecipeError("cluster.jobs", f"{named:,}, but {remark.problem}", remedy)
     notes = () if remark is None else (f"{remark.path}: {remark.problem}; {remark.remedy}",)
     if needed is None:
         return 1 + borders, None, (*notes, _UNPLANNED)
@@ -292,15 +281,15 @@ def _chain(
     return needed, needed, notes
 
 
-_ONE_CORE = (
+_CORES_UNSET = (
     "cluster.site.binding.cores_per_rank: not set, so Slurm gives each rank one core; set it, "
     "or add --exclusive to cluster.site.directives"
 )
 _UNPLANNED = (
-    "cluster.jobs: the plan lacks figures of this cluster, so nobody knows how many jobs the "
-    "run needs; one is written, set cluster.jobs=... for a chain"
+    "cluster.jobs: the plan lacks measurements of this cluster, so the number of jobs is "
+    "unknown; the script has one job; set cluster.jobs=... for a chain"
 )
 _LONG = (
-    "cluster.jobs: the run needs {needed:,} such jobs, an array has {most:,} at most; set "
-    "cluster.hours=... or take more nodes"
+    "cluster.jobs: the run needs {needed:,} such jobs, but an array has at most {most:,}; "
+    "set cluster.hours=... or use more nodes"
 )

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# srun's `srun: error: NODE: task 5: Killed`, PALS's `NODE: rank 5 died from signal 9`, then
-# those of Open MPI and Hydra. MPICH's Hydra names no rank.
+# `srun: error: NODE: task 5: Killed` (srun) and `NODE: rank 5 died from signal 9` (PALS), then
+# the forms of Open MPI and Hydra. MPICH's Hydra names no rank.
 _ENDINGS = (
     r"^(?:srun: error: )?(?P<node>[\w.-]+): "
     r"(?:tasks?|rank) (?P<rank>\d+)[\d,-]*:? (?P<what>.+)$",
@@ -46,7 +46,7 @@ _LAUNCHED_RANK = re.compile(r"task (\d+) launch failed")
 
 @dataclass(frozen=True)
 class RankEnding:
-    """How a rank ended, in the words of its launcher."""
+    """The end of a rank as its launcher reports it."""
 
     node: str
     rank: int | None
@@ -59,7 +59,7 @@ class RankEnding:
 
     @property
     def is_mendable(self) -> bool:
-        """Whether its exit status means that the user has to fix something."""
+        """Whether the exit status means that the user has to fix something."""
         return bool(_MENDABLE.search(self.what))
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class RankEnding:
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherReport:
-    """What a launcher reported; ``complaint`` is a line that no failed rank explains."""
+    """Report of a launcher. ``complaint`` is an error line that no failed rank explains."""
 
     endings: tuple[RankEnding, ...]
     complaint: str
@@ -78,7 +78,7 @@ class LauncherReport:
 
 
 def read_launcher_log(log: str, *, nodes: Sequence[str], per_node: int) -> LauncherReport:
-    """Read the output of one launch on these ``nodes``."""
+    """Parse the launcher's output ``log`` of one launch on ``nodes``."""
     matches = (match for form in _ENDINGS for match in re.finditer(form, log, re.MULTILINE))
     lines = [match[0].strip() for match in _COMPLAINT.finditer(log)]
     lines = [line for line in lines if _SERIOUS.search(line) and not _CONSEQUENCE.search(line)]
@@ -100,11 +100,11 @@ def _read_ending(match: re.Match[str]) -> RankEnding:
 
 
 def match_nodes(names: Iterable[str], nodes: Sequence[str]) -> tuple[str, ...]:
-    """Return the nodes among ``names``, which may have another domain than the scheduler's."""
+    """Return the nodes that are among ``names``. Domains may differ and are ignored."""
     known = {name.partition(".")[0] for name in names}
     return tuple(node for node in nodes if node.partition(".")[0] in known)
 
 
 def suspect_nodes(named: Sequence[str], nodes: Sequence[str]) -> tuple[str, ...]:
-    """Return the named nodes; if these are all of several nodes, no node is at fault."""
+    """Return the named nodes. If all of several nodes are named, no node is at fault."""
     return () if len(named) == len(nodes) > 1 else tuple(named)

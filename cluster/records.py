@@ -1,34 +1,28 @@
-"""What the jobs of a run leave below ``jobs/`` and in its event log.
+"""Files of a run's jobs below ``jobs/``, and job events in the run's event log.
 
-chain.jsonl          what became of the chain, an event a line: see `cluster.chain`
-job.sh               the script
-ID.log               what the script said
+chain.jsonl          events of the chain, one per line: see `cluster.load_chain`
+job.sh               the job script
+ID.log               output of the job script
 
-The ranks tell the rest of the story. A job outlives them, and knows why they ended.
+The ranks write all other events. A job outlives its ranks and records why they ended.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cluster.chain import ChainState, JobAttempt
-from cluster.chain_events import KINDS, ChainEvent
+from cluster.chain import KINDS, ChainEvent, ChainState, JobAttempt
 from cluster.scheduler import Scheduler, check_id
 from components.checkpoint.metadata import RunProgress, newest_checkpoint, tokens_of
 from components.config.check import read_recipe
 from components.errors import RecipeError
-from components.json_file import open_regular
-from components.run.event_log import EventLog, Kind, append_line
+from components.run.event_log import EventKind, EventLog, append_line
 from components.run.folder import RunFolder
 from components.run.history import stream_lines
 from components.run.records import check_record
 
-_LABEL = re.compile(rb"^ *(\d{1,9}): ", re.MULTILINE)  # srun's, before each line of a rank
-_HEAD_BYTES = 1 << 16
 _VERSIONS = "the record and this program must be of the same version"
 
 
@@ -41,127 +35,103 @@ class Jobs:
         self.script = self.path / "job.sh"
         self.record = self.path / "chain.jsonl"
 
-    def chain(self) -> ChainState:
-        """Read what has happened; without a record, nothing has.
+    def load_chain(self) -> ChainState:
+        """Read the chain's state; it is empty without a record."""
+        return ChainState().apply_events(*self._events())
 
-        Raises:
-            RecipeError: the record cannot be read, or a line of it is no event of a chain.
-        """
-        return ChainState().after(*self._events())
+    def append_events(self, *events: ChainEvent) -> None:
+        """Append events and sync them to disk.
 
-    def note(self, *events: ChainEvent) -> None:
-        """Append events; each is on the disk when this returns.
-
-        A line is one append: login node and job may write at a time.
+        Each line is one append, because a login node and a job may write at the same time.
         """
         for event in events:
             append_line(self.record, event.model_dump(), sync=True)
 
-    def ids(self, scheduler: Scheduler) -> list[str]:
-        """List the ids from which the scheduler finds what waits and runs.
-
-        Raises:
-            RecipeError: the record has what is no id of ``scheduler``.
-        """
-        found = self.chain().ids
-        for job in found:
+    def list_job_ids(self, scheduler: Scheduler) -> list[str]:
+        """Return the job ids by which the scheduler finds the chain; refuse invalid ids."""
+        ids = self.load_chain().job_ids
+        for job in ids:
             check_id(scheduler, job, self.path)
-        return found
+        return ids
 
     def _events(self) -> list[ChainEvent]:
-        """Read each whole line; a kill leaves half of one at most."""
+        """Read all complete lines. Raise if more are broken than kills explain."""
         broken: list[str] = []
-        found = [
+        events = [
             check_record(line, KINDS.get(str(line.get("kind")), ChainEvent), where, _VERSIONS)
             for where, line in stream_lines(self.record, broken)
         ]
-        if len(broken) > max(1, len(found)):
-            problem = f"is not JSON, and {len(broken)} such lines are no kills' work"
+        if len(broken) > max(1, len(events)):
+            problem = f"is not JSON; {len(broken)} such lines are too many for killed writers"
             raise RecipeError(broken[-1], problem, "repair or delete the line")
-        return found
+        return events
 
 
-def heading(record: JobAttempt) -> str:
-    """Return the line with which each attempt of a job begins in its log."""
+def format_heading(record: JobAttempt) -> str:
+    """Return the first line of an attempt in the job's log."""
     return f"job {record.job}, attempt {record.attempt}"
 
 
 def ranks_log(folder: RunFolder, record: JobAttempt) -> Path:
-    """Return the file that all ranks of a PBS job write; on Slurm each has one of its own."""
+    """Return the log shared by all ranks of a PBS job. On Slurm there is one per node."""
     return folder.path / "ranks" / f"{record.job.partition('.')[0]}.log"
 
 
 def remove_logs(jobs: Jobs) -> None:
-    """Remove logs of ranks, but for the last two jobs, first nodes and nodes that failed.
+    """Remove old rank logs. Keep the last two jobs, first nodes, and failed or bad nodes.
 
-    On Slurm a job leaves a file for each of its nodes, named after the host. Where the
-    scheduler has another name for the node, the ranks of its lines tell which node it is.
+    A Slurm job writes logs per node, named after the host. Logs of hosts whose name in the
+    scheduler differs are kept.
     """
-    per_node = cache(lambda: read_recipe(jobs.folder.recipe).cluster.devices_per_node)
-    kept: dict[str, set[str]] = {}
-    names: dict[str, set[str]] = {}
-    places: dict[str, set[int]] = {}  # of failed nodes, among those that had ranks
-    for one in jobs.chain().attempts:
-        nodes, failed, bad = map(_short_names, (one.nodes, one.failed_nodes, one.bad_nodes))
-        launched = [node for node in nodes if node not in bad or node in failed]
-        kept.setdefault(one.job, set()).update(nodes[:1], failed, bad)
-        names.setdefault(one.job, set()).update(nodes)
-        failed_places = (place for place, node in enumerate(launched) if node in failed)
-        places.setdefault(one.job, set()).update(failed_places)
-    earlier, folder = list(kept)[:-2], jobs.folder.path / "ranks"
-    # The log of a node's preflight has no ranks in it: the other log, removed later, tells.
-    for file in sorted(folder.glob("*-*.log"), key=lambda log: "-preflight" not in log.stem):
-        job, _, node = file.stem.replace("-preflight", "").partition("-")
-        if job in earlier and node not in kept[job]:
-            with suppress(OSError, ValueError, RecipeError):
-                ranks = set() if node in names[job] else _ranks_in(folder / f"{job}-{node}.log")
-                has_failed = places[job] and any(x // per_node() in places[job] for x in ranks)
-                if not has_failed and 0 not in ranks:
-                    file.unlink()
+    needed: dict[str, set[str]] = {}
+    nodes: dict[str, set[str]] = {}
+    for attempt in jobs.load_chain().attempts:
+        names, failed, bad = map(
+            _short_names, (attempt.nodes, attempt.failed_nodes, attempt.bad_nodes)
+        )
+        needed.setdefault(attempt.job, set()).update(names[:1], failed, bad)
+        nodes.setdefault(attempt.job, set()).update(names)
+    for job in list(nodes)[:-2]:
+        for node in nodes[job] - needed[job]:
+            for name in (f"{job}-{node}.log", f"{job}-preflight-{node}.log"):
+                with suppress(OSError):
+                    (jobs.folder.path / "ranks" / name).unlink()
 
 
 def _short_names(nodes: Sequence[str]) -> list[str]:
     return [node.partition(".")[0] for node in nodes]
 
 
-def _ranks_in(log: Path) -> set[int]:
-    """Return the ranks with which the first lines of a log are labeled."""
-    if not log.exists():
-        return set()
-    with open_regular(log) as stream:
-        return set(map(int, _LABEL.findall(stream.read(_HEAD_BYTES))))
-
-
 def saved_tokens(folder: RunFolder) -> int:
-    """Return the tokens of the newest complete checkpoint; 0 without one."""
+    """Return the token count of the newest complete checkpoint; 0 without a checkpoint."""
     newest = newest_checkpoint(folder.checkpoints)
     return tokens_of(newest) if newest else 0
 
 
-def now() -> str:
-    """Return this moment in UTC as text; such texts sort by time."""
+def utc_now() -> str:
+    """Return the current UTC time as a string that sorts by time."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
-def tell_end(folder: RunFolder, record: JobAttempt) -> None:
-    """Write how a job ended to the event log; of one that could not, the next one does."""
+def record_job_end(folder: RunFolder, record: JobAttempt) -> None:
+    """Write a job's end to the event log. The next job does so for a job that could not."""
     why = f": {record.why}" if record.why else ""
     cause = f"{record.ended}{why}"
     evidence = {"job": record.job, "attempt": record.attempt, "nodes": record.nodes}
-    tell(folder, "job_end", cause, evidence)
+    record_event(folder, "job_end", cause, evidence)
 
 
-def tell(
+def record_event(
     folder: RunFolder,
-    kind: Kind,
+    kind: EventKind,
     cause: str,
     evidence: Mapping[str, Any],
     *,
     seconds: float = 0.0,
-    retry_seconds: float = 0.0,  # at the end of a job its wall is near
+    retry_seconds: float = 0.0,  # 0 because a job's end is near its walltime limit
 ) -> None:
-    """Write an event to the run's event log, at the tokens that are saved."""
+    """Write an event to the run's event log, at the tokens of the newest checkpoint."""
     tokens, recipe = saved_tokens(folder), read_recipe(folder.recipe)
-    at = RunProgress(recipe.clock.steps_of(tokens), tokens)
-    log = EventLog(file=folder.journal, writes=True, retry_seconds=retry_seconds)
-    log.note(kind, at, cause, evidence, seconds=seconds)
+    at = RunProgress(recipe.token_clock.steps_of(tokens), tokens)
+    log = EventLog(file=folder.events, writes=True, retry_seconds=retry_seconds)
+    log.write_event(kind, at, cause, evidence, seconds=seconds)

@@ -1,7 +1,7 @@
-"""What every scheduler does: submit a script, list jobs, cancel them, avoid nodes.
+"""Interface of all schedulers: submit a script, list and cancel jobs, avoid nodes.
 
-A job's id is read from a file, which somebody else may have written: it has to have the
-scheduler's form, and the job has to be this user's and write where this run's jobs do.
+A job id is read from a file that another user may have written. The id must have the
+scheduler's format, and the job must belong to this user and write to this run's log folder.
 """
 
 import getpass
@@ -20,7 +20,7 @@ from components.errors import RecipeError
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """One job that the scheduler still knows; ``why`` is its reason for not running."""
+    """State of a queued or running job. ``why`` is the scheduler's reason for a wait."""
 
     job: str
     state: Literal["pending", "running"]
@@ -30,7 +30,7 @@ class JobState:
 
 @dataclass(frozen=True, kw_only=True)
 class JobPlace:
-    """Where this process runs: in which job, for the how manieth time, on which nodes."""
+    """Job id, attempt number and nodes of the job in which this process runs."""
 
     job: str
     attempt: int
@@ -40,105 +40,102 @@ class JobPlace:
 class Scheduler(Protocol):
     """Commands of one scheduler.
 
-    The jobs of a run are those of this user that write into its folder ``logs``, whatever ids
-    the run has recorded. A job ``chain`` that the run has recorded, and that is not one of
-    these, is refused by `NotOwnError`; an empty text stands for none.
+    A run's jobs are this user's jobs that write to the run's folder ``logs``, whatever ids the
+    run has recorded. ``chain`` is a recorded job id, or an empty string. If that job is in the
+    queue but is not one of the run's jobs, `NotOwnError` is raised.
     """
 
     name: str
     program: str
-    launcher: str  # what starts the ranks
-    ids: re.Pattern[str]  # what its ids look like
-    arrays: bool  # a chain is one array, for whose end another can wait
-    excludes: bool  # nodes by their names; else a job asks for more, and leaves them out itself
+    launcher: str  # program that starts the ranks
+    ids: re.Pattern[str]  # format of job ids
+    arrays: bool  # a chain is one array, and another job can wait for its end
+    excludes: bool  # can exclude nodes by name; else a job requests more nodes and skips some
 
-    def submit(self, script: Path, *, after: str | None) -> str:
-        """Hand the script over, to begin when the chain ``after`` has ended, however it did."""
+    def submit_script(self, script: Path, *, after: str | None) -> str:
+        """Submit the script. It starts after the chain ``after`` has ended with any status."""
 
-    def states(self, chain: str, logs: Path) -> list[JobState]:
-        """List the jobs that wait or run."""
+    def list_jobs(self, chain: str, logs: Path) -> list[JobState]:
+        """Return the jobs that wait or run."""
 
-    def cancel(self, chain: str, logs: Path, *, running: bool) -> None:
-        """Take back the jobs that wait, and end those that run if asked to."""
+    def cancel_jobs(self, chain: str, logs: Path, *, running: bool) -> None:
+        """Cancel the waiting jobs, and also the running jobs if ``running`` is true."""
 
-    def exclude(self, chain: str, logs: Path, nodes: Sequence[str], *, needed: int) -> bool:
-        """Keep the waiting jobs, of ``needed`` nodes, off these alone; False where none can."""
+    def exclude_nodes(
+        self, chain: str, logs: Path, nodes: Sequence[str], *, needed: int
+    ) -> bool:
+        """Set the nodes that waiting jobs of ``needed`` nodes avoid; False if not supported.
 
-    def able(self, job: str) -> frozenset[str] | None:
-        """Name the nodes that a job like this could be given, now or later; None if unknown."""
+        The new set replaces the old one.
+        """
 
-    def fate(self, job: str) -> Fate:
-        """Tell what became of a job that told no end; ``gone`` where nobody knows."""
+    def find_eligible_nodes(self, job: str) -> frozenset[str] | None:
+        """Return the nodes that could be allocated to such a job; None if unknown."""
 
-    def place(self, seen: Mapping[str, str]) -> JobPlace:
-        """Read from a job's environment which job this is."""
+    def find_exit_reason(self, job: str) -> Fate:
+        """Return how a job without a recorded end ended; ``gone`` if unknown."""
+
+    def read_job_place(self, seen: Mapping[str, str]) -> JobPlace:
+        """Read the job's id, attempt and nodes from its environment ``seen``."""
 
     def on_each(self, hosts: Path, nodes: int | str, launch: Sequence[str]) -> list[str]:
         """Return the words that start one task on each of a job's ``nodes``.
 
-        ``hosts`` lists them, a line each, in the order of `place`; ``launch`` is what the site
-        adds. A task that fails ends no other.
+        The file ``hosts`` lists the nodes, one per line, in the order of `read_job_place`.
+        ``launch`` contains the site's options. A failing task does not end the others.
         """
 
 
 class SchedulerError(Exception):
-    """A scheduler's command failed; the message is what it said."""
+    """A scheduler's command failed; the message is the command's output."""
 
 
 class NoAnswerError(SchedulerError):
-    """A scheduler's command took too long and was ended: nobody knows what it has done."""
+    """A scheduler's command timed out and was killed. Its effect is unknown."""
 
 
 class NotOwnError(SchedulerError):
-    """A job is another user's, or of another folder."""
+    """A job belongs to another user or writes to another folder."""
 
 
 def check_id(scheduler: Scheduler, job: str, file: Path) -> None:
-    """Refuse what is no id: it would be an option of the scheduler's command.
-
-    Raises:
-        RecipeError: naming ``file``.
-    """
+    """Raise a RecipeError on an invalid job id, which a command could take for an option."""
     if not scheduler.ids.fullmatch(job):
-        remedy = "put the file back as it was; the queue itself lists your jobs"
-        raise RecipeError(str(file), f"{job!r} is no job id of {scheduler.name}", remedy)
+        remedy = "restore the file; the queue lists your jobs"
+        raise RecipeError(str(file), f"{job!r} is not a job id of {scheduler.name}", remedy)
 
 
 def is_own(job: str, *, user: str, outputs: Collection[Path], logs: Path, known: bool) -> bool:
-    """Whether a job is this user's and writes its output into ``logs``.
+    """Whether a job belongs to this user and writes its output to ``logs``.
 
     Raises:
-        NotOwnError: it does not, though a run's record knows it as its own.
+        NotOwnError: the job does not, but it is ``known``: the run has recorded its id.
     """
-    own, places = user_name(), {one.resolve() for one in outputs}
-    if user == own and logs.resolve() in places:
+    current_user, folders = user_name(), {output.resolve() for output in outputs}
+    if user == current_user and logs.resolve() in folders:
         return True
     if known:
         raise NotOwnError(
-            f"job {job} is of user {user} and writes into {min(outputs)}; this is user {own}, "
-            f"and what is asked for writes into {logs}"
+            f"job {job} belongs to user {user} and writes into {min(outputs)}; expected user "
+            f"{current_user} and folder {logs}"
         )
     return False
 
 
 def user_name() -> str:
-    """Return who runs this process, as the system and not its environment says."""
+    """Return this process's user name from the password database, not the environment."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # inside a container that does not list its users
+    except KeyError:  # inside a container without an entry for the user
         return getpass.getuser()
 
 
 def check_present(scheduler: Scheduler, script: Path | None) -> None:
-    """Refuse a machine on which the scheduler cannot be reached.
-
-    Raises:
-        RecipeError: its command is not found; ``script``, if written, is named.
-    """
+    """Raise a RecipeError if the scheduler's program is not found; name ``script`` if given."""
     program = scheduler.program
     if shutil.which(program) is None:
         remedy = "run this on a login node of the cluster"
         if script is not None:
-            remedy += f"; the job script is {script}, and is submitted by: {program} it"
-        problem = f"{program} is not found: no {scheduler.name} here"
+            remedy += f"; submit the job script with: {program} {script}"
+        problem = f"{program} is not found; {scheduler.name} is not available here"
         raise RecipeError("cluster.scheduler", problem, remedy)

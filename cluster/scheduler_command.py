@@ -1,4 +1,4 @@
-"""Run the commands of a scheduler; errors and missing commands become one line."""
+"""Run a scheduler's commands. Errors and missing commands become one-line messages."""
 
 import os
 import socket
@@ -18,8 +18,8 @@ _answers: ContextVar[dict[tuple[str, ...], str | SchedulerError] | None] = Conte
 
 @contextmanager
 def cached_answers() -> Iterator[None]:
-    """Run each command once in this block, and no further command after one that times out."""
-    outer = _answers.get()  # of a block around this one
+    """Cache command outputs in this block. Run no further command after a timeout."""
+    outer = _answers.get()  # cache of an enclosing block
     token = _answers.set({} if outer is None else outer)
     try:
         yield
@@ -28,7 +28,7 @@ def cached_answers() -> Iterator[None]:
 
 
 def run_command(words: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
-    """Return the output of a command; by default it gets our environment."""
+    """Return the output of a command. ``environment`` defaults to this process's."""
     if (answers := _answers.get()) is None:
         return _run(words, environment)
     timeouts = [answer for answer in answers.values() if isinstance(answer, NoAnswerError)]
@@ -63,7 +63,7 @@ def _run(words: Sequence[str], environment: Mapping[str, str] | None) -> str:
 
 
 def run_command_or_none(words: Sequence[str], gone: Sequence[str]) -> str | None:
-    """Run a command; None if its error has a text of ``gone``: the jobs have ended."""
+    """Run a command; return None if its error contains a string in ``gone``: the job ended."""
     try:
         return run_command(words)
     except SchedulerError as error:

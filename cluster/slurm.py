@@ -1,4 +1,4 @@
-"""Slurm by its own commands: a chain is one array, whose tasks run one at a time."""
+"""Client of Slurm. A chain is one job array with one running task."""
 
 import os
 import re
@@ -12,12 +12,12 @@ from components.run.event_log import job_name
 
 _RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED")
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED")
-_GONE = ("Invalid job id",)  # what squeue and scancel say of jobs that have ended
-# A field without a width is not cut; the bar is a separator. The last is a path, which may have
-# bars itself; of a job that waits it has %A and %a still.
+_GONE = ("Invalid job id",)  # error of squeue and scancel for jobs that have ended
+# A field without a width is not truncated; the bar is a separator. The last field is a path,
+# which may contain bars. For a pending job it contains the patterns %A and %a.
 _FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "UserName", "STDOUT")
 _FORMAT = ",".join(f"{field}:|" for field in _FIELDS)
-# What becomes of a job: "Job states" in squeue's manual. Who waits again was put back.
+# Ends of a job by state: "Job states" in squeue's manual. A job that waits was requeued.
 _FATES: Mapping[str, Fate] = {
     "TIMEOUT": "wall",
     "DEADLINE": "wall",
@@ -30,7 +30,7 @@ _FATES: Mapping[str, Fate] = {
     **dict.fromkeys(_WAITING, "put back"),
 }
 _OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "MASTER_")
-# States of nodes, as sinfo shortens them, in which no job starts until somebody has acted.
+# Node states in sinfo's short form in which no job starts until an administrator acts.
 _UNABLE = ("down", "drain", "drng", "fail", "maint", "unk", "inval", "error")
 
 
@@ -44,98 +44,102 @@ class Slurm:
     arrays = True
     excludes = True
 
-    def submit(self, script: Path, *, after: str | None) -> str:
+    def submit_script(self, script: Path, *, after: str | None) -> str:
         order = [] if after is None else [f"--dependency=afterany:{after}"]
         words = ["sbatch", "--parsable", *order, str(script)]
         answer = run_command(words, without_own_job(os.environ))
         return answer.strip().partition(";")[0]  # a federation adds its cluster's name
 
-    def states(self, chain: str, logs: Path) -> list[JobState]:
+    def list_jobs(self, chain: str, logs: Path) -> list[JobState]:
         words = ["squeue", "--noheader", "--array", f"--user={user_name()}"]
-        found = []
+        jobs = []
         for line in run_command([*words, f"--Format={_FORMAT}"]).splitlines():
             job, state, why, nodes, user, output = line.strip().split("|", len(_FIELDS) - 1)
             known = job == chain or chain_of(job) == chain
-            # Of a job that waits the pattern is shown, in which %% is a percent sign.
-            shown = (Path(output).parent, Path(output.replace("%%", "%")).parent)
-            if not is_own(job, user=user, outputs=shown, logs=logs, known=known):
+            # For a pending job, squeue shows the pattern, in which %% is a percent sign.
+            outputs = (Path(output).parent, Path(output.replace("%%", "%")).parent)
+            if not is_own(job, user=user, outputs=outputs, logs=logs, known=known):
                 continue
             why = "" if why == "None" else why
             if state in _RUNNING:
-                found.append(JobState(job=job, state="running", why=why, nodes=nodes))
+                jobs.append(JobState(job=job, state="running", why=why, nodes=nodes))
             elif state in _WAITING:
-                found.append(JobState(job=job, state="pending", why=why, nodes=nodes))
-        return found
+                jobs.append(JobState(job=job, state="pending", why=why, nodes=nodes))
+        return jobs
 
-    def cancel(self, chain: str, logs: Path, *, running: bool) -> None:
-        if ids := dict.fromkeys(chain_of(one.job) for one in self.states(chain, logs)):
-            which = [] if running else ["--state=PENDING"]
-            run_command_or_none(["scancel", *which, *ids], _GONE)
+    def cancel_jobs(self, chain: str, logs: Path, *, running: bool) -> None:
+        if ids := dict.fromkeys(chain_of(job.job) for job in self.list_jobs(chain, logs)):
+            options = [] if running else ["--state=PENDING"]
+            run_command_or_none(["scancel", *options, *ids], _GONE)
 
-    def exclude(self, chain: str, logs: Path, nodes: Sequence[str], *, needed: int) -> bool:
-        """Name those that wait: of a chain whose job runs, scontrol reports a failure."""
-        waiting = [job.job for job in self.states(chain, logs) if job.state == "pending"]
+    def exclude_nodes(
+        self, chain: str, logs: Path, nodes: Sequence[str], *, needed: int
+    ) -> bool:
+        """Update each pending job by its id: scontrol fails for a chain with a running job."""
+        waiting = [job.job for job in self.list_jobs(chain, logs) if job.state == "pending"]
         if waiting:
             jobs = f"JobId={','.join(waiting)}"
             run_command(["scontrol", "update", jobs, f"ExcNodeList={','.join(nodes)}"])
         return True
 
-    def able(self, job: str) -> frozenset[str] | None:
-        said = self._described(job)
-        if said is None or "Partition" not in said:
+    def find_eligible_nodes(self, job: str) -> frozenset[str] | None:
+        described = self._described(job)
+        if described is None or "Partition" not in described:
             return None
-        where = f"--partition={said['Partition']}"
-        command = ["sinfo", "--noheader", "--Node", where, "--format=%N %t"]
+        partition = f"--partition={described['Partition']}"
+        command = ["sinfo", "--noheader", "--Node", partition, "--format=%N %t"]
         lines = run_command(command).splitlines()
         states = [line.split() for line in lines]
-        # A star marks a node that does not answer.
+        # A star marks a node that does not respond.
         able = (
-            one[0] for one in states if not one[1].startswith(_UNABLE) and "*" not in one[1]
+            pair[0] for pair in states if not pair[1].startswith(_UNABLE) and "*" not in pair[1]
         )
         return frozenset(able)
 
-    def fate(self, job: str) -> Fate:
-        said = self._described(job)
-        return "gone" if said is None else _FATES.get(said.get("JobState", ""), "gone")
+    def find_exit_reason(self, job: str) -> Fate:
+        described = self._described(job)
+        return (
+            "gone" if described is None else _FATES.get(described.get("JobState", ""), "gone")
+        )
 
     def _described(self, job: str) -> dict[str, str] | None:
-        """Read ``KEY=VALUE`` of a job, which Slurm forgets some minutes after its end."""
+        """Return a job's ``KEY=VALUE`` fields. Slurm forgets a job minutes after its end."""
         try:
-            said = run_command_or_none(["scontrol", "--oneliner", "show", "job", job], _GONE)
+            output = run_command_or_none(["scontrol", "--oneliner", "show", "job", job], _GONE)
         except SchedulerError:
             return None
-        lines = (said or "").splitlines()
+        lines = (output or "").splitlines()
         return dict(re.findall(r"(\w+)=(\S*)", lines[0])) if lines else None
 
-    def place(self, seen: Mapping[str, str]) -> JobPlace:
+    def read_job_place(self, seen: Mapping[str, str]) -> JobPlace:
         job = job_name(seen)
         assert job is not None, "Slurm names every job"
-        # A job that outlives a node loses it, and its variables keep naming it.
-        own = (self._described(job) or {}).get("NodeList") or seen["SLURM_JOB_NODELIST"]
-        nodes = run_command(["scontrol", "show", "hostnames", own])
+        # If a node fails, the job continues without it, but the job's variables still list it.
+        node_list = (self._described(job) or {}).get("NodeList") or seen["SLURM_JOB_NODELIST"]
+        nodes = run_command(["scontrol", "show", "hostnames", node_list])
         attempt = int(seen.get("SLURM_RESTART_COUNT", "0"))
         return JobPlace(job=job, attempt=attempt, nodes=tuple(nodes.split()))
 
     def on_each(self, hosts: Path, nodes: int | str, launch: Sequence[str]) -> list[str]:
-        """Name the nodes: a job that has lost one, or leaves one out, starts on the others."""
-        each = [f"--nodelist={hosts}", f"--nodes={nodes}", f"--ntasks={nodes}"]
-        each += ["--ntasks-per-node=1", "--no-kill"]
-        return ["srun", *launch, *each, "--kill-on-bad-exit=0", "--wait=0"]
+        """Return srun's words with explicit nodes: a job may have lost or excluded some."""
+        options = [f"--nodelist={hosts}", f"--nodes={nodes}", f"--ntasks={nodes}"]
+        options += ["--ntasks-per-node=1", "--no-kill"]
+        return ["srun", *launch, *options, "--kill-on-bad-exit=0", "--wait=0"]
 
 
 def without_own_job(seen: Mapping[str, str]) -> dict[str, str]:
-    """Leave out of an environment what describes the job that this process is in, if any.
+    """Return the environment without variables of the job that this process runs in, if any.
 
-    sbatch hands all of it on, ``SLURM_`` even with ``--export=NONE``: a job that was submitted
-    by an array's element would take itself for that, and srun there ask for its cores. The
-    prefixes are those of `clean_env` in facebookincubator/submitit. Names of the job's folder
-    on its node go with it, as those of caches.
+    sbatch passes all variables on, ``SLURM_`` even with ``--export=NONE``. A job submitted by
+    an array element would take itself for that element, and its srun would request the
+    element's cores. The prefixes are the same as in `clean_env` of facebookincubator/submitit.
+    Variables that contain the job's folder on the node, such as caches, are also removed.
     """
     if "SLURM_JOB_ID" not in seen:
         return dict(seen)
-    own = f"kochbuch-{seen['SLURM_JOB_ID']}"
+    job_folder = f"kochbuch-{seen['SLURM_JOB_ID']}"
     return {
         name: value
         for name, value in seen.items()
-        if name == "SLURM_CONF" or not (name.startswith(_OF_A_JOB) or own in value)
+        if name == "SLURM_CONF" or not (name.startswith(_OF_A_JOB) or job_folder in value)
     }

@@ -1,6 +1,6 @@
-"""How a run is: why it waits, what happened last, what will happen next.
+"""Status of a run: its state, why it waits, what happened last, what happens next.
 
-The scheduler's words and ours: what the queue says, and what the record of its chain says.
+The status combines the scheduler's queue and the record of the run's chain.
 """
 
 import shlex
@@ -9,9 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cluster.chain import ChainState, Event, JobAttempt, chain_of
-from cluster.chain_events import LostEvent
-from cluster.decisions import to_lift
+from cluster.chain import ChainEvent, ChainState, JobAttempt, LostEvent, chain_of, event_text
 from cluster.records import Jobs, saved_tokens
 from cluster.scheduler import JobState, Scheduler, SchedulerError
 from cluster.scheduler_command import cached_answers
@@ -24,36 +22,12 @@ from components.run.history import read_lines
 from components.run.ownership import is_own
 from components.run.writer_lock import LOCK, writer_of
 
-# Slurm's reasons (squeue's manual, "Job reason codes"); the first are none to worry.
-REASONS: Mapping[str, str] = {
-    "Resources": "waits for nodes to become free",
-    "Priority": "waits behind jobs of higher priority",
-    "Dependency": "waits for the job before it",
-    "JobArrayTaskLimit": "waits for the job before it",
-    "BeginTime": "was put back into the queue and waits a little",
-    "PartitionTimeLimit": "will never start: it asks for more hours than the queue allows",
-    "PartitionNodeLimit": "will never start: it asks for more nodes than the queue allows",
-    "PartitionDown": "waits until the site opens the queue again",
-    "ReqNodeNotAvail": "waits for nodes that are down, drained or reserved",
-    "QOSMaxSubmitJobPerUserLimit": "waits until fewer of your jobs wait",
-    "QOSMaxNodePerUserLimit": "waits until your jobs have fewer nodes",
-    "JobHeldUser": "was held by its user: scontrol release",
-    "JobHeldAdmin": "was held by the site: ask them",
-    "AssocGrpBillingMinutes": "will not start before the account has budget again",
-    "AssocGrpCPUMinutesLimit": "will not start before the account has budget again",
-    "QOSMaxJobsPerUserLimit": "waits until fewer of your jobs run",
-    "QOSMaxWallDurationPerJobLimit": "will never start: it asks for more hours than allowed",
-    "InvalidAccount": "will never start: the account is not known here",
-    "InvalidQOS": "will never start: the QoS is not known here",
-    "BadConstraints": "will never start: no nodes are as it asks for",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """One run at this moment; ``state`` is one word, ``why`` a sentence or nothing.
+    """Current status of one run. ``state`` is one word, ``why`` a sentence or empty.
 
-    ``last`` is what happened last, with its time; ``next`` what will, or who has to do what.
+    ``last`` is the last event with its time. ``next`` is the next event or required action.
     """
 
     run: str
@@ -62,7 +36,7 @@ class RunStatus:
     why: str
     last: str
     next: str
-    start: str  # from which checkpoint, in one line; nothing for first weights
+    start: str  # its first checkpoint, in one line; empty for initial weights
     tokens: int
     total_tokens: int
     chain: str | None
@@ -76,103 +50,105 @@ class RunStatus:
 
 
 def status_of(path: Path, scheduler: Scheduler | None) -> RunStatus:
-    """Return the state of the run in ``path``; without a scheduler by its folder alone.
-
-    Raises:
-        RecipeError: ``path`` is no run folder, or what it calls a job is no id of one.
-    """
+    """Return the status of the run in ``path``; without a scheduler, from its folder alone."""
     folder = existing_run_folder(path)
     recipe, jobs, saved = read_recipe(folder.recipe), Jobs(folder), saved_tokens(folder)
-    chain = jobs.chain()
-    ids = chain.ids if scheduler is None else jobs.ids(scheduler)
+    chain = jobs.load_chain()
+    ids = chain.job_ids if scheduler is None else jobs.list_job_ids(scheduler)
     submitted = bool(ids or chain.submissions)
     queued: tuple[JobState, ...] | None = None
-    trouble = "the scheduler is not reached from here"
+    problem = "the scheduler is not reachable from here"
     if scheduler is not None and submitted:
         try:
             queued = queue_of(scheduler, ids, jobs)
         except SchedulerError as error:
-            trouble = str(error)
+            problem = str(error)
     if queued is not None and scheduler is not None:
         chain = _with_fate(chain, queued, scheduler)
     local = recipe.cluster.scheduler == "none"
-    if folder.ended == "finished":
+    if folder.end_status == "finished":
         report = command_line("action=report", f"run={path}")
-        state, why, then = "finished", "", f"nothing: {report} tells its story"
+        state, why, next_step = "finished", "", f"write the report: {report}"
     elif local:
-        state, why, then = _local_state(folder)
+        state, why, next_step = _local_state(folder)
     elif not submitted:
-        state, why, then = "not submitted", "", "a person submits it"
+        state, why, next_step = "not submitted", "", "submit the job script"
     elif queued is None:
-        state, why, then = "unknown", trouble, "try again later"
+        state, why, next_step = "unknown", problem, "try again later"
     else:
-        state, why, then = _state(chain, queued, recipe, path, saved, scheduler)
+        state, why, next_step = _state(chain, queued, path, saved)
     return RunStatus(
         run=str(path),
         recipe=recipe.name,
         state=state,
         why=why,
-        last=_last_local(folder) if local else told(chain.last),
-        next=then,
+        last=_last_local(folder) if local else describe_event(chain.last),
+        next=next_step,
         start=_describe_start(folder, recipe),
         tokens=saved,
         total_tokens=recipe.budget.total_tokens,
         chain=next(iter([*ids, *(chain_of(job.job) for job in queued or ())]), None),
         queued=queued,
         avoided=chain.avoided,
-        changed=folder.changes(),
+        changed=folder.read_changes(),
         jobs=chain.attempts,
     )
 
 
 def queue_of(scheduler: Scheduler, ids: Sequence[str], jobs: Jobs) -> tuple[JobState, ...]:
-    """List what waits and runs of a run, whether or not it has recorded the ``ids``.
+    """Return the run's waiting and running jobs, including jobs that are not in ``ids``.
 
     Raises:
-        SchedulerError: the scheduler does not answer, or the jobs are somebody else's.
+        SchedulerError: the scheduler does not answer, or the jobs of ``ids`` are not the run's.
     """
     with cached_answers():
-        found = [scheduler.states(one, jobs.path) for one in ids or ("",)]
-    return tuple(found[0])
+        states = [scheduler.list_jobs(job, jobs.path) for job in ids or ("",)]
+    return tuple(states[0])
 
 
 def _with_fate(
     chain: ChainState, queued: Sequence[JobState], scheduler: Scheduler
 ) -> ChainState:
-    """Close an attempt that is in no queue any more, as the job after it would."""
-    one = chain.open
-    if one is None or any(job.job == one.job and job.state == "running" for job in queued):
+    """Close the open attempt if its job no longer runs, as the next job would do."""
+    attempt = chain.open_attempt
+    if attempt is None or any(
+        job.job == attempt.job and job.state == "running" for job in queued
+    ):
         return chain
-    fate = scheduler.fate(one.job)
-    lost = LostEvent(at="", job=one.job, attempt=one.attempt, fate=fate)
-    return replace(chain.after(lost), last=chain.last)
+    fate = scheduler.find_exit_reason(attempt.job)
+    lost = LostEvent(at="", job=attempt.job, attempt=attempt.attempt, fate=fate)
+    return replace(chain.apply_events(lost), last=chain.last)
 
 
 def _local_state(folder: RunFolder) -> tuple[str, str, str]:
-    """Tell how a run without a scheduler is, by its writer's lock and its event log."""
+    """Return state, reason and next step of a local run, from its writer lock and event log."""
     try:
         writer = writer_of(folder.path)
-    except OSError as error:  # somebody else's run
-        why = f"whether it runs: {LOCK} cannot be opened: {error.strerror}"
-        return "unknown", why, "ask whose run it is"
+    except OSError as error:  # another user's run
+        why = f"cannot check if the run is active: cannot open {LOCK}: {error.strerror}"
+        return "unknown", why, "ask the owner of the run"
     if writer is not None:
         stop = shlex.join(["touch", str(folder.stop)])
-        return "running", str(writer), f"it trains on; it saves and stops: {stop}"
-    go_on = f"go on: {command_line(f'resume={folder.path}')}"
-    if folder.ended == "stopped":
+        return "running", str(writer), f"continues training; to save and stop: {stop}"
+    go_on = f"continue: {command_line(f'resume={folder.path}')}"
+    if folder.end_status == "stopped":
         return "stopped", "", go_on
-    begun = any(event["kind"] in {"start", "resume"} for event in read_lines(folder.journal))
-    when = "without a word" if begun else "before its first step"
-    return "killed", f"it ended {when}", go_on
+    has_started = any(
+        event["kind"] in {"start", "resume"} for event in read_lines(folder.events)
+    )
+    when = "without a message" if has_started else "before its first step"
+    return "killed", f"the run ended {when}", go_on
 
 
 def _describe_start(folder: RunFolder, recipe: Recipe) -> str:
-    went_back = [one["tokens"] for one in read_lines(folder.journal) if one["kind"] == "rewind"]
-    return describe_start(recipe.start, went_back[-1] if went_back else None)
+    rewinds = [
+        event["tokens"] for event in read_lines(folder.events) if event["kind"] == "rewind"
+    ]
+    return describe_start(recipe.start, rewinds[-1] if rewinds else None)
 
 
 def _last_local(folder: RunFolder) -> str:
-    events = read_lines(folder.journal)
+    events = read_lines(folder.events)
     if not events:
         return "nothing"
     event = events[-1]
@@ -180,48 +156,39 @@ def _last_local(folder: RunFolder) -> str:
 
 
 def _state(
-    chain: ChainState,
-    queued: Sequence[JobState],
-    recipe: Recipe,
-    path: Path,
-    saved: int,
-    scheduler: Scheduler | None,
+    chain: ChainState, queued: Sequence[JobState], path: Path, saved: int
 ) -> tuple[str, str, str]:
     for job in queued:
         if job.state == "running":
-            return (
-                "running",
-                f"job {job.job} on {job.nodes}",
-                _after_running(chain, queued, path),
-            )
+            next_step = _after_running(chain, queued, path)
+            return "running", f"job {job.job} on {job.nodes}", next_step
     if queued:
-        begins = f"job {queued[0].job} goes on from {saved:,} tokens"
-        blocked = _blocked(chain, queued[0], recipe, path, scheduler)
-        return "pending", explain(queued[0].why), f"{blocked}{begins} when it begins"
+        begins = f"job {queued[0].job} continues from {saved:,} tokens"
+        return "pending", queued[0].why, f"{_avoided(chain, path)}{begins} when it starts"
     return without_jobs(chain, path)
 
 
 def without_jobs(chain: ChainState, path: Path) -> tuple[str, str, str]:
-    """Tell state, reason and way on of a chain of which nothing waits or runs."""
-    again = f"nothing by itself; submit it once more: {_again(chain, path)}"
+    """Return state, reason and next step of a chain without waiting or running jobs."""
+    again = f"no automatic step; submit again: {_again(chain, path)}"
     if chain.cancelled:
-        ended = chain.current[-1].ended if chain.current else None
-        return (ended if ended == "stopped" else "cancelled"), "its user cancelled it", again
-    if not chain.ids:
-        why = "the scheduler did not answer when it was submitted, and has no job of it now"
+        ended = chain.current_attempts[-1].ended if chain.current_attempts else None
+        return (ended if ended == "stopped" else "cancelled"), "the user cancelled it", again
+    if not chain.job_ids:
+        why = "the scheduler did not answer at submission, and has no job of the run"
         return "not submitted", why, again
-    if not chain.current:
-        why = "its jobs left the queue before any of them began: were they cancelled?"
+    if not chain.current_attempts:
+        why = "all jobs left the queue before they started, perhaps cancelled"
         return "lost", chain.over or why, again
-    last = chain.current[-1]
+    last = chain.current_attempts[-1]
     if last.ended == "lost":
-        why = f"job {last.job} {last.why}: jobs/{last.job}.log has its last"
+        why = f"job {last.job} {last.why}: see jobs/{last.job}.log"
         return "lost", f"{chain.over}; {why}" if chain.over else why, again
     if not chain.over and chain.unqueued:
-        return str(last.ended), f"no job was queued after it: {chain.unqueued}", again
+        return str(last.ended), f"could not queue the next job: {chain.unqueued}", again
     if not chain.over and chain.jobs_left == 0:
         jobs = chain.submissions[-1][1]
-        used = f"its chain has used its {jobs} jobs"
+        used = f"the chain has used all {jobs} jobs"
         return str(last.ended), f"{last.why}; {used}" if last.why else used, again
     return str(last.ended), chain.over or last.why, again
 
@@ -229,54 +196,35 @@ def without_jobs(chain: ChainState, path: Path) -> tuple[str, str, str]:
 def _after_running(chain: ChainState, queued: Sequence[JobState], path: Path) -> str:
     waiting = [job.job for job in queued if job.state == "pending"]
     if chain.cancelled:
-        return "it saves after the step it is in, then ends"
+        return "saves a checkpoint after the current step, then ends"
     if waiting:
-        return f"it saves before its wall; then job {waiting[0]} goes on"
+        return f"saves before its time limit; then job {waiting[0]} continues"
     why = f" ({chain.unqueued})" if chain.unqueued else ""
-    then = _again(chain, path)
-    return f"it saves before its wall, and no job waits behind it{why}: then {then}"
+    command = _again(chain, path)
+    return f"saves before its time limit; no next job is queued{why}: then {command}"
 
 
-def _blocked(
-    chain: ChainState, job: JobState, recipe: Recipe, path: Path, scheduler: Scheduler | None
-) -> str:
-    """Tell which nodes a job that waits is kept off, and whether it waits for that alone."""
+def _avoided(chain: ChainState, path: Path) -> str:
+    """Describe the nodes that waiting jobs avoid, with the command that readmits them."""
     if not chain.avoided:
         return ""
     until = min(chain.avoided.values())[:16].replace("T", " ")
     names = ", ".join(chain.avoided)
-    way = command_line("action=status", f"run={path}", "exclude=none")
-    needed = recipe.cluster.nodes + recipe.cluster.spare_nodes
-    try:
-        able = scheduler.able(job.job) if scheduler is not None else None
-    except SchedulerError:
-        able = None
-    if able is not None and to_lift(chain.avoided, able, needed):
-        left = len(able - set(chain.avoided))
-        return (
-            f"it cannot begin: {left} nodes are up that it does not avoid, of {needed}; "
-            f"it avoids {names}; to let it use them: {way}; "
-        )
-    return f"it avoids {names}, the first until {until} UTC; to let it use them: {way}; "
+    readmit = command_line("action=status", f"run={path}", "exclude=none")
+    return f"avoids {names}, the first until {until} UTC; to readmit them: {readmit}; "
 
 
 def _again(chain: ChainState, path: Path) -> str:
-    """Return the command that continues a run whose chain has ended."""
+    """Return the command that continues a run after its chain has ended."""
     if not is_own(RunFolder(path).recipe):
-        return f"the command that submitted it, {shlex.quote(f'run={path}')} again=true"
+        return f"the original command with {shlex.quote(f'run={path}')} again=true"
     site = [word for word in chain.words if word.startswith("site.")]
-    unknown = [] if chain.ids else ["again=true"]
+    unknown = [] if chain.job_ids else ["again=true"]
     return command_line(f"resume={path}", *site, *unknown)
 
 
-def told(event: Event | None) -> str:
-    """Put an event in words, after its time."""
+def describe_event(event: ChainEvent | None) -> str:
+    """Return the text of an event, preceded by its time."""
     if event is None:
         return "nothing"
-    return f"{event.at[:16].replace('T', ' ')} UTC: {event.text}"
-
-
-def explain(reason: str) -> str:
-    """Return a scheduler's reason with what it means, if that is known."""
-    code = reason.partition(",")[0].strip("() ")
-    return f"{code}: {REASONS[code]}" if code in REASONS else reason
+    return f"{event.at[:16].replace('T', ' ')} UTC: {event_text(event)}"

@@ -1,4 +1,4 @@
-"""The command line as data: arguments are ``key=value``, ``-m`` sweeps over listed values."""
+"""Parse the command line: arguments are ``key=value``, and ``-m`` sweeps over listed values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from command.files.trusted_paths import group_names, option_names
 from command.hydra_words import check_supported
-from command.options import RAW_KEYS, READERS, SITE, Options, one_of
+from command.options import RAW_KEYS, SITE, TYPES, Options, read_option
 from command.words import ACTIONS
-from components.config.suggestions import meaning_of, misspelt, nearest
+from components.config.suggestions import find_misspelled, meaning_of, suggest_similar
 from components.errors import RecipeError
 from components.terminal import is_utf8
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMAND_KEYS = ("action", *READERS)
+COMMAND_KEYS = ("action", *TYPES)
 OWN_FILES = ("data", "tokenizer")
-AUTO = "auto"  # no file of conf/parallelism: the layout is searched for
+AUTO = "auto"  # not a file of conf/parallelism: search for the layout
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(Options):
-    """One point: what to do, with which options, choices of groups and values of keys.
+    """One point: its action, options, group choices and key values.
 
-    ``choices`` and ``values`` are the user's own words. ``file_values`` are those of a file (a
-    lock, a bundle, a study, a run's record): as final as the user's, weaker than these, and
-    never trusted like them.
-    ``site`` is the user's own side of a cluster (``site.account=...``): no part of the recipe.
-    ``searches`` says that the layout is to be found (``parallelism=auto``).
+    ``choices`` and ``values`` are the user's own words. ``file_values`` come from a file (lock,
+    bundle, study or run record): as final as the user's values, overridden by these, and never
+    trusted like these. ``site`` contains the user's settings for a cluster
+    (``site.account=...``), which are not part of the recipe. ``searches`` is true for
+    ``parallelism=auto``.
     """
 
     words: tuple[str, ...]
@@ -43,27 +43,23 @@ class Arguments(Options):
 
     @property
     def all_values(self) -> dict[str, Any]:
-        """What keys are set to: by the file, and over that by the user."""
+        """The values of all keys. The user's override the file's."""
         return {**self.file_values, **self.values}
 
 
 def writes_recipe(words: Sequence[str]) -> bool:
-    """Tell whether the words ask for a recipe: then those of ``OWN_FILES`` are taken as is."""
+    """Return whether the action is ``new``, which takes ``OWN_FILES`` as plain text."""
     return "action=new" in words
 
 
-def groups() -> dict[str, list[str]]:
-    """Name the groups and the options of each, this repository's and the private ones."""
+def list_config_groups() -> dict[str, list[str]]:
+    """Map each group to its options, from this repository and the private folder."""
     return {group: option_names(group) for group in group_names()}
 
 
 def parse_word(word: str) -> "Override":
-    """Read one ``key=value`` by Hydra's grammar.
-
-    Raises:
-        RecipeError: it is none, or a feature of Hydra that is not supported.
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser  # takes its time
+    """Parse one ``key=value`` with Hydra's grammar; refuse its unsupported features."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # slow import
     from hydra.errors import HydraException
 
     key = _check_form(word)
@@ -76,18 +72,18 @@ def parse_word(word: str) -> "Override":
 
 
 def _check_form(word: str) -> str:
-    """Return the key of ``key=value``; else say what was probably meant."""
+    """Return the key of ``key=value``, or raise an error that suggests the intended form."""
     key, equals, text = word.partition("=")
     if not is_utf8(word):
-        raise RecipeError(key, f"{word} is not UTF-8 text", "choose a name in UTF-8")
+        raise RecipeError(key, f"{word} is not UTF-8 text", "use a name in UTF-8")
     if equals and not word.startswith("-"):
         return key
-    raise RecipeError(word, "an argument is key=value", _as_argument(key.lstrip("-"), text))
+    raise RecipeError(word, "expected key=value", _as_argument(key.lstrip("-"), text))
 
 
 def _as_argument(plain: str, text: str) -> str:
-    """Say how a word is written that is no ``key=value``."""
-    known = groups()
+    """Suggest the ``key=value`` form of a word that has none."""
+    known = list_config_groups()
     keys = [*{*COMMAND_KEYS, *known}]
     meant = None if plain in keys else meaning_of(plain)
     stem = plain.removesuffix(".yaml")
@@ -98,42 +94,43 @@ def _as_argument(plain: str, text: str) -> str:
         return f"write {plain}={text or '...'}"
     if stem != plain and stem not in known["recipe"]:
         return f"write recipe={plain}"
-    if misspelt(plain, keys) is None:
+    if find_misspelled(plain, keys) is None:
         for key, names in (("recipe", known["recipe"]), ("action", ACTIONS)):
-            if (found := misspelt(stem, names)) is not None:
-                return f"write {key}={found}"
-    return nearest(plain, keys)
+            if (name := find_misspelled(stem, names)) is not None:
+                return f"write {key}={name}"
+    return suggest_similar(plain, keys)
 
 
 def read_point(words: Sequence[str]) -> Arguments:
-    """Sort one point's words into the options, the group choices and the values.
-
-    Raises:
-        RecipeError: an unknown action or group option, a wrong option, or a key given twice.
-    """
-    known = groups()
-    given: dict[str, Any] = {}
+    """Parse one point's words into options, group choices and values."""
+    known = list_config_groups()
+    option_values: dict[str, Any] = {}
     choices: dict[str, str] = {}
     values: dict[str, Any] = {}
     site: dict[str, Any] = {}
     writes = writes_recipe(words)
     for word in words:
         key, text = _check_form(word), word.partition("=")[2]
-        kept = given if key in COMMAND_KEYS else choices if key in known else values
-        kept = site if key.startswith(SITE) else kept
-        if key in kept:
+        target = option_values if key in COMMAND_KEYS else choices if key in known else values
+        target = site if key.startswith(SITE) else target
+        if key in target:
             raise RecipeError(key, "given twice", "keep one of them")
-        raw = key in RAW_KEYS or (writes and kept is choices)
+        raw = key in RAW_KEYS or (writes and target is choices)
         value = text if raw else _text_keys(parse_word(word).value())
-        chosen = kept is choices and not writes
-        kept[key] = check_option(key, value, known[key]) if chosen else value
+        chosen = target is choices and not writes
+        target[key] = check_option(key, value, known[key]) if chosen else value
     if searches := choices.get("parallelism") == AUTO:
         del choices["parallelism"]
-    if (action := given.pop("action", "auto")) != "auto":  # as earlier versions recorded it
-        one_of(*ACTIONS)("action", action)
-    options = {key: READERS[key](key, value) for key, value in given.items()}
+    action = option_values.pop("action", "auto")
+    if action not in {*ACTIONS, "auto"}:  # earlier versions recorded "auto"
+        raise RecipeError(
+            "action", f"unknown action: {action!r}", suggest_similar(str(action), ACTIONS)
+        )
+    options: dict[str, Any] = {
+        key: read_option(key, value) for key, value in option_values.items()
+    }
     if (days := options.get("within_days")) is not None and not searches:
-        problem = f"{days:g}, but the number of nodes is only looked for with the layout"
+        problem = f"{days:g} requires parallelism=auto, which finds the number of nodes"
         raise RecipeError("within_days", problem, "add parallelism=auto")
     return Arguments(
         words=tuple(words),
@@ -147,15 +144,16 @@ def read_point(words: Sequence[str]) -> Arguments:
 
 
 def check_option(group: str, value: object, options: list[str], path: str = "") -> str:
-    """Return the option of a group, if there is a file for it.
+    """Return the option of a group if its file exists.
 
-    Raises:
-        RecipeError: it has none; with the nearest, and the ``path`` of a file that chooses.
+    An error names the nearest option, and the ``path`` in the file that made the choice.
     """
     if value not in options and not (group == "parallelism" and value == AUTO):
-        problem = f"there is no {group} {value!r}"
+        problem = f"unknown {group}: {value!r}"
         meant = meaning_of(f"{group}={value}")
-        raise RecipeError(path or group, problem, str(meant or nearest(str(value), options)))
+        raise RecipeError(
+            path or group, problem, str(meant or suggest_similar(str(value), options))
+        )
     return str(value)
 
 

@@ -1,47 +1,42 @@
-"""Dispatch: a word about the command itself, a study, one point, or the points of a sweep."""
+"""Dispatch the command's words: help, a study, one point, or the points of a sweep."""
 
 from collections.abc import Sequence
 from functools import partial
 
 from command.arguments import read_point
-from command.help import answer
-from command.outcome import ActionResult, Status, attempt
-from command.perform import perform
-from command.study.sweep_points import split_sweep, study_words, submits, trains
-from command.words import check_renamed
-from components.terminal import tell
+from command.help import find_help
+from command.outcome import ActionResult, Status, call_and_report
+from command.perform import run_action
+from command.study.sweep_points import STUDY, is_study, is_submitted, split_sweep
+from command.words import SWEEP, check_renamed
+from components.terminal import print_output
 
 
-def dispatch(words: Sequence[str]) -> Status:
-    """Do what is asked, and return the highest exit status.
-
-    Raises:
-        RecipeError: a word is wrong; of a sweep one that all its points have.
-    """
+def dispatch_command(words: Sequence[str]) -> Status:
+    """Run the command, and return the highest exit status."""
     check_renamed(words)
-    if (said := answer(words)) is not None:
-        tell(said)
+    if (reply := find_help(words)) is not None:
+        print_output(reply)
         return Status.DONE
-    if (asked := study_words(words)) is not None:
+    if SWEEP in words and any(word.startswith(STUDY) for word in words):
         from command.study.listed import run_study  # slow: numpy and tokenizers
 
-        return run_study(asked)
+        return run_study([word for word in words if word != SWEEP])
     sweeping, points = split_sweep(words)
     if not sweeping:
         return _act(points[0]).status
-    to_scheduler = submits(points)
-    if not (to_scheduler or trains(points)):
-        return _sweep(points)
-    from command.study.sweep import submit_all, train_all  # slow: numpy and tokenizers
+    if not (is_submitted(points) or is_study(points)):
+        return _act_on_each(points)
+    from command.study.listed import run_sweep  # slow: numpy and tokenizers
 
-    return submit_all(points) if to_scheduler else train_all(points)
+    return run_sweep(points)
 
 
-def _sweep(points: Sequence[Sequence[str]]) -> Status:
-    """Act on one point after the other, whatever becomes of those before, until interrupted."""
+def _act_on_each(points: Sequence[Sequence[str]]) -> Status:
+    """Run one point after the other, despite failures, until interrupted."""
     statuses: list[Status] = []
     for point in points:
-        statuses.append(attempt(partial(_act, point), point, " ".join(point)).status)
+        statuses.append(call_and_report(partial(_act, point), point, " ".join(point)).status)
         if statuses[-1] >= Status.INTERRUPTED:
             break
     return max(statuses)
@@ -49,4 +44,4 @@ def _sweep(points: Sequence[Sequence[str]]) -> Status:
 
 def _act(words: Sequence[str]) -> ActionResult:
     arguments = read_point(words)
-    return perform(arguments.action, arguments)
+    return run_action(arguments.action, arguments)

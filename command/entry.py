@@ -1,8 +1,7 @@
-"""What holds for this process from its first line to its last: how signals end it.
+"""Signal handling for the command-line process.
 
-While nothing needs tidying a signal ends the process where it stands. Then Ctrl-C and SIGTERM
-are an exception, `StopSignal`, so that what is half-written goes. A run that trains listens
-itself, saves and stops.
+Before there is anything to clean up, a signal ends the process immediately. Later, Ctrl-C and
+SIGTERM raise `StopSignal` so that partial files are removed. A run that trains saves and stops.
 """
 
 import os
@@ -13,54 +12,58 @@ from types import FrameType
 from typing import NoReturn
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
-IMPORTING = "<frozen importlib._bootstrap>"
+UNINTERRUPTED = ("<frozen importlib._bootstrap>", f"{os.sep}pydantic{os.sep}")
 DELAY_SECONDS = 0.02
 Handler = Callable[[int, FrameType | None], object]
 
 
 class StopSignal(KeyboardInterrupt):
-    """A signal asks this process to end."""
+    """A signal that asks this process to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
 
 
-def enter(words: Sequence[str]) -> int:
+def run_with_signals(words: Sequence[str]) -> int:
     """Run the command and return its exit status."""
     _handle(_leave)
-    # Looking for plugins of pydantic would read the metadata of every installed package.
+    # pydantic's search for plugins would read the metadata of every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    from command.outcome import ActionResult, attempt  # slow: after the signal handler
+    from command.outcome import ActionResult, call_and_report  # slow: after the signal handler
 
-    def act() -> ActionResult:
-        from command.main import main  # slow: pydantic; within `attempt`
+    def run_main() -> ActionResult:
+        from command.main import main  # slow: pydantic; within `call_and_report`
 
         sys.unraisablehook = _hear_again
         _handle(_raise)
         return ActionResult(main(words))
 
-    status = int(attempt(act, words).status)
-    _handle(lambda number, frame: os._exit(status))  # it ends, and nothing is left to tidy
+    status = int(call_and_report(run_main, words).status)
+    _handle(lambda number, frame: os._exit(status))  # nothing is left to clean up
     return status
 
 
 def _handle(handler: Handler) -> None:
-    """Set the handler; a signal that was ignored before, as below ``nohup``, stays ignored."""
+    """Set the signal handler. A signal that was ignored, as under ``nohup``, stays ignored."""
     for number in NUMBERS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    os.write(2, b"stopped; nothing had begun\n")
+    os.write(2, b"stopped before any work started\n")
     os._exit(128 + number)
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    """Raise `StopSignal`, but not inside an import: of torch's it would make an abort."""
+    """Raise `StopSignal`, but not during an import and not in pydantic.
+
+    An exception in torch's import aborts. Pydantic reports an exception as an error of the
+    schema that it builds.
+    """
     while frame is not None:
-        if frame.f_code.co_filename == IMPORTING:
+        if any(name in frame.f_code.co_filename for name in UNINTERRUPTED):
             _raise_later(number)
             return
         frame = frame.f_back
@@ -73,7 +76,7 @@ def _raise_later(number: int) -> None:
 
 
 def _hear_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Raise a signal again that arrived in a finalizer, where Python drops exceptions.
+    """Schedule a signal again that arrived in a finalizer, where Python drops exceptions.
 
     A MemoryError there is not printed: a traceback does not help, and a command that needs
     more memory reports the error itself.

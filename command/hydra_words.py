@@ -1,4 +1,4 @@
-"""Hydra's flags and override signs: those that work here, and one answer to all others."""
+"""Hydra's flags and override signs: translate the supported ones, refuse all others."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ SHOWN = ("action=show", "full=true")
 COMPLETION = "--shell-completion"
 SHORT = {"-h": "--help", "-c": "--cfg", "-r": "--run", "-m": "--multirun", "-sc": COMPLETION}
 BECOMES = {"--run": (), "--multirun": (SWEEP,), "--cfg job": SHOWN, "--resolve": SHOWN}
-# Other flags, removed keys, Hydra's own settings, and options that change their package.
+# Other flags, deleted keys, Hydra's own settings, and overrides of an option's package.
 UNSUPPORTED = re.compile(
     r"--(?:cfg|package|info|config-name|config-path|config-dir|experimental-rerun|hydra-help)\b.*"
     r"|-(?:p|i|cn|cp|cd)(?:=.*)?|~(?!(?:callbacks|logger)\.\w+$).*"
@@ -19,37 +19,33 @@ UNSUPPORTED = re.compile(
 )
 ADDED = re.compile(r"\A\+{1,2}(?=[^+])")
 REMOVED = re.compile(r"\A~([\w.]+)")
-REASON = "Hydra composes the recipe here and does nothing else"
-PAGE = "docs/hydra.md lists what works, and what does the rest's work"
+REASON = "not supported: Hydra only composes the recipe here"
+PAGE = "see docs/hydra.md for supported features and replacements"
 
 
 def plain_words(words: Sequence[str]) -> list[str]:
-    """Replace Hydra's flags and ``+key=value`` and ``~key`` by words of this command.
-
-    Raises:
-        RecipeError: a feature of Hydra that is not supported.
-    """
+    """Replace Hydra's flags, ``+key=value`` and ``~key`` with words of this command."""
     plain: list[str] = []
     joined = [*_with_values(words)]
     for word in joined:
         check_supported(word)
         own = BECOMES.get(word, (REMOVED.sub(r"\1=null", ADDED.sub("", word)),))
-        plain += [one for one in own if one == word or one not in [*plain, *joined]]
+        plain += [
+            own_word
+            for own_word in own
+            if own_word == word or own_word not in [*plain, *joined]
+        ]
     return plain
 
 
 def check_supported(word: str) -> None:
-    """Refuse a feature of Hydra that does not work here.
-
-    Raises:
-        RecipeError: it is one.
-    """
+    """Refuse a feature of Hydra that does not work here."""
     if word not in BECOMES and UNSUPPORTED.fullmatch(word):
         raise RecipeError(re.split("[= ]", word)[0], REASON, PAGE)
 
 
 def completion_query(words: Sequence[str]) -> str | None:
-    """Return what a shell asks by ``--shell-completion``, if it asks."""
+    """Return the value of ``--shell-completion``, if present."""
     for word in _with_values(words):
         flag, _, query = word.partition(" ")
         if flag == COMPLETION:
@@ -58,7 +54,7 @@ def completion_query(words: Sequence[str]) -> str | None:
 
 
 def _with_values(words: Sequence[str]) -> Iterator[str]:
-    """Spell flags out; what ``--cfg`` and ``--shell-completion`` ask for may follow."""
+    """Spell flags out, and join ``--cfg`` and ``--shell-completion`` with their values."""
     rest = list(words)
     while rest:
         name, equals, value = rest.pop(0).partition("=")

@@ -1,7 +1,7 @@
-"""How a command ends: exit statuses, results of actions, and what is said of a fault.
+"""Outcomes of a command: exit statuses, results of actions, and error messages.
 
-What a user can mend is said as it is. Of faults of this program the details are kept in a
-file, without environment variables: somebody will send it to somebody.
+Errors that a user can fix are printed as they are. Details of internal faults are saved to a
+file, without environment variables, because users send the file with a report.
 """
 
 import errno
@@ -23,31 +23,23 @@ from pathlib import Path
 
 from components.errors import NO_MEMORY, RecipeError
 from components.json_file import dump_json
-from components.terminal import say, say_bytes, tell
+from components.terminal import log_line, print_output, say_bytes
 
 PACKAGES = ("torch", "lightning", "deepspeed", "hydra-core", "pydantic", "numpy")
-MOST_CHARACTERS = 400  # of an exception's text in the message; the file has all of it
-FILES = "the limit of open files is too low here: ulimit -n 1024, or ask the site"
-ROOM = "make room there, or name another place"
-RIGHTS = "name a place that you may use"
-FILE_SYSTEM = "ask who runs that file system"
-MEMORY = "use smaller sizes, or raise the limit: ulimit -v, or the memory of the job"
+MOST_CHARACTERS = 400  # of an exception's text in the message; the file has the full text
+FILE_SYSTEM = "ask the administrator of that file system"
+MEMORY = "use smaller sizes, or raise the memory limit: ulimit -v, or the job's memory"
 NO_MEMORY_LEFT = f"this machine: no memory is left\n  {MEMORY}\n".encode()
-REMEDIES = {
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), FILES),
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ROOM),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), RIGHTS),
-    errno.EFBIG: "raise the limit of a file's size: ulimit -f",
-    errno.ENOENT: "check the path",
-    errno.EEXIST: "check the path: a file is where a folder has to be",
-    errno.ENOTEMPTY: "another process has written it: use that, or name another place",
-    errno.ENOTDIR: "check the path: a part of it is a file, no folder",
-    errno.EISDIR: "name a file",
-    errno.ELOOP: "check the path: its links lead in a circle",
-    **dict.fromkeys((errno.EIO, errno.ESTALE), FILE_SYSTEM),
-    errno.ENAMETOOLONG: "choose a shorter path",
-    errno.EAGAIN: "the limit of processes is too low here: ulimit -u, or ask the site",
+FIXES = {
+    "raise the limit of open files: ulimit -n 1024, or ask your site": "EMFILE ENFILE",
+    "free disk space there, or choose another path": "ENOSPC EDQUOT",
+    "choose a path that you may write to": "EACCES EPERM EROFS",
+    "check the path": "ENOENT EEXIST ENOTEMPTY ENOTDIR EISDIR ELOOP ENAMETOOLONG",
+    "raise the file size limit: ulimit -f": "EFBIG",
+    "raise the limit of processes: ulimit -u, or ask your site": "EAGAIN",
+    FILE_SYSTEM: "EIO ESTALE",
 }
+REMEDIES = {getattr(errno, name): fix for fix, names in FIXES.items() for name in names.split()}
 
 
 class Status(IntEnum):
@@ -59,52 +51,48 @@ class Status(IntEnum):
     STOPPED = 3
     FAULT = 4
     INTERRUPTED = 130
-    READER_GONE = 141  # what a shell reports of a program that SIGPIPE ended
+    READER_GONE = 141  # the shell's status for a program ended by SIGPIPE
     TERMINATED = 143
 
 
 @dataclass(frozen=True)
 class ActionResult:
-    """How one point ended, and the run folder that it left, if any."""
+    """The status of one point, its run folder, if any, and the reason for a failure."""
 
     status: Status = Status.DONE
     run: Path | None = None
+    why: str = ""
 
 
-OUT_OF_MEMORY = ActionResult(Status.WRONG_INPUT)
+OUT_OF_MEMORY = ActionResult(Status.WRONG_INPUT, why="no memory is left")
 
 
 def print_result(output: str, tree: object, show: Callable[[], None]) -> None:
-    """Print one JSON object where ``output=json`` asks for it, else what ``show`` prints.
-
-    Numbers that are not finite are null.
-    """
+    """Print JSON for ``output=json``, with null for non-finite numbers; else call ``show``."""
     if output == "json":
-        tell(dump_json(tree))
+        print_output(dump_json(tree))
     else:
         show()
 
 
-def attempt(
+def call_and_report(
     act: Callable[[], ActionResult], words: Sequence[str], label: str = ""
 ) -> ActionResult:
-    """Do what ``words`` ask for; whatever is raised is told on standard error.
-
-    Raises:
-        BrokenPipeError: the reader of standard output may have gone, which the caller knows.
-    """
+    """Call ``act`` and report any exception on standard error, except BrokenPipeError."""
     try:
         return act()
     except BrokenPipeError:
         raise
     except KeyboardInterrupt as stopped:
         return ActionResult(_tell_stopped(stopped))
-    except Exception as error:  # noqa: BLE001 (the one place below which nothing is unforeseen)
+    except Exception as error:  # noqa: BLE001 (the one handler for all unforeseen errors)
         try:
             for cause in _chain(error):
                 if isinstance(cause, KeyboardInterrupt):
                     return ActionResult(_tell_stopped(cause))
-            return ActionResult(tell_error(error, words, label))
+            status, text = describe_error(error, words)
+            _say(f"[{label}] {text}" if label else text)
+            return ActionResult(status, why=text.partition("\n")[0])
         except MemoryError:
             with suppress(OSError):
                 say_bytes(NO_MEMORY_LEFT)
@@ -112,23 +100,29 @@ def attempt(
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Follow an error to what it was made of: libraries call all that they catch a failure."""
-    seen = set[int]()
-    while error is not None and id(error) not in seen:
+    """Yield an error and its causes: libraries wrap a KeyboardInterrupt in their own errors."""
+    visited = set[int]()
+    while error is not None and id(error) not in visited:
         yield error
-        seen.add(id(error))
+        visited.add(id(error))
         error = error.__cause__ or error.__context__
 
 
 def _tell_stopped(stopped: KeyboardInterrupt) -> Status:
-    _say("stopped; nothing half-written was kept")
-    number = getattr(stopped, "number", signal.SIGINT)  # Python's own knows none
+    _say("stopped; incomplete files were removed")
+    number = getattr(stopped, "number", signal.SIGINT)  # Python's own has no number
     return Status(128 + number)
 
 
-def tell_error(error: Exception, words: Sequence[str], label: str = "") -> Status:
-    """Describe what went wrong, and whose it is: wrong input, or a fault of the program."""
-    where = f"[{label}] " if label else ""
+def tell_error(error: Exception, words: Sequence[str]) -> Status:
+    """Print an error, and return its status."""
+    status, text = describe_error(error, words)
+    _say(text)
+    return status
+
+
+def describe_error(error: Exception, words: Sequence[str]) -> tuple[Status, str]:
+    """Return an error's status and message: wrong input, or a fault of the program."""
     if not isinstance(error, RecipeError) and any(
         NO_MEMORY.search(repr(cause)) for cause in _chain(error)
     ):
@@ -139,20 +133,18 @@ def tell_error(error: Exception, words: Sequence[str], label: str = "") -> Statu
         remedy = REMEDIES.get(error.errno or 0, FILE_SYSTEM)
         error = RecipeError(place, error.strerror or str(error), remedy)
     if isinstance(error, RecipeError):
-        _say(f"{where}{error}")
-        return Status.WRONG_INPUT
+        return Status.WRONG_INPUT, str(error)
     kind = _problem(type(error).__name__, error)
-    asked = f"asked: python run.py {shlex.join(words)}"
-    lines = [f"{where}a fault of this program, not of your input: {kind}", asked]
-    details = _details(error, asked)
-    kept = _keep(details)
-    lines.append(f"details: {kept}; please report it with that file" if kept else details)
-    _say("\n  ".join(lines))
-    return Status.FAULT
+    command = f"command: python run.py {shlex.join(words)}"
+    lines = [f"internal error, not caused by your input: {kind}", command]
+    details = _details(error, command)
+    file = _keep(details)
+    lines.append(f"details: {file}; please report it with the error" if file else details)
+    return Status.FAULT, "\n  ".join(lines)
 
 
 def _open_file(error: OSError) -> str | None:
-    """Name the file that was read or written: Python names it only where opening fails."""
+    """Return the name of the file in use: Python reports it only if opening fails."""
     frames = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
     files = [value for local in frames for value in local.values() if isinstance(value, IOBase)]
     names = [getattr(file, "name", None) for file in files]
@@ -164,14 +156,14 @@ def _problem(kind: str, error: Exception) -> str:
     return f"{kind}: {text}" if text else kind
 
 
-def _details(error: Exception, asked: str) -> str:
-    """Tell who debugs it what happened where; no environment variables, which hold secrets."""
+def _details(error: Exception, command_line: str) -> str:
+    """Return a fault's details for debugging, without environment variables (secrets)."""
     try:
         folder = str(Path.cwd())
     except OSError as gone:
-        folder = f"a folder that is gone ({gone.strerror})"
+        folder = f"a deleted folder ({gone.strerror})"
     return "\n".join([
-        asked,
+        command_line,
         f"in: {folder}",
         f"at: {datetime.now(UTC).isoformat(timespec='seconds')}",
         f"python: {sys.version.split()[0]} on {platform.platform()}",
@@ -182,7 +174,7 @@ def _details(error: Exception, asked: str) -> str:
 
 
 def version_of(package: str) -> str:
-    """Ask which release of a package is installed; nothing is imported."""
+    """Return the installed version of a package without importing it."""
     try:
         return version(package)
     except (PackageNotFoundError, OSError):
@@ -190,7 +182,7 @@ def version_of(package: str) -> str:
 
 
 def _keep(details: str) -> Path | None:
-    """Write the details where they can be; nothing if there is no such place."""
+    """Save the details to a file and return its path; None if no folder is writable."""
     name = f"{datetime.now(UTC):%Y-%m-%dT%H%M%S.%f}-{os.getpid()}.txt"
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     for place in (Path(state, "kochbuch", "faults"), None):
@@ -200,13 +192,13 @@ def _keep(details: str) -> Path | None:
             file = folder / name
             file.touch(mode=0o600, exist_ok=False)
             file.write_text(details, "utf-8", errors="backslashreplace")
-        except (OSError, RuntimeError):  # the second: nobody knows where the home is
+        except (OSError, RuntimeError):  # RuntimeError: the home folder is unknown
             continue
         return file
     return None
 
 
 def _say(text: str) -> None:
-    """Write on standard error, which may be gone too."""
+    """Print to standard error, which may be closed."""
     with suppress(OSError):
-        say(text)
+        log_line(text)

@@ -1,44 +1,50 @@
-"""Run an action by its name: the only place that imports `command.actions`."""
+"""Run an action by name. Only this module imports `command.actions`."""
 
 import importlib
 
 from command.arguments import Arguments
-from command.composition.compose import ComposedRun, compose
+from command.composition.compose import ComposedRun, compose_run
 from command.outcome import ActionResult
 from command.words import OF_JOBS, check_words, keys_of
 from components.config.check import read_recipe
+from components.errors import RecipeError
 from components.run.folder import existing_run_folder
 
+MEASURED = ("auto", "train", "submit")  # with card=true
 
-def perform(action: str, arguments: Arguments) -> ActionResult:
-    """Check the words of an action and run it; one that returns nothing has done it all.
 
-    Without an action a recipe is trained or submitted, as is natural on its cluster.
+def run_action(action: str, arguments: Arguments) -> ActionResult:
+    """Check an action's words and run it. An action that returns None succeeded.
 
-    Raises:
-        RecipeError: a word that it would ignore, or whatever is wrong with them.
+    Without an action a recipe is trained, or submitted if its cluster has a scheduler.
     """
     composed = None
+    if arguments.card and arguments.resume is None and action in MEASURED:
+        from command.card.request import shape_card  # slow: the planner
+
+        arguments = shape_card(arguments)
     if action == "auto":
+        if arguments.study is not None:
+            raise RecipeError("study", "a study requires -m", "add -m before study=")
         action, composed = _choose(arguments)
     check_words(action, keys_of(arguments.words))
-    room = "jobs." if action in OF_JOBS else ""
-    module = importlib.import_module(f"command.actions.{room}{action}")
-    given = () if composed is None else (composed,)
-    ended: ActionResult | None = module.run(arguments, *given)
+    folder_name = "jobs." if action in OF_JOBS else ""
+    module = importlib.import_module(f"command.actions.{folder_name}{action}")
+    extra = () if composed is None else (composed,)
+    ended: ActionResult | None = module.run(arguments, *extra)
     return ended or ActionResult()
 
 
 def _choose(arguments: Arguments) -> tuple[str, ComposedRun | None]:
-    """Train where nothing stands in between; submit on a cluster with a scheduler."""
+    """Choose to train, or to submit if the cluster has a scheduler."""
     composed = None
     if arguments.resume is None:
-        composed = compose(arguments)
+        composed = compose_run(arguments)
         scheduler = composed.recipe.cluster.scheduler
     elif not (arguments.resume / "recipe.json").is_file():
-        scheduler = "none"  # training says what is wrong
+        scheduler = "none"  # training reports the error
     else:
         folder = existing_run_folder(arguments.resume, "resume")
-        kept = read_recipe(folder.recipe).cluster.scheduler
-        scheduler = arguments.values.get("cluster.scheduler", kept)
+        recorded = read_recipe(folder.recipe).cluster.scheduler
+        scheduler = arguments.values.get("cluster.scheduler", recorded)
     return "train" if scheduler == "none" else "submit", composed

@@ -8,11 +8,11 @@ from components.errors import RecipeError
 from components.run.folder import RunFolder
 from components.run.ownership import is_own
 
-JOB_KEYS = ("scheduler", "site", "queues")  # keys of a cluster that reach a job script
+JOB_KEYS = ("scheduler", "site", "queues")  # cluster keys that are used in a job script
 
 
 def check_received_site(folder: RunFolder, recipe: Recipe) -> None:
-    """Raise a RecipeError for a received run if its cluster differs from the profile here."""
+    """Raise a RecipeError for a received run if its cluster differs from the local profile."""
     if is_own(folder.recipe):
         return
     name, tree = recipe.cluster.name, recipe.model_dump(mode="json")
@@ -21,6 +21,6 @@ def check_received_site(folder: RunFolder, recipe: Recipe) -> None:
         tree["cluster"] |= {key: profile.get(key, "none") for key in JOB_KEYS}
         if check_recipe(tree).cluster == recipe.cluster:
             return
-    problem = f"differs from the profile {name} here, and {folder.path} was not made by you"
-    remedy = "start it by hand in a job of your own: no job is written from this recipe"
+    problem = f"differs from the profile {name} here, and {folder.path} was received"
+    remedy = "write the job script yourself: a received recipe gets none"
     raise RecipeError("cluster.site", problem, remedy)

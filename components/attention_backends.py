@@ -1,19 +1,20 @@
-"""Attention backends: the order of kernels that a recipe names, and the first one that serves.
+"""Attention backends: the recipe's order of kernels, and the first that supports a case.
 
-Names are those of ``torch.nn.attention.SDPBackend``; ``flex`` is torch's ``flex_attention``.
-What each can do is in torch's source: ``transformers/cuda/sdp_utils.cpp`` (flash, cuDNN,
-efficient), ``native/mkldnn/xpu/Attention.cpp`` (oneDNN, which is ``overrideable``), both below
-``aten/src/ATen``, and ``torch/nn/attention/flex_attention.py``.
+Names are as in ``torch.nn.attention.SDPBackend``; ``flex`` is ``flex_attention``. Sources of
+the table, in torch: ``transformers/cuda/sdp_utils.cpp`` (flash, cuDNN, efficient) and
+``native/mkldnn/xpu/Attention.cpp`` (oneDNN: ``overrideable``) in ``aten/src/ATen``, and
+``torch/nn/attention/flex_attention.py``.
 
     flash         CUDA, half precision; groups, dropout, context ranks
     cudnn         CUDA from Hopper on, half precision; groups, dropout
     efficient     CUDA; dropout, context ranks
     overrideable  Intel GPUs; no groups, no dropout
-    flex          both; all of it, documents, ALiBi and windows too
+    flex          both; all of the above, and documents, ALiBi, windows and sinks
     math          both; keeps the whole matrix of scores
 
-No kernel but ``flex`` knows documents, slopes or windows without a dense mask, which only a CPU
-makes. There the order has no say: torch's own choice, ``flash`` for CPUs or ``math``, is taken.
+Only ``flex`` needs no dense mask for documents, slopes or windows, and returns the log-sum-exp
+that sinks need. Dense masks are for CPUs only. On CPUs the order has no effect: torch chooses
+``flash`` for CPUs or ``math``.
 """
 
 from collections.abc import Sequence
@@ -29,10 +30,10 @@ _HALF = ("bfloat16", "float16")
 
 
 class AttentionCase(NamedTuple):
-    """What attention computes on: ``grouped`` where query heads share those of keys.
+    """Attention case to support: ``grouped`` means that query heads share key heads.
 
-    ``structured`` masks have documents, slopes or windows shorter than the sequence; those of
-    context ranks, else causal, are ``offset``, as queries begin later than keys.
+    ``structured`` masks have documents, slopes or windows shorter than the sequence. Other
+    masks of context ranks are ``offset``: causal, with queries that start after the first key.
     """
 
     device: str
@@ -41,6 +42,7 @@ class AttentionCase(NamedTuple):
     grouped: bool
     dropout: bool
     mask: Literal["causal", "offset", "structured"]
+    sinks: bool = False
 
     def __str__(self) -> str:
         of = {
@@ -50,44 +52,42 @@ class AttentionCase(NamedTuple):
         }
         parts = [self.dtype, "attention" + of[self.mask]]
         parts += ["in groups"] * self.grouped + ["with dropout"] * self.dropout
+        parts += ["with sinks"] * self.sinks
         return f"{' '.join(parts)}, heads of {self.head_dim}, on {self.device}"
 
 
-def serving(order: Sequence[Backend], case: AttentionCase) -> tuple[Backend, ...]:
-    """Keep the backends of an order that serve, the first of which is taken.
+def select_backends(order: Sequence[Backend], case: AttentionCase) -> tuple[Backend, ...]:
+    """Return the backends that support a case, in order; the first is used, on a CPU none.
 
-    On a CPU it is empty: torch chooses.
-
-    Raises:
-        RecipeError: none of them does.
+    Raises RecipeError if no backend of the order supports the case.
     """
     if case.device not in ACCELERATORS:
         return ()
-    if found := tuple(backend for backend in order if _serves(backend, case)):
-        return found
-    able = [backend for backend in BACKENDS if _serves(backend, case)]
-    remedy = f"add {' or '.join(able)}" if able else "use precision.compute=bfloat16"
+    if supported := tuple(backend for backend in order if _serves(backend, case)):
+        return supported
+    others = [backend for backend in BACKENDS if _serves(backend, case)]
+    remedy = f"add {' or '.join(others)}" if others else "use precision.compute=bfloat16"
     raise RecipeError(KEY, f"[{', '.join(order)}] has no kernel for {case}", remedy)
 
 
 def check_order(order: Sequence[object]) -> None:
-    """Raise a RecipeError for an order that is empty, or names what is none or one twice."""
+    """Raise a RecipeError if an order is empty, or has an unknown or a repeated backend."""
     known = ", ".join(BACKENDS)
     if not order:
-        raise RecipeError(KEY, "names no backend", f"name some of {known}, best first")
+        raise RecipeError(KEY, "the list is empty", f"list some of {known}, best first")
     for index, backend in enumerate(order):
         if backend not in BACKENDS:
-            raise RecipeError(f"{KEY}[{index}]", f"{backend!r} is none", f"use some of {known}")
+            raise RecipeError(f"{KEY}[{index}]", f"unknown {backend!r}", f"use some of {known}")
         if backend in order[:index]:
-            raise RecipeError(KEY, f"{backend} is named twice", "name each backend once")
+            raise RecipeError(KEY, f"{backend} is listed twice", "list each backend once")
 
 
 def _serves(backend: Backend, case: AttentionCase) -> bool:
-    # Torch's own kernels are for both makers, cuDNN is NVIDIA's.
+    # Torch's own kernels are for NVIDIA and AMD, cuDNN is for NVIDIA only.
     cuda, half = case.device in {"cuda", "rocm"}, case.dtype in _HALF
     if backend == "flex":
         return case.dtype != "float64"
-    if case.mask == "structured":
+    if case.mask == "structured" or case.sinks:
         return False
     if backend == "flash":
         return cuda and half and case.head_dim <= 256

@@ -1,9 +1,9 @@
-"""Child processes: environments that keep a child from running files of the working folder.
+"""Environments of child processes that prevent running files from the working folder.
 
 ``python -m``, ``python -c`` and the helpers of :mod:`multiprocessing` put the working folder
 first on ``sys.path``, unless ``PYTHONSAFEPATH`` is set. An empty or relative entry of a search
-path means the working folder, too. ``run.py`` imports this module before any other, so it
-imports only what Python itself has loaded at its start, and keeps to what Python 3.6 can read.
+path also means the working folder. ``run.py`` imports this module first, so it imports only
+what Python loads at startup, and uses only Python 3.6 syntax.
 """
 
 import os
@@ -19,39 +19,42 @@ SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
 def tool_environment(base: "Mapping[str, str]" = os.environ) -> "dict[str, str]":
-    """Return the environment of a program that is not ours: search paths have absolute entries.
+    """Return the environment for an external program: search paths have absolute entries only.
 
-    ``PYTHONSAFEPATH`` is not set: a tool that is a Python script may import files beside it.
+    ``PYTHONSAFEPATH`` is not set: a tool in Python may import files from its own folder.
     """
-    found = {name: text for name, text in base.items() if name != SAFE_PATH}
+    environment = {name: text for name, text in base.items() if name != SAFE_PATH}
     for name in SEARCH_PATHS:
-        entries = [e for e in found.pop(name, "").split(os.pathsep) if e.startswith(os.sep)]
+        entries = [
+            e for e in environment.pop(name, "").split(os.pathsep) if e.startswith(os.sep)
+        ]
         if entries:
-            found[name] = os.pathsep.join(entries)
-    return found
+            environment[name] = os.pathsep.join(entries)
+    return environment
 
 
 def python_environment(base: "Mapping[str, str]" = os.environ) -> "dict[str, str]":
-    """Return the environment of every Python process that this program starts.
+    """Return the environment for every Python process that this program starts.
 
-    Modules come from this clone, then from the absolute entries of ``PYTHONPATH``, which a site
-    may have set.
+    Modules come from this clone, then from absolute entries of a site's ``PYTHONPATH``.
     """
-    found = tool_environment(base)
-    others = [e for e in found.get("PYTHONPATH", "").split(os.pathsep) if e not in {"", ROOT}]
-    found["PYTHONPATH"] = os.pathsep.join([ROOT, *others])
-    found[SAFE_PATH] = "1"
-    return found
+    environment = tool_environment(base)
+    entries = [
+        e for e in environment.get("PYTHONPATH", "").split(os.pathsep) if e not in {"", ROOT}
+    ]
+    environment["PYTHONPATH"] = os.pathsep.join([ROOT, *entries])
+    environment[SAFE_PATH] = "1"
+    return environment
 
 
 def leave_working_folder() -> None:
-    """Take the working folder off the search paths of this process and of all its children.
+    """Remove the working folder from the search paths of this process and all its children.
 
-    Python and the loader have read their search paths already: where one of them names the
-    working folder, this process starts again without it.
+    Python and the dynamic loader have already read their search paths. If a search path
+    contains the working folder, this process re-executes itself without it.
     """
     clean = tool_environment()
     if any(os.environ.get(name) != clean.get(name) for name in SEARCH_PATHS):
-        words = getattr(sys, "orig_argv", ["", *sys.argv])[1:]  # with the interpreter's options
-        os.execve(sys.executable, [sys.executable, *words], python_environment())
-    os.environ[SAFE_PATH] = "1"  # for the helpers of multiprocessing, and libraries' children
+        argv = getattr(sys, "orig_argv", ["", *sys.argv])[1:]  # with the interpreter's options
+        os.execve(sys.executable, [sys.executable, *argv], python_environment())
+    os.environ[SAFE_PATH] = "1"  # for multiprocessing helpers and children that libraries start

@@ -1,4 +1,4 @@
-"""Commands that messages tell a user to run."""
+"""Shell commands in messages to the user."""
 
 import shlex
 from pathlib import Path
@@ -7,7 +7,7 @@ RUN = Path(__file__).resolve().parents[1] / "run.py"
 
 
 def command_line(*words: str) -> str:
-    """Write a command for a shell in the current folder, with ``run.py`` by its path."""
+    """Return a shell command that runs ``run.py`` from the current folder."""
     here = Path(RUN.name)
     program = here if here.exists() and here.samefile(RUN) else RUN
     return shlex.join(["python", str(program), *words])

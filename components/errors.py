@@ -1,23 +1,20 @@
-"""The one family of errors that a user can mend.
-
-Everything else that is raised is a bug of ours or of the machine, and propagates.
-"""
+"""Errors that a user can fix. Other exceptions are bugs or faults of the machine."""
 
 import re
 
-# Libraries have no exception type for it, or the type is not loaded here. CPython 3.11 reports
-# the last message if it cannot allocate a frame (`_PyThreadState_PushFrame`).
+# Messages of out-of-memory errors, which have no exception type, or none that is loaded here.
+# `SystemError` (a fault in C code) does not match, although CPython 3.11 raises it, too.
 NO_MEMORY = re.compile(
     r"MemoryError|can(?:no|')t allocate memory|failed to map segment|bad_alloc|out of memory|"
-    r"not enough memory|can't start new thread|error return without exception set",
+    r"not enough memory|can't start new thread",
     re.IGNORECASE,
 )
 
 
 class RecipeError(ValueError):
-    """Describe what is wrong with the input: where, what value, which rule, the way out.
+    """Error in the user's input: the path, the value, the rule that it breaks, and a remedy.
 
-    ``run.py`` prints the message, without a traceback, and exits with status 2.
+    ``run.py`` prints the message without a traceback and exits with status 2.
     """
 
     def __init__(self, path: str, problem: str, remedy: str = "") -> None:
@@ -27,5 +24,10 @@ class RecipeError(ValueError):
         super().__init__(f"{path}: {problem}" + (f"\n  {remedy}" if remedy else ""))
 
     def __reduce__(self) -> tuple[type["RecipeError"], tuple[str, str, str]]:
-        """Cross from one process to another as its three parts."""
+        """Pickle the error as its three parts, for transfer between processes."""
         return type(self), (self.path, self.problem, self.remedy)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, or its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

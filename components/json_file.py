@@ -1,7 +1,7 @@
-"""Read JSON from any source within bounds, and write JSON that every reader accepts.
+"""JSON files: read untrusted JSON within limits, and write JSON that every parser accepts.
 
-A run folder can come from elsewhere. A file in it may be a pipe, larger than memory, truncated,
-or nested too deeply; the reader gets a mapping or a :class:`RecipeError`.
+A file in a run folder from another machine may be a pipe, larger than memory, truncated, or
+nested too deeply. Reading returns a mapping or raises :class:`RecipeError`.
 """
 
 import errno
@@ -16,41 +16,31 @@ from typing import Any, BinaryIO
 from components.errors import RecipeError
 
 MOST_BYTES = 16 << 20
-DEEPEST = 64  # nesting; what walks a tree afterwards does so by recursion
-MOST_BITS = 64  # of a whole number: larger ones fit no float, and print for minutes
+DEEPEST = 64  # levels of nesting; later code walks the tree by recursion
+MOST_BITS = 64  # of an integer: huge integers overflow a float and take minutes to print
 COPY_AGAIN = "copy the run folder again"
 
 
 def read_mapping(
     file: Path, *, finite: bool = True, remedy: str = COPY_AGAIN
 ) -> dict[str, Any]:
-    """Read a JSON file that holds a mapping; without ``finite`` its numbers may be NaN.
-
-    Raises:
-        RecipeError: it is missing, no regular file, too large, no UTF-8, no JSON, or holds
-            something else.
-    """
+    """Read a JSON file that contains a mapping. NaN is allowed if ``finite`` is false."""
     try:
         tree = parse_json(read_bounded(file, MOST_BYTES), finite=finite)
     except OSError as error:
         problem = f"cannot be read: {error.strerror or error}"
-        if error.errno != errno.ENOENT:  # what the caller expects of the file is not the cause
+        if error.errno != errno.ENOENT:  # the caller's remedy does not apply
             remedy = "check its permissions and the file system"
         raise RecipeError(str(file), problem, remedy) from None
     except ValueError as error:
         raise RecipeError(str(file), str(error), remedy) from None
     if not isinstance(tree, dict):
-        raise RecipeError(str(file), f"holds a {type(tree).__name__}, not a mapping", remedy)
+        raise RecipeError(str(file), f"is a {type(tree).__name__}, not a mapping", remedy)
     return tree
 
 
 def read_bounded(file: Path, most_bytes: int) -> bytes:
-    """Read a regular file whole.
-
-    Raises:
-        OSError: it cannot be opened.
-        ValueError: it is not a regular file, or is too large.
-    """
+    """Read a regular file; ValueError if it is none or too large, OSError if it cannot open."""
     with open_regular(file) as stream:
         content = stream.read(most_bytes + 1)
     if len(content) > most_bytes:
@@ -59,29 +49,23 @@ def read_bounded(file: Path, most_bytes: int) -> bytes:
 
 
 def open_regular(file: Path) -> BinaryIO:
-    """Open a file for reading without waiting for the other end of a pipe.
-
-    Raises:
-        OSError: it cannot be opened.
-        ValueError: it is no regular file.
-    """
+    """Open a regular file for reading, or raise ValueError. A pipe does not block."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ValueError("is no regular file")
+        raise ValueError("is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 
 def parse_json(raw: bytes, *, finite: bool) -> Any:
-    """Parse JSON of bounded depth and numbers.
+    """Parse JSON with limits on its depth and its numbers.
 
-    Raises:
-        ValueError: what is wrong with it, to stand behind the file's name.
+    The message of the ValueError continues a sentence that starts with the file's name.
     """
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"is no UTF-8 text: byte {error.start + 1}") from None
+        raise ValueError(f"is not UTF-8 text at byte {error.start + 1}") from None
     try:
         number = _finite if finite else float
         tree = json.loads(text, parse_int=_whole, parse_float=number, parse_constant=number)
@@ -99,31 +83,31 @@ def parse_json(raw: bytes, *, finite: bool) -> Any:
 
 
 def dump_json(tree: Any, **options: Any) -> str:
-    """Write a tree as JSON, with null where a number is not finite; ``options`` as json's."""
+    """Return JSON text, with null for non-finite numbers; options are of :func:`json.dumps`."""
     return json.dumps(without_nan(tree)[0], allow_nan=False, **options)
 
 
-def strict(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Put null where a number is not finite, and list the keys under ``not_finite``."""
-    found, keys = without_nan(tree)
-    return {**found, "not_finite": keys}
+def replace_nonfinite(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace non-finite numbers with null, and list their keys under ``not_finite``."""
+    mapping, keys = without_nan(tree)
+    return {**mapping, "not_finite": keys}
 
 
 def without_nan(tree: Any) -> tuple[Any, list[str]]:
-    """Put null where a number is not finite, which JSON cannot say; return the keys, too."""
+    """Replace NaN and infinity, which JSON lacks, by None; return the tree and their keys."""
     keys: list[str] = []
 
-    def convert(node: Any, key: str) -> Any:
+    def convert_node(node: Any, key: str) -> Any:
         if isinstance(node, Mapping):
-            return {name: convert(value, f"{key}.{name}") for name, value in node.items()}
+            return {name: convert_node(value, f"{key}.{name}") for name, value in node.items()}
         if isinstance(node, list | tuple):
-            return [convert(value, f"{key}.{place}") for place, value in enumerate(node)]
+            return [convert_node(value, f"{key}.{place}") for place, value in enumerate(node)]
         if isinstance(node, float) and not math.isfinite(node):
             keys.append(key.removeprefix("."))
             return None
         return node
 
-    return convert(tree, ""), keys
+    return convert_node(tree, ""), keys
 
 
 def _whole(digits: str) -> int:

@@ -1,6 +1,6 @@
-"""Text on the terminal: what a file, a run folder or a scheduler says is shown, never obeyed.
+"""Terminal output: control characters from files, folders and schedulers have no effect.
 
-Text is cleaned here, where it is printed, and nowhere else; nothing else writes to a terminal.
+Only this module writes to the terminal, and only this module escapes text.
 """
 
 import io
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 STANDARD_ERROR = 2
 
-# Control, format and surrogate characters, and the ends of lines that no line counter knows.
+# Unicode categories: control, format and surrogate characters; line and paragraph separators.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-# Unicode files these signs, which stand around Arabic, Syriac and Kaithi numbers, under format.
+# Visible signs around Arabic, Syriac and Kaithi numbers, which Unicode classifies as format.
 _VISIBLE = frozenset(
     "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
 )
 _JOINERS = frozenset("\u200c\u200d")
-_FIRST_JOINING = "\u0590"  # Latin, Greek and Cyrillic come before it and join nothing
+_FIRST_JOINING = "\u0590"  # Latin, Greek and Cyrillic come before it and have no joined forms
 _C0_PICTURES, _DELETE, _DELETE_PICTURE = 0x2400, "\x7f", "\u2421"
 _REPLACEMENT = "\ufffd"
 
@@ -37,12 +37,12 @@ _FOLDERS = re.compile(r"""(?<![\w./~<])(?:~\w*)?/(?!/)(?:[^/\s|`"',;]+/)*(?=[^/\
 _format_warning = warnings.formatwarning
 
 
-def printable(text: str) -> str:
-    """Put one visible character for each that a terminal would obey or not show.
+def escape_invisible(text: str) -> str:
+    """Replace each control or invisible character with one visible character.
 
-    These are control characters but newline and tab, and what is invisible or turns the
-    direction of a line. A joiner stays after a letter, a mark or a symbol of a script that has
-    joined forms, as Persian and emoji have; in Latin it would make two names look alike.
+    Newline and tab stay. Characters that change the direction of a line are replaced. A joiner
+    stays after a letter, mark or symbol of a script with joined forms (Persian, emoji). In
+    Latin text a joiner is replaced: two different names would look the same.
     """
     if text.replace("\n", "").replace("\t", "").isprintable():
         return text
@@ -51,7 +51,7 @@ def printable(text: str) -> str:
 
 
 def hide_folders(text: str) -> str:
-    """Keep the last part alone of each absolute path, in text that is published."""
+    """Shorten each absolute path to its last part, for text that is published."""
     return _FOLDERS.sub("", text)
 
 
@@ -68,52 +68,49 @@ def _shown(before: str, character: str) -> str:
     return chr(_C0_PICTURES + ord(character)) if character < " " else _REPLACEMENT
 
 
-def say(text: str) -> None:
+def log_line(text: str) -> None:
     """Print a line on standard error: progress, warnings and errors."""
-    sys.stderr.write(printable(text) + "\n")
+    sys.stderr.write(escape_invisible(text) + "\n")
     sys.stderr.flush()
 
 
-def tell(text: str) -> None:
+def print_output(text: str) -> None:
     """Print a line on standard output: the result of the command."""
-    sys.stdout.write(printable(text) + "\n")
+    sys.stdout.write(escape_invisible(text) + "\n")
     sys.stdout.flush()
 
 
 def say_at_once(text: str) -> None:
-    """Print it from a signal handler, which may have interrupted a line or an import."""
-    os.write(STANDARD_ERROR, f"{printable(text)}\n".encode())
+    """Print a line from a signal handler, which may interrupt another print or an import."""
+    os.write(STANDARD_ERROR, f"{escape_invisible(text)}\n".encode())
 
 
 def say_bytes(line: bytes) -> None:
-    """Print an encoded line on standard error; this allocates no memory."""
+    """Print an encoded line on standard error, without allocating memory."""
     os.write(STANDARD_ERROR, line)
 
 
-def console(
+def create_console(
     *, stderr: bool = False, quiet: bool = False, width: int | None = None
 ) -> "Console":
-    """Make a rich console that shows brackets and colons as they are.
-
-    ``width`` is that of a file or a pipe; a terminal has its own.
-    """
+    """Return a rich console with literal brackets and colons; ``width`` is for files."""
     from rich.console import Console
     from rich.segment import Segment
 
     class PlainConsole(Console):
-        """Clean strings before they are laid out, and whatever else becomes a segment."""
+        """Console that escapes strings before layout, and all other segments after it."""
 
         def render_str(self, text: str, **options: Any) -> "Text":
-            return super().render_str(printable(text), **options)
+            return super().render_str(escape_invisible(text), **options)
 
         def render(
             self, renderable: "RenderableType", options: "ConsoleOptions | None" = None
         ) -> "Iterable[Segment]":
             for segment in super().render(renderable, options):
-                if segment.control:  # rich's own: it moves the cursor of a progress bar
+                if segment.control:  # from rich itself: moves the cursor of a progress bar
                     yield segment
                 else:
-                    yield Segment(printable(segment.text), segment.style)
+                    yield Segment(escape_invisible(segment.text), segment.style)
 
     stream = sys.stderr if stderr else sys.stdout
     return PlainConsole(
@@ -127,9 +124,12 @@ def console(
 
 
 def prepare_streams() -> None:
-    """Let no encoding of the terminal, no log record and no warning get past `printable`."""
+    """Configure streams, logging and warnings: all text passes `escape_invisible`.
+
+    Characters that the terminal's encoding lacks are escaped with backslashes.
+    """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a test's may be none
+        if isinstance(stream, io.TextIOWrapper):  # tests may replace the stream
             stream.reconfigure(errors="backslashreplace")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_PlainFormatter("%(message)s"))
@@ -140,20 +140,20 @@ def prepare_streams() -> None:
 
 class _PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return escape_invisible(super().format(record))
 
 
 class _PlainRecord(logging.LogRecord):
-    """A record whose message is clean for the handlers of libraries, too."""
+    """Log record with an escaped message, for the handlers of libraries, too."""
 
     def getMessage(self) -> str:  # noqa: N802 (the name that logging calls)
-        return printable(super().getMessage())
+        return escape_invisible(super().getMessage())
 
 
-def _plain_warning(*told: Any, **options: Any) -> str:
-    return printable(_format_warning(*told, **options))
+def _plain_warning(*arguments: Any, **options: Any) -> str:
+    return escape_invisible(_format_warning(*arguments, **options))
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether Python could decode all bytes of an argument or a path."""
+    """Return whether all bytes of an argument or a path are valid UTF-8."""
     return text.encode(errors="ignore").decode() == text

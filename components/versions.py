@@ -1,21 +1,19 @@
-"""The range of torch and of Python that this program was tried with: nowhere else is it said.
+"""Supported versions of torch and Python: the ranges that this program was tested with.
 
-Read before anything else is imported, by whatever Python starts the program, so it keeps to
-what Python 3.6 can read. `docs/versions.md` says what was tried of each release.
-
-    python -m components.versions    says what lies below the range, with exit status 2
+``python -m components.versions`` exits with status 2 if a version is below its range. Any
+Python imports this module first: it is in Python 3.6 syntax. Tests: `docs/versions.md`.
 """
 
 import platform
 import sys
 from contextlib import suppress
-from typing import NamedTuple, Tuple  # noqa: UP035 - Python 3.6 has no others
+from typing import NamedTuple, Tuple  # noqa: UP035 - Python 3.6 has no tuple[...]
 
-Release = Tuple[int, int]  # noqa: UP006 (older Pythons read it)
+Release = Tuple[int, int]  # noqa: UP006 (for older Pythons)
 
 
 class Range(NamedTuple):
-    """The first and the last tried release of ``name``, each a major and a minor number."""
+    """The first and last tested releases of ``name``, each a major and a minor number."""
 
     name: str
     first: Release
@@ -27,52 +25,52 @@ class Range(NamedTuple):
 
 PYTHON = Range("Python", (3, 11), (3, 13))
 TORCH = Range("torch", (2, 10), (2, 15))
-# What `make versions` tries; a run that begins under the locked one goes on under the others.
+# `make versions` tests these: a run that starts with the locked one resumes with the others.
 TORCH_RELEASES = ("2.10.0", "2.11.0", "2.13.0", "2.15.0")
 LOCKED = "2.13.0"
-REMEDY = "use one of these; make setup builds .venv, with the locked torch"
+REMEDY = "use a tested version; make setup builds .venv with the locked torch"
 
 
 def release_of(version: str) -> Release:
-    """Read ``2.10.0a0+git449b176`` as (2, 10): a site's build counts as its release."""
+    """Return (2, 10) for ``2.10.0a0+git449b176``: a site's build counts as its release."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
 
 
-def judge(version: str, tried: Range) -> str:
-    """Say ``below`` or ``above`` of what lies outside of a range, ``tried`` of all else."""
+def compare_version(version: str, tried: Range) -> str:
+    """Return ``below``, ``above`` or ``tried`` for a version relative to a range."""
     release = release_of(version)
     if release < tried.first:
         return "below"
     return "above" if release > tried.last else "tried"
 
 
-def installed() -> "dict[Range, str]":
-    """Give which Python this is, and which torch is installed if one is; none is imported."""
-    found = {PYTHON: platform.python_version()}
-    if judge(found[PYTHON], PYTHON) != "below":
+def read_installed_versions() -> "dict[Range, str]":
+    """Return the versions of Python and of torch, if installed, without importing torch."""
+    releases = {PYTHON: platform.python_version()}
+    if compare_version(releases[PYTHON], PYTHON) != "below":
         from importlib.metadata import PackageNotFoundError, version
 
         with suppress(PackageNotFoundError):
-            found[TORCH] = version("torch")
-    return found
+            releases[TORCH] = version("torch")
+    return releases
 
 
-def outside(side: str) -> "list[str]":
-    """Describe what of this environment lies ``below`` or ``above`` the range, a line each."""
+def list_outside_range(side: str) -> "list[str]":
+    """Return one line for each installed version ``below`` or ``above`` its range."""
     return [
-        f"{tried.name} {version} is installed here; tried were {tried}"
-        for tried, version in installed().items()
-        if judge(version, tried) == side
+        f"{tried.name} {version} is installed; tested versions: {tried}"
+        for tried, version in read_installed_versions().items()
+        if compare_version(version, tried) == side
     ]
 
 
-def refuse() -> None:
-    """End the program with one message and status 2 where something lies below the range."""
-    for line in outside("below"):
+def refuse_old_versions() -> None:
+    """Exit with a message and status 2 if a version is below its range."""
+    for line in list_outside_range("below"):
         sys.stderr.write(f"{line}\n  {REMEDY}\n")
         sys.exit(2)
 
 
 if __name__ == "__main__":
-    refuse()
+    refuse_old_versions()

@@ -1,1 +1,1 @@
-"""Raw text to tokenizer to packed token files to manifest; stages as functions."""
+"""Data preparation: raw text to tokenizer, token files and manifest."""

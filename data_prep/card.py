@@ -1,12 +1,12 @@
-"""Data card: what a data set is, counted and shown, with its unigram loss.
+"""Data card: the counts, samples and unigram loss of a data set.
 
-A held-out loss must beat the unigram loss before anything can be called learnt.
+A model has learned something only if its held-out loss is below the unigram loss.
 
 Fertility (`data_prep.fertility`) is measured on the first documents of each source.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
@@ -28,10 +28,10 @@ from data_prep.stages.plan import read_plan
 from data_prep.stages.record import read_manifest
 
 BLOCK_TOKENS = 1 << 20
-MOST_TOKENS = 1 << 27  # seconds to count; more would move no frequency that matters
+MOST_TOKENS = 1 << 27  # counted in seconds; more tokens would not change relevant frequencies
 SHOWN_DOCUMENTS, SHOWN_CHARACTERS = 3, 300
-RAW = "clean"  # the pass that reads what the user has
-Tree = dict[str, Any]
+RAW = "clean"  # the stage that reads the user's input
+CardTree = dict[str, Any]
 
 
 def unigram_losses(
@@ -39,16 +39,16 @@ def unigram_losses(
 ) -> dict[str, float]:
     """Return each source's held-out cross-entropy in nats per token.
 
-    The model is fitted to the training tokens as the mixture draws them: each source's
+    The unigram model is fitted to the training tokens as the mixture draws them: each source's
     frequencies times its share of all tokens, plus one for every id (Laplace's rule of
-    succession). A source without a share is judged, but adds nothing to the fit. Of a source
-    above ``MOST_TOKENS``, blocks at equal distances stand for the whole.
+    succession). A source without a share has a loss, but does not affect the fit. For a source
+    above ``MOST_TOKENS``, evenly spaced blocks represent the whole.
     """
     total_tokens = sum(source.train_tokens for source in manifest.sources.values())
     counts = np.ones(vocab_size)
     for name, share in shares.items():
-        found = _counts(folder, manifest.sources[name].train, vocab_size)
-        counts += share * total_tokens / found.sum() * found
+        frequencies = _counts(folder, manifest.sources[name].train, vocab_size)
+        counts += share * total_tokens / frequencies.sum() * frequencies
     log_probabilities = np.log(counts / counts.sum())
     held_out = {
         name: _counts(folder, source.held_out, vocab_size)
@@ -66,11 +66,13 @@ def _counts(
     counts = np.zeros(vocab_size, dtype=np.int64)
     stride = max(BLOCK_TOKENS, len(tokens) * BLOCK_TOKENS // MOST_TOKENS)
     for start in range(0, len(tokens), stride):
-        counts += np.bincount(tokens.read(start, start + BLOCK_TOKENS), minlength=vocab_size)
+        counts += np.bincount(
+            tokens.read_tokens(start, start + BLOCK_TOKENS), minlength=vocab_size
+        )
     return counts
 
 
-def describe(
+def build_card(
     *,
     name: str,
     manifest: Manifest,
@@ -79,13 +81,13 @@ def describe(
     tokenizer: Tokenizer,
     mixture: Mapping[str, Mapping[str, float]],
     stages: Path,
-) -> Tree:
-    """Collect the card of a prepared data set.
+) -> CardTree:
+    """Return the card of a prepared data set.
 
-    ``sources`` are the recipe's, ``texts`` what was tokenised of them, ``stages`` the folder of
-    the passes that cleaned it, ``mixture`` what a run draws of each source.
+    ``sources`` are the recipe's, ``texts`` are what was tokenized for them, ``stages`` is the
+    folder of the stages that cleaned it, ``mixture`` is what a run draws from each source.
     """
-    first = {key: _first_documents(key, texts[key]) for key in manifest.sources}
+    documents = {key: _first_documents(key, texts[key]) for key in manifest.sources}
     inputs = {key: _inputs(manifest, key, stages) for key in manifest.sources}
     records, used = manifest.sources.values(), manifest.tokenizer
     return {
@@ -96,58 +98,60 @@ def describe(
             "train_tokens": sum(record.train_tokens for record in records),
             "held_out_tokens": sum(record.held_out_tokens for record in records),
             "documents": sum(record.documents for record in records),
-            "input_bytes": sum(one["bytes"] for one in chain(*inputs.values())),
+            "input_bytes": sum(entry["bytes"] for entry in chain(*inputs.values())),
         },
         "sources": {
             key: {
                 **_source(manifest, key, sources[key]),
                 "inputs": inputs[key],
                 "mixture": dict(mixture.get(key, {})),
-                "samples": [x.text[:SHOWN_CHARACTERS] for x in first[key][:SHOWN_DOCUMENTS]],
+                "samples": [
+                    document.text[:SHOWN_CHARACTERS]
+                    for document in documents[key][:SHOWN_DOCUMENTS]
+                ],
             }
             for key in manifest.sources
         },
-        "stages": {work: _stage(work, one, stages) for work, one in manifest.stages.items()},
-        "fertility": _fertility(first, sources, tokenizer),
+        "stages": {
+            work: _stage(work, stage, stages) for work, stage in manifest.stages.items()
+        },
+        "fertility": _fertility(documents, sources, tokenizer),
     }
 
 
 def _first_documents(name: str, source: Source | OpenSource) -> list[Document]:
-    """Read the beginning of a source; token files have no text."""
+    """Read the first documents of a source; token files have no text."""
     if isinstance(source, OpenSource):
         inputs = source.inputs
     else:
         inputs = () if source.tokens else find_inputs(name, source)
-    documents = chain.from_iterable(one.documents() for one in inputs)
+    documents = chain.from_iterable(text_input.iter_documents() for text_input in inputs)
     return list(islice(documents, MEASURED_DOCUMENTS))
 
 
-def _inputs(manifest: Manifest, name: str, stages: Path) -> list[Tree]:
-    """Name what was read first: what went into the passes, or else into the token files.
+def _inputs(manifest: Manifest, name: str, stages: Path) -> list[CardTree]:
+    """List the raw inputs: of the first stage, or else of the token files.
 
-    Bytes are those of the files, compressed or not. The folder of a pass may be deleted since.
-    A card is published: it tells no folder of this machine.
+    Bytes are file sizes, compressed or not. The stage's folder may have been deleted. A card is
+    published, so it names no folder of this machine.
     """
-    inputs = _all_inputs(manifest, name, stages)
-    return [{**one, "name": hide_folders(one["name"])} for one in inputs]
-
-
-def _all_inputs(manifest: Manifest, name: str, stages: Path) -> list[Tree]:
     first = manifest.stages.get(RAW)
     folder = stages / f"{RAW}-{first.key[:12]}" if first else stages
-    if first is None or name not in first.sources or not (folder / PLAN).exists():
-        return [asdict(one) for one in manifest.sources[name].inputs]
-    keys = ("name", "sha256", "bytes")
-    pieces = chain.from_iterable(
-        task.pieces for task in read_plan(folder).tasks if task.source == name
-    )
-    found = {piece.name: {key: getattr(piece, key) for key in keys} for piece in pieces}
-    return list(found.values())
+    inputs: Iterable[Any] = manifest.sources[name].inputs
+    if first is not None and name in first.sources and (folder / PLAN).exists():
+        tasks = [task for task in read_plan(folder).tasks if task.source == name]
+        inputs = {piece.name: piece for task in tasks for piece in task.pieces}.values()
+    return [
+        {"name": hide_folders(piece.name), "sha256": piece.sha256, "bytes": piece.bytes}
+        for piece in inputs
+    ]
 
 
-def _source(manifest: Manifest, name: str, source: Source) -> Tree:
+def _source(manifest: Manifest, name: str, source: Source) -> CardTree:
     record = manifest.sources[name]
-    passes = [one.sources[name] for one in manifest.stages.values() if name in one.sources]
+    stages = [
+        stage.sources[name] for stage in manifest.stages.values() if name in stage.sources
+    ]
     return {
         "language": source.language,
         "licence": source.licence or (licence_of(source.embedded) if source.embedded else None),
@@ -155,27 +159,27 @@ def _source(manifest: Manifest, name: str, source: Source) -> Tree:
         "documents": record.documents,
         "train_tokens": record.train_tokens,
         "held_out_tokens": record.held_out_tokens,
-        "languages": dict(passes[-1].languages) if passes else {},
+        "languages": dict(stages[-1].languages) if stages else {},
     }
 
 
-def _stage(work: str, record: StageRecord, stages: Path) -> Tree:
-    found = read_manifest(stages / f"{work}-{record.key[:12]}", record.key)
+def _stage(work: str, record: StageRecord, stages: Path) -> CardTree:
+    stage_manifest = read_manifest(stages / f"{work}-{record.key[:12]}", record.key)
     return {
         "key": record.key,
         "sources": {key: asdict(counts) for key, counts in record.sources.items()},
-        "examples": {} if found is None else dict(found.tally.examples),
+        "examples": {} if stage_manifest is None else dict(stage_manifest.tally.examples),
     }
 
 
 def _fertility(
     first: Mapping[str, list[Document]], sources: Mapping[str, Source], tokenizer: Tokenizer
 ) -> dict[str, dict[str, float]]:
-    """Count tokens, words and bytes by language: the identified one, or the source's own."""
+    """Count tokens, words and bytes by identified language, or else by the source's own."""
     by_language: dict[str, list[str]] = defaultdict(list)
     for name, documents in first.items():
         own = sources[name].language or name
-        for one in documents:
-            language = own if one.language == UNKNOWN else one.language
-            by_language[language].append(one.text[:MEASURED_CHARACTERS])
+        for document in documents:
+            language = own if document.language == UNKNOWN else document.language
+            by_language[language].append(document.text[:MEASURED_CHARACTERS])
     return {name: count_tokens(texts, tokenizer) for name, texts in sorted(by_language.items())}

@@ -1,11 +1,11 @@
-"""Fertility: how many tokens a tokenizer makes of a word, and how many bytes a token holds.
+"""Fertility of a tokenizer: tokens per word, and bytes per token.
 
-Fertility is tokens a word (Rust et al. 2021, "How Good is Your Tokenizer?", arXiv 2012.15613,
-Section 3.2); words are what white space separates, so that of text without spaces bytes a token
-say more.
+Fertility is tokens per word (Rust et al. 2021, "How Good is Your Tokenizer?", arXiv 2012.15613,
+Section 3.2). Words are separated by white space, so bytes per token is more informative for
+text without spaces.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import mean
@@ -17,14 +17,14 @@ from components.errors import RecipeError
 from data_prep.sources import choose_split, measure_groups, open_source
 from data_prep.tokenise import training_texts
 
-MEASURED_DOCUMENTS, MEASURED_CHARACTERS = 200, 2_000  # of a source, of a document
-EVERY = "all"  # trained on every source
+MEASURED_DOCUMENTS, MEASURED_CHARACTERS = 200, 2_000  # per source, per document
+EVERY = "all"  # train on every source
 
 Counts = dict[str, float]
 
 
 def count_tokens(texts: Sequence[str], tokenizer: Tokenizer) -> Counts:
-    """Count documents, tokens, words and bytes of texts, and tokens a word, bytes a token."""
+    """Count documents, tokens, words and bytes, tokens per word, and bytes per token."""
     tokens = sum(len(ids) for ids in tokenizer.encode(texts))
     words = sum(len(text.split()) for text in texts)
     size = sum(len(text.encode()) for text in texts)
@@ -48,54 +48,43 @@ def measure_tokenizer(
     sample_bytes: int | Literal["all"],
     folder: Path,
 ) -> dict[str, Any]:
-    """Train ``tokenizer`` into ``folder``, and count over what each source holds out.
+    """Train ``tokenizer`` into ``folder`` and measure it on each source's held-out text.
 
-    It is trained on all sources or on the one that ``trained_on`` names, which then gives as
-    many ``sample_bytes`` as all would together. ``fertility`` has the counts of each source,
-    ``mean`` takes all alike, ``mixture`` takes ``shares`` as shares of the text's bytes.
-
-    Raises:
-        RecipeError: there is no such source, or too little text for this vocabulary.
+    It is trained on all sources, or only on the source ``trained_on``, with the same number of
+    ``sample_bytes`` in total. ``fertility`` has the counts of each source, ``mean`` weighs all
+    sources equally, ``mixture`` weighs them by ``shares`` (shares of the text's bytes).
     """
-    chosen = dict(sources) if trained_on == EVERY else _one(sources, trained_on)
+    if trained_on not in {EVERY, *sources}:
+        problem = f"unknown source {trained_on!r}"
+        known = ", ".join([EVERY, *sorted(sources)])
+        raise RecipeError("trained_on", problem, f"set it to one of {known}")
+    chosen = [*sources] if trained_on == EVERY else [trained_on]
     opened = {name: open_source(name, source) for name, source in sorted(sources.items())}
     splits = {
-        name: choose_split(measure_groups(one.documents()), held_out_fraction)
-        for name, one in opened.items()
+        name: choose_split(measure_groups(source.iter_documents()), held_out_fraction)
+        for name, source in opened.items()
     }
-    read = {name: one.documents() for name, one in opened.items() if name in chosen}
-    each = sample_bytes if sample_bytes == "all" else sample_bytes * len(sources) // len(chosen)
-    tokenizer.train(training_texts(read, splits, each), folder)
-    found = {
-        name: count_tokens(
-            first_texts(map(splits[name].held_out_text, one.documents())), tokenizer
-        )
-        for name, one in opened.items()
+    documents = {
+        name: source.iter_documents() for name, source in opened.items() if name in chosen
     }
-    return {"trained_on": trained_on, "fertility": found, **_over_all(found, shares)}
-
-
-def first_texts(texts: Iterable[str]) -> list[str]:
-    """Take the beginnings of the first texts that are not empty."""
-    kept = islice(filter(None, texts), MEASURED_DOCUMENTS)
-    return [text[:MEASURED_CHARACTERS] for text in kept]
-
-
-def _one(sources: Mapping[str, Source], name: str) -> dict[str, Source]:
-    if name not in sources:
-        problem = f"there is no source {name!r} to train a tokenizer on"
-        known = ", ".join([EVERY, *sorted(sources)])
-        raise RecipeError("trained_on", problem, f"known: {known}")
-    return {name: sources[name]}
-
-
-def _over_all(found: Mapping[str, Counts], shares: Mapping[str, float]) -> dict[str, Counts]:
-    parts = {name: shares.get(name, 0.0) for name in found} if shares else {}
+    bytes_per_source = (
+        sample_bytes if sample_bytes == "all" else sample_bytes * len(sources) // len(chosen)
+    )
+    tokenizer.train_on_texts(training_texts(documents, splits, bytes_per_source), folder)
+    counts = dict[str, Counts]()
+    for name, text_source in opened.items():
+        texts = filter(None, map(splits[name].held_out_text, text_source.iter_documents()))
+        sample = [text[:MEASURED_CHARACTERS] for text in islice(texts, MEASURED_DOCUMENTS)]
+        counts[name] = count_tokens(sample, tokenizer)
+    parts = {name: shares.get(name, 0.0) for name in counts}
     if not any(parts.values()):
-        parts = dict.fromkeys(found, 1.0)
-    tokens = sum(share / found[name]["bytes_per_token"] for name, share in parts.items())
-    fertilities = [one["tokens_per_word"] for one in found.values()]
+        parts = dict.fromkeys(counts, 1.0)
+    tokens = sum(share / counts[name]["bytes_per_token"] for name, share in parts.items())
     return {
-        "mean": {"tokens_per_word": mean(fertilities)},
+        "trained_on": trained_on,
+        "fertility": counts,
+        "mean": {
+            "tokens_per_word": mean(count["tokens_per_word"] for count in counts.values())
+        },
         "mixture": {"bytes_per_token": sum(parts.values()) / tokens},
     }

@@ -1,9 +1,9 @@
-"""Read the text of a source: document by document, strictly UTF-8.
+"""Read the text of a source document by document, strictly as UTF-8.
 
-In a ``.txt`` file a document is a paragraph, ended by a blank line. In a file of JSON lines a
-document is a field of a line. A file of code or markup is one document. All may be compressed.
-pyarrow decompresses Zstandard, because Python's own reader does not notice a stream that ends
-too early. Python decompresses gzip, because pyarrow refuses the zeros that may pad a file.
+A document is a paragraph of a ``.txt`` file up to a blank line, a field of a line of a JSON
+lines file, or a whole file of code or markup. All may be compressed. pyarrow decompresses
+Zstandard, because Python's reader does not notice a stream that ends too early. Python
+decompresses gzip, because pyarrow rejects the zeros that may pad a file.
 """
 
 import gzip
@@ -35,24 +35,24 @@ PLAIN = (".txt", *RECORDS, *WHOLE)
 KINDS = (*(kind + packed for kind in PLAIN for packed in ("", *COMPRESSIONS)), *TABLES)
 MOST_LINE_BYTES = 1 << 28  # a longer line is more likely a broken file than a document
 READ_BYTES = 1 << 20
-UNKNOWN = "unknown"  # language
+UNKNOWN = "unknown"  # no language was identified
 DAMAGE = (OSError, EOFError, zlib.error)
 MOST_NAMED = 3
-FIRST_RECORDS = 100  # that tell which fields hold text
+FIRST_RECORDS = 100  # read to find the fields that contain text
 
 
 def kind_of(name: str) -> str | None:
-    """Return the end of ``name`` that says its format, as ``.jsonl.gz``, if one does."""
+    """Return the suffixes of ``name`` that determine its format, as ``.jsonl.gz``, or None."""
     return next((kind for kind in KINDS if name.endswith(kind)), None)
 
 
-def unpack(stream: BinaryIO, suffix: str) -> BinaryIO:
-    """Return the bytes of a text; reading raises one of ``DAMAGE`` where it is damaged."""
+def decompress_stream(stream: BinaryIO, suffix: str) -> BinaryIO:
+    """Return the decompressed stream; reading damaged data raises one of ``DAMAGE``."""
     if suffix not in COMPRESSIONS:
         return stream
     if suffix == ".gz":
         return io.BufferedReader(gzip.open(stream), READ_BYTES)
-    import pyarrow  # slow to import: who reads plain text does not wait for it
+    import pyarrow  # slow to import, and not needed for plain text
 
     unpacked: Any = pyarrow.input_stream(stream, compression=COMPRESSIONS[suffix])
     return io.BufferedReader(unpacked, READ_BYTES)
@@ -60,10 +60,10 @@ def unpack(stream: BinaryIO, suffix: str) -> BinaryIO:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text; documents of one ``group`` stay together when some are held out.
+    """A text; all documents of one ``group`` are on the same side of the held-out split.
 
-    Without a ``group_name`` it is its own group: only its copies share its fate. ``metadata``
-    is what a record says of its text in a field of that name.
+    Without a ``group_name``, the text is the group. ``metadata`` is the record's field of that
+    name.
     """
 
     text: str
@@ -72,14 +72,14 @@ class Document:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def group(self) -> str:
+    def group_text(self) -> str:
         return self.text if self.group_name is None else self.group_name
 
 
 class Input(ABC):
-    """Something that holds documents and can be read again and again.
+    """A source of documents that can be read repeatedly.
 
-    ``where`` is the YAML path that named it, ``if_empty`` the way out if it holds no text.
+    ``where`` is the YAML path that named it. ``if_empty`` is the remedy if it has no text.
     """
 
     name: str
@@ -87,67 +87,55 @@ class Input(ABC):
     if_empty: ClassVar[str | None] = None
 
     @abstractmethod
-    def record(self, hashed: HashFile = hash_file) -> FileRecord:
-        """Hash it.
-
-        Raises:
-            RecipeError: it is missing, cannot be read, or was changed by somebody else.
-        """
+    def hash_input(self, hashed: HashFile = hash_file) -> FileRecord:
+        """Return the input's record; RecipeError if the input is missing or has changed."""
 
     @abstractmethod
-    def items(self) -> Iterator[Document | RecipeError]:
-        """Read all documents, empty ones too; for an invalid one, give what is wrong.
+    def iter_items(self) -> Iterator[Document | RecipeError]:
+        """Yield all documents, including empty ones; for an invalid one, yield the error.
 
         Raises:
-            RecipeError: it is damaged, or has a line that never ends, or no column of texts.
+            RecipeError: the input is damaged, has a line that is too long, or no text column.
         """
 
-    def documents(self) -> Iterator[Document]:
-        """Read the documents that are more than white space.
-
-        Raises:
-            RecipeError: see :meth:`items`; or an invalid document.
-        """
-        for item in self.items():
+    def iter_documents(self) -> Iterator[Document]:
+        """Yield the documents that are not only white space; raise for an invalid one."""
+        for item in self.iter_items():
             if isinstance(item, RecipeError):
                 raise item
             if item.text.strip():
                 yield item
 
     def is_empty(self) -> bool:
-        """Tell whether it holds no document."""
-        return next(self.documents(), None) is None
+        """Return whether the input has no document."""
+        return next(self.iter_documents(), None) is None
 
     def _error(self, problem: str, remedy: str) -> RecipeError:
         return RecipeError(self.where, f"{self.name} {problem}", remedy)
 
 
 def read_documents(inputs: Sequence[Input]) -> Iterator[Document]:
-    """Read the documents of all inputs; one without text is skipped.
-
-    Raises:
-        RecipeError: an input cannot be read, or none of them holds text.
-    """
+    """Yield the documents of all inputs; RecipeError if no input has text."""
     empty = True
     for text_input in inputs:
-        for document in text_input.documents():
+        for document in text_input.iter_documents():
             empty = False
             yield document
     if empty and inputs and (remedy := inputs[0].if_empty) is not None:
-        raise inputs[0]._error("holds no text", remedy)
+        raise inputs[0]._error("has no text", remedy)
 
 
 def describe_skipped(names: Sequence[str]) -> str:
-    """Count inputs without text, and name the first."""
+    """Return a line with the number of inputs without text and the names of the first ones."""
     more = ", ..." if len(names) > MOST_NAMED else ""
-    return f"skipped {len(names)} without text: {', '.join(names[:MOST_NAMED])}{more}"
+    return f"skipped {len(names)} inputs without text: {', '.join(names[:MOST_NAMED])}{more}"
 
 
 @dataclass(frozen=True)
 class LocalFile(Input):
-    """A file of text, ``column`` the field of its texts.
+    """A text file; ``column`` is the field of the text in a JSON line.
 
-    ``start`` and ``end`` bound a part of it, in bytes, that begins and ends with a document.
+    ``start`` and ``end`` are a byte range of whole documents.
     """
 
     path: Path
@@ -156,25 +144,24 @@ class LocalFile(Input):
     column: str
     start: int = 0
     end: int | None = None
-    if_empty: ClassVar[str | None] = "leave it out, or fill it"
+    if_empty: ClassVar[str | None] = "remove the file from the recipe, or add text to it"
 
-    def record(self, hashed: HashFile = hash_file) -> FileRecord:
+    def hash_input(self, hashed: HashFile = hash_file) -> FileRecord:
         try:
             sha256, size = hashed(self.path, 0, None), self.path.stat().st_size
         except OSError as error:
             problem = f"cannot be read: {error.strerror}"
-            raise self._error(problem, "name a readable file") from error
+            raise self._error(problem, "set it to a readable file") from error
         return FileRecord(name=self.name, sha256=sha256, bytes=size)
 
-    def items(self) -> Iterator[Document | RecipeError]:
-        return self._fields() if self._has_kind(RECORDS) else self._joined_lines()
+    def iter_items(self) -> Iterator[Document | RecipeError]:
+        if not self._has_kind(RECORDS):
+            yield from self._joined_lines()
+        for place, record in self._records():
+            yield record if isinstance(record, RecipeError) else self._field(record, place)
 
     def text_columns(self) -> list[str]:
-        """List the fields that hold text in one of the first records.
-
-        Raises:
-            RecipeError: the file is damaged, or one of these records is invalid.
-        """
+        """List the fields that contain text in one of the first records."""
         names: list[str] = []
         for _, record in itertools.islice(self._records(), FIRST_RECORDS):
             if isinstance(record, RecipeError):
@@ -187,9 +174,12 @@ class LocalFile(Input):
         return f".{kind.split('.')[1]}" in kinds
 
     def _lines(self) -> Iterator[str | RecipeError]:
-        """Read lines that end with LF, CR LF or CR."""
-        offset = self.start  # in the bytes of the text, unpacked
-        with self.path.open("rb") as stream, unpack(stream, self.path.suffix) as file:
+        """Yield the lines, which end with LF, CR LF or CR."""
+        offset = self.start  # in bytes of the decompressed text
+        with (
+            self.path.open("rb") as stream,
+            decompress_stream(stream, self.path.suffix) as file,
+        ):
             if offset:
                 file.seek(offset)
             while (self.end is None or offset < self.end) and (
@@ -205,7 +195,7 @@ class LocalFile(Input):
                     except UnicodeDecodeError as error:
                         yield self._error(
                             f"is not UTF-8 at byte {start + error.start:,}",
-                            "convert it, for example with iconv -t UTF-8",
+                            "convert the file to UTF-8, for example with iconv -t UTF-8",
                         )
                     start += len(line) + 1
 
@@ -213,45 +203,40 @@ class LocalFile(Input):
         try:
             line = file.readline(MOST_LINE_BYTES + 1)
         except DAMAGE as error:
-            problem = f"is damaged behind byte {offset:,} of its text: {error}"
-            raise self._error(problem, "copy it anew") from error
+            problem = f"is damaged after byte {offset:,} of its text: {error}"
+            raise self._error(problem, "copy the file again") from error
         if len(line) > MOST_LINE_BYTES:
             problem = f"has a line of more than {MOST_LINE_BYTES:,} bytes at byte {offset:,}"
-            remedy = "split it into documents"
+            remedy = "split the line into documents"
             if b"\r" in line:
-                remedy = "convert line ends of CR alone, for example with tr '\\r' '\\n'"
+                remedy = "convert CR line ends to LF, for example with tr '\\r' '\\n'"
             raise self._error(problem, remedy)
         return line
 
     def _joined_lines(self) -> Iterator[Document | RecipeError]:
-        """Join the lines of a paragraph, or of a file that is one document.
-
-        The first invalid line makes its document invalid.
-        """
-        whole = self._has_kind(WHOLE)
+        """Join the lines of a document; its first invalid line makes the document invalid."""
+        is_one_document = self._has_kind(WHOLE)
         lines: list[str | RecipeError] = []
         size = 0
         for line in itertools.chain(self._lines(), [None]):
-            if isinstance(line, RecipeError) or (line is not None and (whole or line.strip())):
+            if isinstance(line, RecipeError) or (
+                line is not None and (is_one_document or line.strip())
+            ):
                 lines.append(line)
                 size += len(line) + 1 if isinstance(line, str) else 0
                 if size > MOST_LINE_BYTES:
                     problem = f"has a document of more than {MOST_LINE_BYTES:,} characters"
-                    raise self._error(problem, "split it into documents by blank lines")
+                    raise self._error(problem, "split the document with blank lines")
             elif lines:
                 invalid = next((part for part in lines if not isinstance(part, str)), None)
                 yield invalid or Document("\n".join(map(str, lines)))
                 lines, size = [], 0
 
-    def _fields(self) -> Iterator[Document | RecipeError]:
-        for place, record in self._records():
-            yield record if isinstance(record, RecipeError) else self._field(record, place)
-
     def _records(self) -> Iterator[tuple[str, dict[str, Any] | RecipeError]]:
-        """Parse each line that is not blank, if these are JSON lines; give its place, too."""
+        """Parse each nonblank line of a JSON lines file; yield its place and its record."""
         if not self._has_kind(RECORDS):
             return
-        begin = f" (counted from byte {self.start:,})" if self.start else ""
+        begin = f" (lines counted from byte {self.start:,})" if self.start else ""
         for number, line in enumerate(self._lines(), start=1):
             place = f"{self.name}{begin}:{number} line {number}"
             if isinstance(line, RecipeError):
@@ -269,7 +254,7 @@ class LocalFile(Input):
 
     @property
     def _remedy(self) -> str:
-        return f'each line is one JSON object, as {{"{self.column}": "..."}}'
+        return f'write one JSON object per line: {{"{self.column}": "..."}}'
 
     def _field(self, record: Mapping[str, Any], place: str) -> Document | RecipeError:
         text, remedy = record.get(self.column), self._remedy
@@ -278,17 +263,16 @@ class LocalFile(Input):
         try:
             text.encode()
         except UnicodeEncodeError:
-            problem = f"{place} escapes half a character (a lone surrogate)"
+            problem = f"{place} has a lone surrogate escape (half a character)"
             return RecipeError(self.where, problem, remedy)
         metadata = record.get("metadata")
         return Document(text, metadata=metadata if isinstance(metadata, dict) else {})
 
 
 def expand_pattern(pattern: str, where: str) -> list[Path]:
-    """Find the files of a pattern relative to the current folder, or the one of that name.
+    """Return the files that match a pattern (or name) relative to the current folder.
 
-    Raises:
-        RecipeError: there is none, or what has the name is a pipe or a device.
+    No match, or a pipe or device, is a RecipeError. Folders are returned.
     """
     path = Path(pattern)
     hits = [path] if os.path.lexists(path) else []
@@ -296,9 +280,9 @@ def expand_pattern(pattern: str, where: str) -> list[Path]:
         anchor = Path(path.anchor)
         hits = sorted(anchor.glob(str(path.relative_to(anchor))))
     if not hits:
-        remedy = f"paths are relative to the current folder, {Path.cwd()}"
-        raise RecipeError(where, f"{pattern} names no file", remedy)
+        remedy = f"set a path relative to the working directory {Path.cwd()}"
+        raise RecipeError(where, f"no file matches {pattern}", remedy)
     for hit in hits:
-        if not hit.is_dir():  # of a folder others say what to write
+        if not hit.is_dir():  # callers handle folders
             check_regular(hit, where)
     return hits

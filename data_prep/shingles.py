@@ -1,9 +1,9 @@
-"""Shingles: 64-bit hashes of every run of words in a text, the same on every machine.
+"""Shingles: 64-bit hashes of every n-gram of words in a text, the same on every machine.
 
-A word is a run of letters, marks and digits. Case and diacritics make no difference, nor does
-one digit for another, so that a date or a counter does not hide a copy. Where a script writes
-no spaces (Han, kana) each character is a word. All rules are those of Unicode 3.2, which every
-Python carries unchanged; a character younger than that is a letter.
+A word is a run of letters, marks and digits. Case and diacritics are ignored, and all digits
+are equal, so that a date or a counter does not hide a copy. In scripts without spaces (Han,
+kana) each character is a word. The rules use Unicode 3.2, which every Python version contains
+unchanged. A newer character counts as a letter.
 """
 
 import unicodedata
@@ -28,10 +28,10 @@ BASE = 0x9E3779B97F4A7C15
 RUN_BASE = np.uint64(0xD1342543DE82EF95)
 
 
-def shingles(text: str, ngram: int) -> Hashes:
+def hash_shingles(text: str, ngram: int) -> Hashes:
     """Hash each run of ``ngram`` words, in order: ``[shingles]``.
 
-    A shorter text is one shingle of all of it; a text without a word has none.
+    A shorter text is a single shingle. A text without words has none.
     """
     words = np.concatenate([_hash_words(piece) for piece in _pieces(text)])
     if not len(words):
@@ -41,15 +41,15 @@ def shingles(text: str, ngram: int) -> Hashes:
     runs = np.zeros(count, np.uint64)
     for place in range(width):
         runs = runs * RUN_BASE + words[place : place + count]
-    scrambled: Hashes = scramble(runs)
+    scrambled: Hashes = mix_bits(runs)
     return scrambled
 
 
-def scramble(values: Any) -> Any:
-    """Spread 64-bit values so that each input bit reaches every output bit.
+def mix_bits(values: Any) -> Any:
+    """Mix 64-bit values so that each input bit affects every output bit.
 
-    The finaliser of SplitMix64 (Steele, Lea and Flood 2014, Fast splittable pseudorandom
-    number generators, figure 17, with the constants of its mix64variant13).
+    The finalizer of SplitMix64 (Steele, Lea and Flood 2014, Fast splittable pseudorandom number
+    generators, figure 17, with the constants of its mix64variant13).
     """
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -57,7 +57,7 @@ def scramble(values: Any) -> Any:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Cut a long text after spaces: what is computed on a piece takes many times its size."""
+    """Cut a long text after spaces, because hashing a piece takes many times its memory."""
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
         end = start + PIECE_CHARACTERS
@@ -70,8 +70,8 @@ def _pieces(text: str) -> Iterator[str]:
 def _hash_words(text: str) -> Hashes:
     """Hash each word as a polynomial in its characters, modulo 2^64.
 
-    A sum over everything before a place, less that before the word, holds the word's
-    polynomial times a power of the base, which its inverse takes off.
+    The prefix sum at the word's end minus the one at its start is the word's polynomial times a
+    power of the base. Multiplying by the inverse of that power removes it.
     """
     codes: Codes = _table()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")]
     inside, alone = codes != SEPARATOR, codes >= OWN_WORD
@@ -96,7 +96,7 @@ def _powers() -> tuple[Hashes, Hashes]:
 
 @cache
 def _table() -> Codes:
-    """Map each code point to the code that stands for it in a word, or to the separator."""
+    """Return a table from each code point to its code in a word, or to the separator."""
     table = np.arange(CODE_POINTS, dtype=np.uint32)
     for point in range(LAST_ASSIGNED):
         table[point] = _code(chr(point))

@@ -1,9 +1,9 @@
-"""From a recipe's source to inputs that were found, opened and hashed, and what is held out.
+"""Open a recipe's source: find and hash its inputs, and choose its held-out split.
 
-A document's side follows from a hash of its group alone: it does not change when documents are
-added, and copies of a document never stand on both sides. Both embedded corpora of the standard
-library put a module's documents into one group, its path: what is held out as documentation is
-then not trained on as source code.
+A document's side depends only on a hash of its group. It does not change when documents are
+added, and copies of a document are never on both sides. Both embedded corpora of the standard
+library put a module's documents into one group, so held-out documentation is not trained on as
+source code.
 """
 
 import ast
@@ -38,9 +38,9 @@ WHITE_SPACE = re.compile(r"\s")
 
 @dataclass(frozen=True)
 class HeldOutSplit:
-    """Hold out groups whose hash is below ``threshold``, or the end of each document.
+    """Holds out groups whose hash is below ``threshold``, or the end of each document.
 
-    The latter is ``inside_fraction`` where all documents are of one group; else it is 0.
+    ``inside_fraction`` is the latter's fraction if all documents are in one group, else 0.
     """
 
     threshold: int
@@ -55,7 +55,7 @@ class HeldOutSplit:
         return document.text[self._cut(document) :]
 
     def _cut(self, document: Document) -> int:
-        """Count the characters to train on: inside a document, up to the next white space."""
+        """Count the characters to train on; a cut inside a document is at white space."""
         text = document.text
         if not self.inside_fraction:
             return 0 if group_hash(document) < self.threshold else len(text)
@@ -66,7 +66,7 @@ class HeldOutSplit:
 
 @dataclass(frozen=True)
 class GroupRange:
-    """The lowest and highest hash of a source's groups, and how many documents there are."""
+    """The lowest and highest group hash of a source, and its number of documents."""
 
     lowest: int
     highest: int
@@ -74,13 +74,13 @@ class GroupRange:
 
 
 def group_hash(document: Document) -> int:
-    """Hash the group to 64 bits."""
-    digest = hashlib.blake2b(document.group.encode(), digest_size=8).digest()
+    """Hash the group of a document to 64 bits."""
+    digest = hashlib.blake2b(document.group_text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 def measure_groups(documents: Iterable[Document]) -> GroupRange:
-    """Read all documents once."""
+    """Read all documents once and return their group range."""
     lowest, highest, count = HASH_RANGE, -1, 0
     for hashed in map(group_hash, documents):
         lowest, highest, count = min(lowest, hashed), max(highest, hashed), count + 1
@@ -88,7 +88,7 @@ def measure_groups(documents: Iterable[Document]) -> GroupRange:
 
 
 def choose_split(groups: GroupRange, fraction: float) -> HeldOutSplit:
-    """Hold out ``fraction`` of the groups, at least one and not all."""
+    """Choose a split that holds out ``fraction`` of the groups, at least one and not all."""
     base = int(fraction * HASH_RANGE)
     inside = fraction if groups.lowest == groups.highest else 0.0
     threshold = min(max(base, groups.lowest + 1), groups.highest)
@@ -100,34 +100,32 @@ LIBRARY = Path(sysconfig.get_path("stdlib"))
 TOPICS = LIBRARY / "pydoc_data" / "topics.py"
 EXCLUDED = {"test", "tests", "idlelib", "lib2to3", "pydoc_data"}
 EXCLUDED |= {"site-packages", "dist-packages"}
-# Generated when the interpreter is built: paths of the machine that built it, not text.
+# Generated when the interpreter is built; it contains that machine's paths, not text.
 GENERATED = "_sysconfigdata"
-# What may hold a definition: statements, and parts of them that hold statements.
+# Syntax nodes that may contain a definition: statements, and parts that contain statements.
 _HOLDERS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 
 @dataclass(frozen=True)
 class Library(Input):
-    """One corpus drawn from the running interpreter's standard library."""
+    """A corpus drawn from the running interpreter's standard library."""
 
     name: str
     read: Callable[[], tuple[Document, ...]]
 
-    def record(self, hashed: HashFile = hash_file) -> FileRecord:
-        """Hash the documents, which differ from one Python version to the next."""
-        found = hashed.drawn(f"{self.name} {_origin()}", lambda: _hashed(self.read()))
-        return FileRecord(self.name, *found)
+    def hash_input(self, hashed: HashFile = hash_file) -> FileRecord:
+        """Return the record of the documents, which differ between Python versions."""
+        text_hash = hashed.hash_drawn_text(
+            f"{self.name} {_origin()}", lambda: _hashed(self.read())
+        )
+        return FileRecord(self.name, *text_hash)
 
-    def items(self) -> Iterator[Document | RecipeError]:
+    def iter_items(self) -> Iterator[Document | RecipeError]:
         yield from self.read()
 
 
 def open_embedded(name: str, where: str, corpora: Path = CORPORA) -> Input:
-    """Find an embedded corpus by the name that a recipe gives it.
-
-    Raises:
-        RecipeError: there is no such corpus.
-    """
+    """Return the embedded corpus with the given name; RecipeError if there is none."""
     libraries = {"python/source": library_source, "python/docs": library_docs}
     if name in libraries:
         return Library(name=name, read=libraries[name])
@@ -137,25 +135,25 @@ def open_embedded(name: str, where: str, corpora: Path = CORPORA) -> Input:
     }
     if name not in texts:
         known = ", ".join([*libraries, *texts])
-        raise RecipeError(where, f"there is no embedded corpus {name!r}", f"known: {known}")
+        raise RecipeError(where, f"unknown embedded corpus {name!r}", f"choose from {known}")
     return LocalFile(path=texts[name], name=name, where=where, column="text")
 
 
 def embedded_names(name: str, corpora: Path = CORPORA) -> list[str]:
-    """Name the texts of a folder of ``corpora/``; any other name stands for itself."""
+    """Return the names of all texts in a folder of ``corpora/``; else only ``name``."""
     folders = {folder.name: folder for folder in corpora.iterdir() if folder.is_dir()}
     texts = sorted(folders[name].glob("*.txt")) if name in folders else []
     return [f"{name}/{text.stem}" for text in texts] or [name]
 
 
 def licence_of(name: str) -> str:
-    """Return the licence of an embedded corpus (LICENSE, corpora/)."""
+    """Return the license of an embedded corpus (LICENSE, corpora/)."""
     return "PSF-2.0" if name.startswith("python/") else "CC0-1.0"
 
 
 @cache  # about 10 MB; a preparation reads it four times
 def library_source() -> tuple[Document, ...]:
-    """Read the modules, a document each, in the order of their paths."""
+    """Return the modules, one document each, sorted by path."""
     paths = sorted(file.relative_to(LIBRARY) for file in LIBRARY.rglob("*.py"))
     return tuple(
         Document(text, path.as_posix())
@@ -168,13 +166,13 @@ def library_source() -> tuple[Document, ...]:
 
 @cache
 def library_docs() -> tuple[Document, ...]:
-    """Read the docstrings, a document for each module, and the help topics of the language."""
+    """Return the docstrings, one document per module, and the help topics of the language."""
     documents = [
-        Document("\n\n".join(docstrings), module.group)
+        Document("\n\n".join(docstrings), module.group_text)
         for module in library_source()
         if (docstrings := list(_docstrings(ast.parse(module.text))))
     ]
-    if TOPICS.is_file():  # some distributions package it apart
+    if TOPICS.is_file():  # some distributions package it separately
         for statement in ast.parse(TOPICS.read_bytes()).body:
             if isinstance(statement, ast.Assign):
                 for name, text in ast.literal_eval(statement.value).items():
@@ -184,7 +182,7 @@ def library_docs() -> tuple[Document, ...]:
 
 @cache
 def _origin() -> str:
-    """Hash what the corpora are drawn from and the code that draws: quicker than to draw."""
+    """Hash the corpora's source text and this file's code, faster than drawing the corpora."""
     topics = Document(_decoded(TOPICS) if TOPICS.is_file() else "")
     code = Document(_decoded(Path(__file__)))
     return _hashed((*library_source(), topics, code))[0]
@@ -219,47 +217,39 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class OpenSource:
-    """The inputs of one source and the hash of each; ``groups`` where a pass has told them."""
+    """The inputs of one source and their records; ``groups`` if a stage has counted them."""
 
     inputs: tuple[Input, ...]
     records: tuple[FileRecord, ...]
     column: str
     groups: GroupRange | None = None
 
-    def identity(self) -> list[tuple[str, str | None, str]]:
-        """Give what decides the text: contents, formats and column; not where the files lie."""
+    def describe_content(self) -> list[tuple[str, str | None, str]]:
+        """Return what determines the text: contents, formats and column, but not paths."""
         return [(record.sha256, kind_of(record.name), self.column) for record in self.records]
 
     def empty_inputs(self) -> list[str]:
-        """Name the inputs without text, which are skipped."""
-        return [one.name for one in self.inputs if one.is_empty()]
+        """Return the names of the inputs without text, which are skipped."""
+        return [text_input.name for text_input in self.inputs if text_input.is_empty()]
 
-    def documents(self) -> Iterator[Document]:
-        """Read everything, from the beginning each time."""
+    def iter_documents(self) -> Iterator[Document]:
+        """Yield all documents, from the start each time."""
         return read_documents(self.inputs)
 
 
 def open_source(name: str, source: Source, hashed: HashFile = hash_file) -> OpenSource:
-    """Find and hash all inputs of a source; ``hashed`` may know hashes from before.
-
-    Raises:
-        RecipeError: an input that is missing or unreadable, or no input at all.
-    """
+    """Find and hash all inputs of a source; ``hashed`` may cache hashes."""
     inputs = find_inputs(name, source)
-    records = tuple(text_input.record(hashed) for text_input in inputs)
+    records = tuple(text_input.hash_input(hashed) for text_input in inputs)
     return OpenSource(inputs=inputs, records=records, column=source.column)
 
 
 def find_inputs(name: str, source: Source) -> tuple[Input, ...]:
-    """List the inputs of a source: the embedded corpus, the files, the dataset.
-
-    Raises:
-        RecipeError: an input that is missing, or no input at all.
-    """
+    """List the inputs of a source: embedded corpus, files, dataset; RecipeError if none."""
     where = f"data.sources.{name}"
     if not NAME.fullmatch(name):
-        remedy = "use letters, digits, _ . and - in it"
-        raise RecipeError(where, "the name becomes a file name", remedy)
+        remedy = "use letters, digits, _ . and - only"
+        raise RecipeError(where, f"{name!r} is not valid as a file name", remedy)
     inputs: list[Input] = []
     if source.embedded is not None:
         names = embedded_names(source.embedded)
@@ -269,39 +259,37 @@ def find_inputs(name: str, source: Source) -> tuple[Input, ...]:
         dataset = source.dataset
         if find_saved(Path(dataset.path), f"{where}.dataset"):
             problem = f"{dataset.path} was written by save_to_disk"
-            remedy = f"name it under {where}.files=[{dataset.path}] instead"
+            remedy = f"set {where}.files=[{dataset.path}] instead"
             raise RecipeError(f"{where}.dataset", problem, remedy)
         inputs.append(HubInput(dataset.path, f"{where}.dataset", source.column, dataset))
     if not inputs:
-        problem = "has no text: neither files nor a dataset nor an embedded corpus"
-        remedy = f"name your own, {where}.files=[...], or leave the source out"
+        problem = "has no files, no dataset and no embedded corpus"
+        remedy = f"set {where}.files=[...], or remove the source"
         raise RecipeError(where, problem, remedy)
     return tuple(inputs)
 
 
 def open_files(patterns: tuple[str, ...], where: str, column: str) -> Iterator[LocalFile]:
-    """Expand file patterns relative to the current folder; each file is given once, sorted.
+    """Expand file patterns relative to the current folder; yield each file once.
 
-    A folder that ``save_to_disk`` wrote stands for its files.
-
-    Raises:
-        RecipeError: a pattern without a file, another folder, or a suffix that is not read.
+    Files of a pattern are sorted. A folder that ``save_to_disk`` wrote yields its Arrow files;
+    another folder or an unknown suffix is a RecipeError.
     """
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for path in (path for pattern in patterns for path in expand_pattern(pattern, where)):
         saved = find_saved(path, where) if path.is_dir() else [path]
         if saved is None:
-            remedy = f"give a pattern, as {path}/*.jsonl"
-            raise RecipeError(where, f"{path} is a folder", remedy)
-        found |= dict.fromkeys(saved)
-    for path in found:
+            remedy = f"set a pattern such as {path}/*.jsonl"
+            raise RecipeError(where, f"{path} is a folder, not a file", remedy)
+        files |= dict.fromkeys(saved)
+    for path in files:
         kind = kind_of(path.name)
         if kind is None:
             known = ", ".join((*PLAIN, *TABLES))
-            problem = f"{path} is none of {known}; {', '.join(COMPRESSIONS)} may follow"
-            raise RecipeError(where, problem, "convert it, or correct its name")
-        if "\\udc" in ascii(str(path)):  # how Python holds bytes that are not UTF-8
-            remedy = "rename it: manifests hold names in UTF-8"
+            problem = f"{path} ends with none of {known} (plus {', '.join(COMPRESSIONS)})"
+            raise RecipeError(where, problem, "convert the file, or correct its name")
+        if "\\udc" in ascii(str(path)):  # Python's form of bytes that are not UTF-8
+            remedy = "rename the file: manifests need UTF-8 names"
             raise RecipeError(where, f"the name {str(path)!a} is not UTF-8", remedy)
         make = {".parquet": ParquetFile, ".arrow": ArrowFile}.get(kind, LocalFile)
         yield make(path=path, name=str(path), where=where, column=column)

@@ -1,18 +1,18 @@
-"""Document steps: normalise, identify the language, filter, replace personal data.
+"""Document steps: normalize, identify the language, filter, replace personal data.
 
-The order of normalising makes it idempotent: what is removed could join a letter and its
-accent, and the compatibility forms of some marks begin with a space.
+The order of normalization makes it idempotent: removing a character could join a letter and its
+accent, and the compatibility forms of some marks start with a space.
 
-For the language, the compressed model of fastText (lid.176.ftz, 938 kB) is in the installed
-package: nothing is ever downloaded. It reads the whole document, as ROOTS' pipeline did; OSCAR
-read line by line. Models and patterns are loaded where they are first used: a process can hand
-a step to another.
+The language identifier is the compressed fastText model (lid.176.ftz, 938 kB) in the installed
+package; nothing is downloaded. It reads the whole document, like ROOTS' pipeline; OSCAR read
+line by line. Models and patterns are loaded on first use, so that a step can be sent to another
+process.
 
-Of personal data, e-mail and IP addresses are what datatrove's PIIFormatter finds (public IPv4
-addresses alone, so a version number of four parts is one, too). Phone numbers are found in
-international notation alone, ``+`` and 8 to 15 digits (ITU-T E.123, E.164): in national
-notation they look like any number, for which ROOTS left them out. An IBAN has its country's
-length and right check digits.
+E-mail and IP addresses are those that datatrove's PIIFormatter finds: only public IPv4
+addresses, which include version numbers of four parts. Phone numbers are found only in
+international notation, ``+`` and 8 to 15 digits (ITU-T E.123, E.164): in national notation they
+look like any number, and ROOTS omitted them for that reason. An IBAN must have its country's
+length and correct check digits.
 """
 
 import re
@@ -33,15 +33,15 @@ from components.errors import RecipeError
 from data_prep.filters import published
 from data_prep.filters.text_ratios import TextRatioFilter
 
-# What `str.splitlines` ends a line at: the controls among them would otherwise join two words.
+# The line ends of `str.splitlines`. Removing the controls among them would join two words.
 LINE_END = re.compile("\r\n|[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
-# The other controls (category Cc, tab and line feed aside), and halves of characters (Cs),
-# which no UTF-8 file can hold.
+# The other controls (category Cc except tab and line feed), and surrogates (Cs), which UTF-8
+# cannot encode.
 CONTROL = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 
 
 class NormaliseStep:
-    """Rewrite ``document.text``; remove the document if nothing is left of it."""
+    """Normalizes ``document.text``; removes the document if nothing remains."""
 
     name = "normalise"
 
@@ -49,12 +49,12 @@ class NormaliseStep:
         self.settings = settings
 
     def __call__(self, document: Document) -> str | None:
-        document.text = normalise(document.text, self.settings)
+        document.text = normalize_text(document.text, self.settings)
         return None if document.text and not document.text.isspace() else f"{self.name}: empty"
 
 
-def normalise(text: str, settings: schema.Normalise) -> str:
-    """Bring ``text`` to a Unicode normal form (UAX 15), and strip what is asked for."""
+def normalize_text(text: str, settings: schema.Normalise) -> str:
+    """Convert ``text`` to a Unicode normal form (UAX 15); strip what ``settings`` require."""
     if settings.strip_line_ends or settings.remove_controls:
         text = LINE_END.sub("\n", text)
     if settings.remove_controls:
@@ -65,8 +65,8 @@ def normalise(text: str, settings: schema.Normalise) -> str:
     return text
 
 
-# The labels of lid.176 (fasttext.cc/docs/en/language-identification.html): ISO 639-1 where that
-# has a code, else ISO 639-3 or Wikipedia's own (als is Alemannic).
+# The labels of lid.176 (fasttext.cc/docs/en/language-identification.html): ISO 639-1 if the
+# language has such a code, else ISO 639-3 or Wikipedia's own (als is Alemannic).
 LABELS = """
     af als am an ar arz as ast av az azb ba bar bcl be bg bh bn bo bpy br bs bxr ca cbk ce
     ceb ckb co cs cv cy da de diq dsb dty dv el eml en eo es et eu fa fi fr frr fy ga gd gl
@@ -76,22 +76,21 @@ LABELS = """
     rue sa sah sc scn sco sd sh si sk sl so sq sr su sv sw ta te tg th tk tl tr tt tyv ug uk
     ur uz vec vep vi vls vo wa war wuu xal xmf yi yo yue zh
     """
-# Names that corpora give to one written language: ROOTS' simplified and traditional Chinese.
+# Other names of a written language in corpora: ROOTS' simplified and traditional Chinese.
 SAME = {"zhs": "zh", "zht": "zh"}
 
 
 class LanguageStep:
-    """Write ``language`` and ``language_score`` (0 to 1) to the metadata; remove the rest.
+    """Writes ``language`` and ``language_score`` (0 to 1) to the metadata; filters by them.
 
-    Raises:
-        RecipeError: a language is asked for that the model does not know.
+    An unknown language in the settings is a RecipeError.
     """
 
     name = "language"
 
     def __init__(self, settings: schema.Language, *, where: str) -> None:
-        asked = () if settings.keep == "all" else settings.keep
-        self.keep = {_label(code, f"{where}.keep") for code in asked}
+        codes = () if settings.keep == "all" else settings.keep
+        self.keep = {_label(code, f"{where}.keep") for code in codes}
         self.minimum = {
             code if code == EVERY_OTHER else _label(code, f"{where}.minimum_score"): score
             for code, score in settings.minimum_score.items()
@@ -100,7 +99,7 @@ class LanguageStep:
 
     def __call__(self, document: Document) -> str | None:
         text = document.text.lower() if self.lower_case else document.text
-        best = detector().detect(text)[0]
+        best = load_detector().detect(text)[0]
         language, score = str(best["lang"]), float(best["score"])
         document.metadata |= {"language": language, "language_score": score}
         if self.keep and language not in self.keep:
@@ -112,8 +111,8 @@ class LanguageStep:
 
 
 @cache
-def detector() -> LangDetector:
-    """Load the model once in a process; it cannot be handed to another."""
+def load_detector() -> LangDetector:
+    """Load the model once per process; it cannot be sent to another process."""
     config = LangDetectConfig(model="lite", max_input_length=None, normalize_input=False)
     return LangDetector(config)
 
@@ -121,14 +120,14 @@ def detector() -> LangDetector:
 def _label(code: str, where: str) -> str:
     label, known = SAME.get(code, code), LABELS.split()
     if label not in known:
-        problem = f"{code!r} is no language that the identifier (lid.176) can tell"
-        remedy = "leave it out, and name its sources under except_sources"
+        problem = f"the language identifier (lid.176) does not know {code!r}"
+        remedy = "remove the language, and add its sources to except_sources"
         raise RecipeError(where, problem, f"{remedy}; known: {' '.join([*known, *SAME])}")
     return label
 
 
 PHONE_NUMBER = re.compile(r"(?<![\w+])\+[1-9](?:[ ./-]?\(?\d\)?){7,14}(?![ ./-]?\(?\d|\w)")
-# Length of the IBANs of each country: SWIFT, IBAN registry (ISO 13616).
+# IBAN length of each country: SWIFT, IBAN registry (ISO 13616).
 IBAN_LENGTHS = """
     AD24 AE23 AL28 AT20 AZ28 BA20 BE16 BG22 BH22 BR29 BY28 CH21 CR22 CY28 CZ24 DE22 DK18
     DO28 EE20 EG29 ES24 FI18 FO18 FR27 GB22 GE22 GI23 GL18 GR27 GT28 HR21 HU28 IE22 IL23
@@ -140,9 +139,9 @@ IBAN_LENGTHS = """
 
 @dataclass(frozen=True)
 class PersonalDataKind:
-    """How one kind is found: a pattern, tried between two ``separator`` that hold a ``sign``.
+    """A kind of personal data: a pattern for the parts between ``separator`` with a ``sign``.
 
-    No find goes beyond a ``separator``; what is found must pass a test, if there is one.
+    A match does not cross a ``separator``. It must pass the test ``passes``, if there is one.
     """
 
     sign: str
@@ -150,13 +149,13 @@ class PersonalDataKind:
     pattern: re.Pattern[str]
     passes: Callable[[str], bool] | None
 
-    def replace(self, text: str, replacement: str) -> tuple[str, int]:
-        """Replace all there are and count them."""
+    def replace_matches(self, text: str, replacement: str) -> tuple[str, int]:
+        """Replace all matches; return the text and their number."""
         if self.sign not in text:
             return text, 0
         count = 0
 
-        def put(match: re.Match[str]) -> str:
+        def put_replacement(match: re.Match[str]) -> str:
             nonlocal count
             if self.passes is not None and not self.passes(match.group()):
                 return match.group()
@@ -164,36 +163,40 @@ class PersonalDataKind:
             return replacement
 
         changed = [
-            self.pattern.sub(put, part) if self.sign in part else part
+            self.pattern.sub(put_replacement, part) if self.sign in part else part
             for part in text.split(self.separator)
         ]
         return self.separator.join(changed), count
 
 
 class PersonalDataStep:
-    """Replace each kind by its stand-in; how many, by kind, goes to the metadata."""
+    """Replaces each kind with its stand-in; writes the counts by kind to the metadata."""
 
     name = "personal_data"
 
     def __init__(self, settings: schema.PersonalData) -> None:
         self.replacements = {
-            name: to for name in kinds() if (to := getattr(settings, name)) != "none"
+            name: to
+            for name in load_personal_data_kinds()
+            if (to := getattr(settings, name)) != "none"
         }
 
     def __call__(self, document: Document) -> str | None:
         counts = {}
         for name, replacement in self.replacements.items():
-            document.text, counts[name] = kinds()[name].replace(document.text, replacement)
+            document.text, counts[name] = load_personal_data_kinds()[name].replace_matches(
+                document.text, replacement
+            )
         document.metadata[self.name] = counts
         return None
 
 
 @cache
-def kinds() -> dict[str, PersonalDataKind]:
-    """List the kinds in the order in which they are replaced, by their key in the recipe.
+def load_personal_data_kinds() -> dict[str, PersonalDataKind]:
+    """Return the kinds by their key in the recipe, in the order of replacement.
 
-    E-mail addresses are looked for word by word, in those with an ``@`` alone: datatrove's
-    pattern takes quadratic time on a long word such as an image in base64.
+    The e-mail pattern is applied only to words with an ``@``, because it takes quadratic time
+    on a long word such as an image in base64.
     """
     published = PIIFormatter()
     emails, addresses = published.emails_replacer, published.ip_replacer
@@ -206,7 +209,7 @@ def kinds() -> dict[str, PersonalDataKind]:
 
 
 def iban_pattern() -> re.Pattern[str]:
-    """Match what has a country's letters and length, in one piece or with single spaces."""
+    """Return a pattern of country letters and lengths, in one piece or with single spaces."""
     countries = defaultdict(list)
     for entry in IBAN_LENGTHS.split():
         countries[int(entry[2:])].append(entry[:2])
@@ -218,7 +221,7 @@ def iban_pattern() -> re.Pattern[str]:
 
 
 def has_right_check_digits(iban: str) -> bool:
-    """Check the sum: moved to the end and read as base 36, the first four leave 1 modulo 97.
+    """Check an IBAN: moved to the end and read as base 36, the first four leave 1 modulo 97.
 
     ISO 13616, by MOD 97-10 of ISO/IEC 7064.
     """
@@ -228,9 +231,9 @@ def has_right_check_digits(iban: str) -> bool:
 
 
 class DocumentStep(Protocol):
-    """Change ``document.text`` and ``document.metadata``, or give the reason to remove it.
+    """A step that edits ``document.text`` and ``metadata``, or returns a reason to remove it.
 
-    The part of the reason before its colon is what is counted; ``None`` keeps the document.
+    The part of the reason before its colon is counted. ``None`` keeps the document.
     """
 
     @property
@@ -241,11 +244,7 @@ class DocumentStep(Protocol):
 def build_steps(
     settings: schema.DocumentSteps, *, source: str, where: str
 ) -> list[DocumentStep]:
-    """Build the steps for one source; ``where`` is the YAML path of the sections.
-
-    Raises:
-        RecipeError: a language that cannot be told, or a word list that cannot be read.
-    """
+    """Build the steps for one source; ``where`` is the YAML path of the sections."""
     steps: list[DocumentStep] = []
     language, filters, personal = settings.language, settings.filters, settings.personal_data
     if settings.normalise != "none":

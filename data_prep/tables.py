@@ -1,7 +1,7 @@
 """Read texts from a table column: Parquet and Arrow files, and datasets of ``datasets``.
 
 A dataset is a name on the hub or a folder of data files. Its code never runs: the library
-refuses a dataset that needs code. Its README and schemas may name other files or addresses. So
+rejects a dataset that needs code. Its README and schemas may name other files or addresses. So
 only regular files inside the folder, or files of the hub, are read, and only the text column is
 decoded. A folder that ``Dataset.save_to_disk`` wrote is read as Arrow files.
 """
@@ -31,27 +31,27 @@ TRAIN = "train"
 MAGIC, STREAM_IN_FILE = b"ARROW1", 8
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-CARDS = ("README.md", ".huggingface.yaml")  # in which a folder describes itself
+CARDS = ("README.md", ".huggingface.yaml")  # descriptions of a dataset folder
 MOST_CARD_BYTES = 1 << 20
-# Readers for tables of texts; others unpack archives or open files that rows name.
+# Readers for tables of texts. Other readers unpack archives or open files that rows name.
 READERS = frozenset({"arrow", "cache", "csv", "json", "parquet", "text"})
 ARCHIVES = frozenset({"zip", "tar", "7z", "rar"})
 
 
 def _check_column(column: str, columns: Sequence[str], name: str, where: str) -> None:
     if column not in columns:
-        remedy = f"its columns are {', '.join(columns)}"
+        remedy = f"set it to one of {', '.join(columns)}"
         raise RecipeError(where, f"{name} has no column {column!r}", remedy)
 
 
 @dataclass(frozen=True)
 class ParquetFile(LocalFile):
-    """A column of strings; ``column`` names it."""
+    """A Parquet file with texts in the string column ``column``."""
 
-    def items(self) -> Iterator[Document | RecipeError]:
+    def iter_items(self) -> Iterator[Document | RecipeError]:
         for number, text in enumerate(self._texts(), start=1):
             if text is None:
-                yield self._error(f"row {number:,} has no text", "leave such rows out")
+                yield self._error(f"row {number:,} has no text", "remove rows without text")
             else:
                 yield Document(text)
 
@@ -64,34 +64,34 @@ class ParquetFile(LocalFile):
             where = f"{self.where.removesuffix('.files')}.column"
             _check_column(self.column, [*kinds], self.name, where)
             if not _is_text(kind := kinds[self.column]):
-                problem = f"{self.name} holds no strings in {self.column!r}, but {kind}"
-                raise RecipeError(where, problem, "name another column")
+                problem = f"column {self.column!r} of {self.name} has type {kind}, not string"
+                raise RecipeError(where, problem, "set it to a column of strings")
             for batch in batches:
                 yield from (value.as_py() for value in batch.column(0))
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[dict[str, Any], Iterator[Any]]]:
-        """Yield the types of all columns and the batches of ours; explain read errors."""
+        """Yield all column types and the batches of the text column; explain read errors."""
         import pyarrow  # slow to import
 
-        done = 0
+        num_rows = 0
 
-        def counted(batches: Iterator[Any]) -> Iterator[Any]:
-            nonlocal done
+        def count_batches(batches: Iterator[Any]) -> Iterator[Any]:
+            nonlocal num_rows
             for batch in batches:
                 yield batch
-                done += len(batch)
+                num_rows += len(batch)
 
         try:
             with self.path.open("rb") as file:
                 schema, batches = self._open(file)
-                yield {field.name: field.type for field in schema}, counted(batches)
+                yield {field.name: field.type for field in schema}, count_batches(batches)
         except RecipeError:
             raise
         except (OSError, ValueError, MemoryError, pyarrow.ArrowException) as error:
-            reason = str(error) or "it asks for more memory than there is"
-            problem = f"is damaged behind row {done:,}: {reason}"
-            raise self._error(problem, "copy it again") from error
+            reason = str(error) or "it needs more memory than is available"
+            problem = f"is damaged after row {num_rows:,}: {reason}"
+            raise self._error(problem, "copy the file again") from error
 
     def _open(self, file: BinaryIO) -> tuple[Any, Iterator[Any]]:
         import pyarrow.parquet  # see above
@@ -100,7 +100,7 @@ class ParquetFile(LocalFile):
         table = pyarrow.parquet.ParquetFile(file, **options)
         schema = table.schema_arrow
         if any(field.name == self.column and _is_text(field.type) for field in schema):
-            # A dictionary stays a dictionary: its values may be large and repeat in each row.
+            # Keep a dictionary-encoded column: its values may be large and repeat in many rows.
             options["read_dictionary"] = [self.column]
             table = pyarrow.parquet.ParquetFile(file, **options)
         return schema, table.iter_batches(batch_size=ROWS, columns=[self.column])
@@ -108,7 +108,7 @@ class ParquetFile(LocalFile):
 
 @dataclass(frozen=True)
 class ArrowFile(ParquetFile):
-    """The same of a stream of Apache Arrow, as ``save_to_disk`` writes it, or of a file."""
+    """An Arrow file, or a stream of Apache Arrow as ``save_to_disk`` writes it."""
 
     def _open(self, file: BinaryIO) -> tuple[Any, Iterator[Any]]:
         import pyarrow  # see above
@@ -116,17 +116,17 @@ class ArrowFile(ParquetFile):
         in_file = file.read(len(MAGIC)) == MAGIC
         file.seek(-len(END_OF_STREAM), SEEK_END)
         if not file.read().endswith(MAGIC if in_file else END_OF_STREAM):
-            raise ValueError("its end is missing")  # pyarrow would take less for all
+            raise ValueError("its end is missing")  # pyarrow would accept a truncated stream
         file.seek(STREAM_IN_FILE if in_file else 0)
         stream = pyarrow.ipc.open_stream(file)
 
-        def checked() -> Iterator[Any]:
+        def check_batches() -> Iterator[Any]:
             for batch in stream:
                 column = batch.select([self.column])
                 column.validate(full=True)  # pyarrow trusts the offsets in the file
                 yield column
 
-        return stream.schema, checked()
+        return stream.schema, check_batches()
 
 
 def _is_text(kind: Any) -> bool:
@@ -138,16 +138,12 @@ def _is_text(kind: Any) -> bool:
 
 
 def find_saved(folder: Path, where: str) -> list[Path] | None:
-    """List the Arrow files of what ``save_to_disk`` wrote; of several splits, of ``train``.
-
-    Raises:
-        RecipeError: there is no such split, or a file that the folder lists is not in it.
-    """
+    """List the Arrow files of ``save_to_disk`` (split ``train``); None if it wrote none."""
     if (folder / SAVED_SPLITS).is_file():
         splits = sorted(path.parent.name for path in folder.glob(f"*/{SAVED}"))
         if TRAIN not in splits:
             problem = f"{folder} has no split {TRAIN!r}, but {', '.join(splits) or 'none'}"
-            raise RecipeError(where, problem, "name the folder of a split")
+            raise RecipeError(where, problem, "set it to the folder of one split")
         folder /= TRAIN
     if not (folder / SAVED).is_file():
         return None
@@ -155,36 +151,36 @@ def find_saved(folder: Path, where: str) -> list[Path] | None:
     names = [file.get("filename") for file in listed or [] if isinstance(file, dict)]
     shards = {path.name: path for path in folder.glob("*.arrow") if not path.is_symlink()}
     if missing := [name for name in names if name not in shards]:
-        problem = f"{folder} holds no file {missing[0]!r}, which its {SAVED} lists"
+        problem = f"{folder} lacks the file {missing[0]!r}, which its {SAVED} lists"
         raise RecipeError(where, problem, "save the dataset again")
     return [shards[str(name)] for name in names]
 
 
 @dataclass(frozen=True)
 class HubInput(Input):
-    """One split of a dataset; streamed, it is fetched anew at each reading and kept nowhere.
+    """One split of a dataset; if streamed, it is downloaded at each reading and not stored.
 
-    Its record hashes the revision or, of local files, their sizes and times: not their content.
+    Its record hashes the revision, or sizes and times of local files, but not their content.
     """
 
     name: str
     where: str
     column: str
     dataset: HubDataset
-    if_empty: ClassVar[str | None] = "leave it out"
+    if_empty: ClassVar[str | None] = "remove the dataset from the recipe"
 
-    def record(self, hashed: HashFile = hash_file) -> FileRecord:
+    def hash_input(self, hashed: HashFile = hash_file) -> FileRecord:
         with self._opened() as builder:
             tree = [builder.hash, builder.config_id, self.dataset.split, self.column]
         digest = hashlib.sha256(json.dumps(tree).encode()).hexdigest()
         return FileRecord(name=f"dataset:{self.name}", sha256=digest, bytes=0)
 
-    def items(self) -> Iterator[Document | RecipeError]:
+    def iter_items(self) -> Iterator[Document | RecipeError]:
         for number, text in enumerate(self._texts(), start=1):
             if isinstance(text, str):
                 yield Document(text)
             else:
-                yield self._error(f"row {number:,} has no text", "name another column")
+                yield self._error(f"row {number:,} has no text", "set another column")
 
     def _texts(self) -> Iterator[Any]:
         with self._opened() as builder:
@@ -203,24 +199,24 @@ class HubInput(Input):
                 yield from batch.get(self.column) or [None]
 
     def _check_values(self, features: Mapping[str, Any] | None) -> None:
-        """Refuse a column whose values name files that the library would open."""
+        """Reject a column of values that name files that the library would open."""
         import datasets
 
         kind = (features or {}).get(self.column)
         if kind is not None and not isinstance(kind, datasets.Value):
-            problem = f"has no texts in the column {self.column!r}"
-            raise self._error(problem, "name another column")
+            problem = f"has no strings in column {self.column!r}"
+            raise self._error(problem, "set another column")
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        """Open the dataset; name it in errors, also in those of its readers."""
+        """Open the dataset; name it in all errors, also in those of the library's readers."""
         source, folder = self.dataset, Path(self.dataset.path)
         try:
             if folder.is_dir():
                 check_inside(folder, self.where)
                 _check_cards(folder)
             elif not HUB_NAME.fullmatch(source.path):
-                raise FileNotFoundError("is neither a folder nor a name on the hub")
+                raise FileNotFoundError("it is neither a folder nor a valid name on the hub")
             import datasets  # slow to import
 
             datasets.disable_progress_bars()
@@ -231,18 +227,18 @@ class HubInput(Input):
             yield builder
         except RecipeError:
             raise
-        except Exception as error:  # odd values of a README make the library raise anything
+        except Exception as error:  # odd values in a README cause errors of any type
             reason = error.__cause__ or error
             first = str(reason).strip().splitlines()[:1] or [type(reason).__name__]
-            remedy = "correct path, name, split or revision; datasets with code are not read"
+            remedy = "correct path, name, split or revision (datasets with code are refused)"
             if isinstance(error, ConnectionError):
-                remedy = "without a network name a folder of its files as path, or load it "
-                remedy += "once on a machine with one and carry the cache over (HF_HOME)"
+                remedy = "without a network, set path to a folder of its files, or load the "
+                remedy += "dataset on a machine with a network and copy its cache (HF_HOME)"
             raise self._error(f"cannot be read: {first[0]}", remedy) from error
 
 
 def _check_cards(folder: Path) -> None:
-    """Raise a ValueError if the description of a folder names addresses or outside files."""
+    """Raise a ValueError if a folder's description names addresses or files outside."""
     for file in (folder / name for name in CARDS):
         if not file.is_file():
             continue
@@ -252,12 +248,12 @@ def _check_cards(folder: Path) -> None:
             text = front[1] if front else ""
         tokens = yaml.scan(text, yaml.SafeLoader)
         if any(isinstance(token, yaml.AliasToken) for token in tokens):
-            raise ValueError(f"{file.name} has aliases")
+            raise ValueError(f"{file.name} has YAML aliases")
         tree = yaml.safe_load(text)
         for place in _texts(tree.get("configs") if isinstance(tree, dict) else None):
-            odd = place.startswith(("/", "~")) or ".." in Path(place).parts
-            if odd or "://" in place or "::" in place:
-                raise ValueError(f"{file.name} names {place!r}, which is not in the folder")
+            is_outside = place.startswith(("/", "~")) or ".." in Path(place).parts
+            if is_outside or "://" in place or "::" in place:
+                raise ValueError(f"{file.name} lists {place!r}, which is not in the folder")
 
 
 def _texts(tree: object) -> Iterator[str]:
@@ -271,17 +267,17 @@ def _texts(tree: object) -> Iterator[str]:
 def _check_files(builder: Any, folder: Path) -> None:
     """Raise a ValueError unless all files are tables in the folder or on the hub.
 
-    The library unpacks an archive whatever its name is, so its content decides.
+    The content of a file is checked, because the library unpacks an archive of any name.
     """
     from datasets.utils.extract import Extractor
 
     reader = type(builder).__module__.rpartition(".")[2]
     if reader not in READERS:
-        raise ValueError(f"holds no tables of texts: the library takes it for {reader}")
+        raise ValueError(f"it is not a table of texts: the library reads it as {reader}")
     is_here = folder.is_dir()
     inside = f"{folder.resolve()}/" if is_here else "hf://datasets/"
     for files in (builder.config.data_files or {}).values():
         for file in map(str, files):
             packed = is_here and Extractor.infer_extractor_format(file) in ARCHIVES
             if not file.startswith(inside) or "::" in file or packed:
-                raise ValueError(f"names {file}, which is no table in it")
+                raise ValueError(f"it lists {file}, which is not a table in the dataset")

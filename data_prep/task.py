@@ -1,7 +1,7 @@
-"""Job arrays that do the tasks of a pass: ``python -m data_prep.task STAGES PASS K``.
+"""Job array element for a stage's tasks: ``python -m data_prep.task STAGES NAME K``.
 
-That is one element: it does the K-th group of tasks that ``array.json`` in the pass's folder
-lists, in as many processes as it says; what is done already is left alone.
+The element runs the K-th group of tasks from ``array.json`` in the stage's folder, with the
+number of processes given there. It skips tasks that are done.
 """
 
 import json
@@ -13,57 +13,56 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from components.data.files import replace_atomically
+from components.data.files import write_atomically
 from components.errors import RecipeError
-from components.terminal import say
-from data_prep.stages.executors import Local
+from components.terminal import log_line
 from data_prep.stages.plan import read_plan
 from data_prep.stages.record import missing_tasks
+from data_prep.stages.runner import Local
 
 FILE_NAME = "array.json"
 
 
 class QueuedError(RecipeError):
-    """The work was handed to a queue and nobody waits: the same command goes on."""
+    """The work was submitted to a queue without waiting; repeat the command to continue."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Array:
-    """Groups of tasks, one an element, of ``workers`` processes each; the ``job`` it became."""
+    """A job array: a group of tasks per element, ``workers`` processes each, the ``job`` id."""
 
     groups: tuple[tuple[int, ...], ...]
     workers: int | Literal["auto"]
     job: str | None
 
-    def write(self, folder: Path) -> None:
-        with replace_atomically(folder / FILE_NAME) as file:
-            file.write(json.dumps(asdict(self)).encode())
+    def save_array(self, folder: Path) -> None:
+        write_atomically(folder / FILE_NAME, json.dumps(asdict(self)))
 
 
 def deal_tasks(tasks: Sequence[int], most_jobs: int) -> tuple[tuple[int, ...], ...]:
-    """Deal tasks in turn, so that neighbours, which are often alike, are spread."""
+    """Split tasks round-robin into groups, so that similar neighbors are spread over them."""
     jobs = min(most_jobs, len(tasks))
     return tuple(tuple(tasks[first::jobs]) for first in range(jobs))
 
 
 def read_array(folder: Path) -> Array | None:
-    """Read what :meth:`Array.write` wrote; nothing if no array was submitted yet."""
+    """Read what :meth:`Array.save_array` wrote; return None if no array was submitted yet."""
     if not (folder / FILE_NAME).exists():
         return None
     return TypeAdapter(Array).validate_json((folder / FILE_NAME).read_bytes())
 
 
 def main(words: Sequence[str]) -> int:
-    """Do the group; 0 done, 2 something that a user can mend."""
+    """Run the group; return 0 if it is done, 2 for an error that the user can fix."""
     stages, name, element = words
     folder = Path(stages) / name
     array = read_array(folder)
     assert array is not None, "the command writes it before it submits"
-    left = missing_tasks(folder, array.groups[int(element)], read_plan(folder).key)
+    missing = missing_tasks(folder, array.groups[int(element)], read_plan(folder).plan_key)
     try:
-        Local(workers=array.workers, leave_failures=True).run(folder, left, say)
+        Local(workers=array.workers).run_tasks(folder, missing, log_line)
     except RecipeError as error:
-        say(str(error))
+        log_line(str(error))
         return 2
     return 0
 

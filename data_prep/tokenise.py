@@ -1,9 +1,9 @@
-"""Token files: written here, by a tokenizer trained here or given; or Megatron's, in and out.
+"""Token files: written here with a trained or given tokenizer, or Megatron's, read in place.
 
-A balanced sample to train on keeps a small language from drowning; hashes choose it, so that it
-is spread over the whole source and the same on every machine. Of Megatron's files, documents at
-the end of each are held out, as its ``--split`` takes them: nothing is copied or decoded, but
-copies of a document may stand on both sides.
+A balanced training sample keeps small languages from being underrepresented. Hashes select it,
+so it is spread over the whole source and is the same on every machine. Of Megatron's files, the
+last documents of each file are held out, like its ``--split``; copies of a document may be on
+both sides.
 """
 
 import hashlib
@@ -22,7 +22,12 @@ from components.data import byte_bpe, files, unigram
 from components.data.files import REBUILD, FileRecord, HashFile, hash_file, record_file
 from components.data.manifest import Manifest, SourceRecord
 from components.data.megatron import MegatronIndex, read_index, write_index
-from components.data.token_file import TokenFileRecord, Tokens, encode, open_token_file
+from components.data.token_file import (
+    TokenArray,
+    TokenFileRecord,
+    encode_to_file,
+    open_token_file,
+)
 from components.data.tokenizer import Tokenizer
 from components.errors import RecipeError
 from data_prep.read import Document, expand_pattern
@@ -36,27 +41,27 @@ def training_texts(
     splits: Mapping[str, HeldOutSplit],
     sample_bytes: int | Literal["all"],
 ) -> Iterator[str]:
-    """Draw the tokenizer's text from the training side alone, as much of each source."""
+    """Yield the tokenizer's training text: equal samples of each source, no held-out text."""
     for name, documents in sources.items():
         texts = map(splits[name].train_text, documents)
         yield from texts if sample_bytes == "all" else sample_texts(texts, sample_bytes)
 
 
 def sample_texts(texts: Iterable[str], sample_bytes: int) -> list[str]:
-    """Draw pieces of a few lines, at most ``sample_bytes`` UTF-8 bytes together.
+    """Return pieces of a few lines, together at most ``sample_bytes`` UTF-8 bytes.
 
-    The pieces with the smallest hashes are kept in one pass, in memory for the sample alone.
+    The pieces with the smallest hashes are kept, in one pass; only the sample is in memory.
     """
-    kept: list[tuple[int, str]] = []
-    kept_bytes = 0
+    sample: list[tuple[int, str]] = []
+    num_bytes = 0
     for piece in chain.from_iterable(map(_pieces, texts)):
         content = piece.encode()
         digest = hashlib.blake2b(content, digest_size=8, person=b"tokenizer").digest()
-        heapq.heappush(kept, (-int.from_bytes(digest, "little"), piece))
-        kept_bytes += len(content)
-        while kept_bytes > sample_bytes:
-            kept_bytes -= len(heapq.heappop(kept)[1].encode())
-    return [piece for _, piece in sorted(kept, reverse=True)]
+        heapq.heappush(sample, (-int.from_bytes(digest, "little"), piece))
+        num_bytes += len(content)
+        while num_bytes > sample_bytes:
+            num_bytes -= len(heapq.heappop(sample)[1].encode())
+    return [piece for _, piece in sorted(sample, reverse=True)]
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -78,38 +83,30 @@ FILE_NAMES = (byte_bpe.FILE_NAME, unigram.FILE_NAME)
 
 
 def find_tokenizer(folder: str) -> tuple[FileRecord, ...]:
-    """Hash the tokenizer's files in ``folder``; none if the recipe says ``none``.
-
-    Raises:
-        RecipeError: the folder holds no such file.
-    """
+    """Return the records of the tokenizer's files in ``folder``; none if it is "none"."""
     if folder == "none":
         return ()
-    found = [path for name in FILE_NAMES if (path := Path(folder) / name).is_file()]
-    if not found:
-        remedy = "name the folder of a tokenizer, or set it to none to train one"
-        problem = f"{folder} holds none of {', '.join(FILE_NAMES)}"
-        problem = problem if Path(folder).exists() else f"there is no folder {folder}"
+    paths = [path for name in FILE_NAMES if (path := Path(folder) / name).is_file()]
+    if not paths:
+        remedy = "set it to the folder of a tokenizer, or to none to train a tokenizer"
+        problem = f"{folder} has none of {', '.join(FILE_NAMES)}"
+        problem = problem if Path(folder).exists() else f"{folder} does not exist"
         raise RecipeError(PATH, problem, remedy)
-    return tuple(replace(record_file(path), name=str(path)) for path in found)
+    return tuple(replace(record_file(path), name=str(path)) for path in paths)
 
 
 def take_tokenizer(tokenizer: Tokenizer, files: tuple[FileRecord, ...], folder: Path) -> None:
-    """Copy the files into ``folder`` and load them from there.
-
-    Raises:
-        RecipeError: they are not of the tokenizer that the recipe describes.
-    """
+    """Copy the files into ``folder`` and load them; RecipeError if the recipe differs."""
     for file in files:
         shutil.copyfile(file.name, folder / Path(file.name).name)
     try:
-        tokenizer.load(folder)
+        tokenizer.load_file(folder)
     except RecipeError as error:
         folder_given, remedy = Path(files[0].name).parent, error.remedy
         problem = f"the tokenizer in {folder_given} {error.problem}"
         if remedy == REBUILD:
-            problem = f"{folder_given} holds another tokenizer: {error.problem}"
-            remedy = "let tokenizer describe the one in the folder"
+            problem = f"the tokenizer in {folder_given} differs: {error.problem}"
+            remedy = "set tokenizer to match the tokenizer in the folder"
         raise RecipeError(PATH, problem, remedy) from error
 
 
@@ -118,7 +115,7 @@ Sides = tuple[TokenFileRecord, TokenFileRecord]
 
 @dataclass(frozen=True, kw_only=True)
 class TokeniseTask:
-    """What is tokenised, into which folder; on ``sample_bytes`` of each source one trains."""
+    """What to tokenize into which folder; training takes ``sample_bytes`` from each source."""
 
     sources: Mapping[str, OpenSource]
     splits: Mapping[str, HeldOutSplit]
@@ -128,33 +125,39 @@ class TokeniseTask:
 
 
 class Tokenise(Protocol):
-    """Make the same files, wherever the work is done."""
+    """Tokenizer training and encoding; every implementation writes the same files."""
 
-    def train(self, task: TokeniseTask) -> tuple[FileRecord, ...]:
-        """Train the tokenizer and load it; name its files where they stay."""
+    def train_tokenizer(self, task: TokeniseTask) -> tuple[FileRecord, ...]:
+        """Train the tokenizer and load it; return its files with their final paths."""
 
-    def write(self, task: TokeniseTask, files: tuple[FileRecord, ...]) -> dict[str, Sides]:
-        """Write for each source what is trained on and what is held out."""
+    def write_token_files(
+        self, task: TokeniseTask, files: tuple[FileRecord, ...]
+    ) -> dict[str, Sides]:
+        """Write the training and held-out token files of each source."""
 
 
-class Here:
-    """This process alone: for sources that no pass has been over."""
+class LocalTokenise:
+    """Tokenization in this process, for sources that no stage has cleaned."""
 
-    def train(self, task: TokeniseTask) -> tuple[FileRecord, ...]:
-        documents = {name: source.documents() for name, source in task.sources.items()}
+    def train_tokenizer(self, task: TokeniseTask) -> tuple[FileRecord, ...]:
+        documents = {name: source.iter_documents() for name, source in task.sources.items()}
         texts = training_texts(documents, task.splits, task.sample_bytes)
-        task.tokenizer.train(texts, task.folder)
+        task.tokenizer.train_on_texts(texts, task.folder)
         return tuple(map(record_file, sorted(task.folder.iterdir())))
 
-    def write(self, task: TokeniseTask, files: tuple[FileRecord, ...]) -> dict[str, Sides]:
-        def act(name: str, side: str, part: Callable[[Document], str]) -> TokenFileRecord:
-            texts = filter(None, map(part, task.sources[name].documents()))
-            return encode(task.folder / f"{name}.{side}.tokens", texts, task.tokenizer)
+    def write_token_files(
+        self, task: TokeniseTask, files: tuple[FileRecord, ...]
+    ) -> dict[str, Sides]:
+        def write_side(
+            name: str, side: str, part: Callable[[Document], str]
+        ) -> TokenFileRecord:
+            texts = filter(None, map(part, task.sources[name].iter_documents()))
+            return encode_to_file(task.folder / f"{name}.{side}.tokens", texts, task.tokenizer)
 
         written = {}
         for name, split in task.splits.items():
-            train = act(name, "train", split.train_text)
-            written[name] = train, act(name, "held_out", split.held_out_text)
+            train = write_side(name, "train", split.train_text)
+            written[name] = train, write_side(name, "held_out", split.held_out_text)
         return written
 
 
@@ -164,31 +167,29 @@ INDEX = ".idx"
 
 @dataclass(frozen=True)
 class TokenSource:
-    """The checked indices of one source; ``records`` are their hashes."""
+    """The checked indices of one source; ``records`` contain the hashes of the index files."""
 
     where: str
     eod: Literal["appended", "absent"]
     indices: tuple[MegatronIndex, ...]
     records: tuple[FileRecord, ...]
 
-    def identity(self) -> list[tuple[object, ...]]:
-        """Describe what decides the manifest's entry: where the files lie is part of it."""
+    def describe_content(self) -> list[tuple[object, ...]]:
+        """Return what determines the manifest's entry, including the paths of the files."""
         return [
             (self.eod, record.name, record.sha256, index.tokens)
             for index, record in zip(self.indices, self.records, strict=True)
         ]
 
-    def measure(self, *, vocab_size: int, eod_id: int, fraction: float) -> SourceRecord:
-        """Read every ``.bin`` file once: hash it, check its ids, and part it in two.
+    def measure_files(self, *, vocab_size: int, eod_id: int, fraction: float) -> SourceRecord:
+        """Read every ``.bin`` file once: hash it, check its ids, and split its documents.
 
-        Raises:
-            RecipeError: an id outside the vocabulary, a document without the end-of-document
-                id, or a file that has changed meanwhile.
+        A document that lacks the end-of-document id, or a changed file, is a RecipeError.
         """
         parts = [self._parts(index, fraction, vocab_size, eod_id) for index in self.indices]
         return SourceRecord(
             inputs=self.records,
-            documents=sum(index.documents for index in self.indices),
+            documents=sum(index.num_documents for index in self.indices),
             train=tuple(train for train, _ in parts),
             held_out=tuple(held_out for _, held_out in parts),
         )
@@ -196,15 +197,17 @@ class TokenSource:
     def _parts(
         self, index: MegatronIndex, fraction: float, vocab_size: int, eod_id: int
     ) -> tuple[TokenFileRecord, TokenFileRecord]:
-        path, documents = index.bin_file, index.documents
+        path, documents = index.bin_file, index.num_documents
         size = path.stat().st_size
-        whole = TokenFileRecord(str(path), "", size, index.tokens, documents, index.width)
-        whole = replace(whole, sha256=self._read_through(index, whole, vocab_size, eod_id))
-        left = held_out_documents(documents, fraction)
-        kept = documents - left
-        cut = int(index.document_ends(kept - 1, kept)[0]) if kept else 0
-        rest = replace(whole, tokens=index.tokens - cut, documents=left, first_token=cut)
-        return replace(whole, tokens=cut, documents=kept), rest
+        record = TokenFileRecord(str(path), "", size, index.tokens, documents, index.width)
+        record = replace(record, sha256=self._read_through(index, record, vocab_size, eod_id))
+        num_held_out = held_out_documents(documents, fraction)
+        num_train = documents - num_held_out
+        cut = int(index.document_ends(num_train - 1, num_train)[0]) if num_train else 0
+        held_out = replace(
+            record, tokens=index.tokens - cut, documents=num_held_out, first_token=cut
+        )
+        return replace(record, tokens=cut, documents=num_train), held_out
 
     def _read_through(
         self, index: MegatronIndex, record: TokenFileRecord, vocab_size: int, eod_id: int
@@ -217,38 +220,34 @@ class TokenSource:
             wrong = (block < 0) | (block >= vocab_size)
             if wrong.any():
                 place = int(np.argmax(wrong))
-                found = f"has id {block[place]:,} at token {start + place:,}"
-                problem = f"{record.name} {found}, the vocabulary ends with {vocab_size - 1:,}"
-                remedy = "let tokenizer describe the tokenizer that wrote the files"
+                fault = f"has id {block[place]:,} at token {start + place:,}"
+                problem = f"{record.name} {fault}, the largest id is {vocab_size - 1:,}"
+                remedy = "set tokenizer to match the tokenizer that wrote the files"
                 raise RecipeError(self.where, problem, remedy)
         if self.eod == "appended" and record.tokens:
             self._check_ends(index, tokens, eod_id)
         return digest.hexdigest()
 
-    def _check_ends(self, index: MegatronIndex, tokens: Tokens, eod_id: int) -> None:
-        for first in range(0, index.documents, BLOCK_TOKENS):
-            ends = index.document_ends(first, min(first + BLOCK_TOKENS, index.documents))
+    def _check_ends(self, index: MegatronIndex, tokens: TokenArray, eod_id: int) -> None:
+        for first in range(0, index.num_documents, BLOCK_TOKENS):
+            ends = index.document_ends(first, min(first + BLOCK_TOKENS, index.num_documents))
             last = tokens[np.maximum(ends - 1, 0)]
-            without = (last != eod_id) & (ends > 0)  # an empty document stands behind an end
+            without = (last != eod_id) & (ends > 0)  # ends is 0 for leading empty documents
             if without.any():
                 place = int(np.argmax(without))
-                found = f"document {first + place:,} of {index.bin_file} ends with id"
-                problem = f"{found} {last[place]:,}, not with the end of document, {eod_id:,}"
+                fault = f"document {first + place:,} of {index.bin_file} ends with id"
+                problem = f"{fault} {last[place]:,}, not with the end-of-document id {eod_id:,}"
                 key = f"{self.where.removesuffix('.tokens')}.eod"
                 remedy = "tokenize again with --append-eod, correct tokenizer, or set"
                 raise RecipeError(self.where, problem, f"{remedy} {key}=absent")
 
 
 def open_token_source(name: str, source: Source, hashed: HashFile = hash_file) -> TokenSource:
-    """Find, check and hash the indices that a source names.
-
-    Raises:
-        RecipeError: a prefix or pattern without files, or an index that is not sound.
-    """
+    """Find, check and hash the indices that a source names."""
     where = f"data.sources.{name}.tokens"
-    patterns = [one.removesuffix(INDEX).removesuffix(".bin") for one in source.tokens]
-    found = [path for one in patterns for path in expand_pattern(one + INDEX, where)]
-    files = dict.fromkeys(path.absolute() for path in found)
+    patterns = [pattern.removesuffix(INDEX).removesuffix(".bin") for pattern in source.tokens]
+    paths = [path for pattern in patterns for path in expand_pattern(pattern + INDEX, where)]
+    files = dict.fromkeys(path.absolute() for path in paths)
     indices = tuple(read_index(str(file).removesuffix(INDEX), where) for file in files)
     records = tuple(
         FileRecord(str(file), hashed(file, 0, None), file.stat().st_size) for file in files
@@ -257,34 +256,31 @@ def open_token_source(name: str, source: Source, hashed: HashFile = hash_file) -
 
 
 def held_out_documents(documents: int, fraction: float) -> int:
-    """Count the documents to hold out: at least one, and not all, where there are two."""
+    """Count the documents to hold out: if there are two, at least one and not all."""
     return min(max(round(documents * fraction), 1), max(documents - 1, 0))
 
 
 def write_megatron(folder: Path, manifest: Manifest) -> list[Path]:
     """Write ``PREFIX.bin`` and ``PREFIX.idx`` for each token file; return the prefixes.
 
-    A ``.bin`` file has the bytes of the token file: it is another name of it, and a copy only
-    where the file system has no such names. Files that are read in place are left out.
+    A ``.bin`` file is a hard link to the token file, or a copy if the file system has no hard
+    links. Files that are read in place are skipped.
     """
-    records = [
-        record
-        for source in manifest.sources.values()
-        for record in (*source.train, *source.held_out)
-        if not Path(record.name).is_absolute()
-    ]
-    return [_write_one(folder, record, manifest.tokenizer.eod_id) for record in records]
-
-
-def _write_one(folder: Path, record: TokenFileRecord, eod_id: int) -> Path:
-    prefix = (folder / record.name).with_suffix("")
-    source, target = folder / record.name, Path(f"{prefix}.bin")
-    try:
-        if not (target.exists() and target.samefile(source)):
-            target.unlink(missing_ok=True)
-            target.hardlink_to(source)
-    except OSError:  # the file system has no second names
-        with source.open("rb") as read, files.replace_atomically(target) as write:
-            shutil.copyfileobj(read, write)
-    write_index(prefix, open_token_file(folder, record), record.dtype, eod_id=eod_id)
-    return prefix
+    prefixes, eod_id = list[Path](), manifest.tokenizer.eod_id
+    sources = ((*source.train, *source.held_out) for source in manifest.sources.values())
+    for record in chain.from_iterable(sources):
+        if Path(record.name).is_absolute():
+            continue
+        file = folder / record.name
+        prefix = file.with_suffix("")
+        target = Path(f"{prefix}.bin")
+        try:
+            if not (target.exists() and target.samefile(file)):
+                target.unlink(missing_ok=True)
+                target.hardlink_to(file)
+        except OSError:  # the file system has no hard links
+            with file.open("rb") as read, files.replace_atomically(target) as write:
+                shutil.copyfileobj(read, write)
+        write_index(prefix, open_token_file(folder, record), record.dtype, eod_id=eod_id)
+        prefixes.append(prefix)
+    return prefixes

@@ -35,7 +35,7 @@ READ_BY = {
 
 def main(words: Sequence[str]) -> None:
     """Print the files, each on a line."""
-    print(*select(list_changed(*words)), sep="\n")  # noqa: T201
+    print(*select(list_changed(*words)), sep="\n")  # noqa: T201  # its output
 
 
 def list_changed(base: str = "HEAD") -> list[str]:
@@ -63,7 +63,7 @@ def select(changed: Iterable[str]) -> list[str]:
             found.update(places)
         else:
             return ["tests"]
-    found.update(_tests_of(modules))
+    found.update(find_tests(modules))
     return sorted(
         one for one in found if not any(one.startswith(f"{other}/") for other in found)
     )
@@ -77,11 +77,11 @@ def _read_by(name: str) -> Sequence[str] | None:
     return READ_BY[max(starts, key=len)] if starts else None
 
 
-def _tests_of(modules: set[str]) -> set[str]:
-    """Return the folders that mirror the modules, and the tests two imports away."""
+def find_tests(modules: set[str], *, hops: int = 2) -> set[str]:
+    """Return the folders that mirror the modules, and the tests up to ``hops`` imports away."""
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     near = set(modules)
-    for _ in range(2):
+    for _ in range(hops):
         known = near & graph.modules
         near |= {user for one in known for user in graph.find_modules_that_directly_import(one)}
     files = {f"{one.replace('.', '/')}.py" for one in near if one.startswith("tests.")}

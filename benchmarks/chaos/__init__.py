@@ -1,1 +1,1 @@
-"""Runs that meet every fault that can be injected, beside runs that meet none."""
+"""Runs with injected faults, compared with runs without faults."""

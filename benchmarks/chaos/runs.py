@@ -1,6 +1,6 @@
-"""One run that meets a case, and one that does not: what it did, whether both are equal.
+"""Run a chaos case and its reference without the fault, and compare their checkpoints.
 
-A run has its own ranks and agent, as with `action=train`; what they share is imports.
+Each run has its own ranks and agent, as with `action=train`. Runs share only imports.
 """
 
 import json
@@ -26,7 +26,7 @@ from components.run.history import read_lines
 from components.train.agent import run_ranks
 from tests.life.conftest import TINY
 
-LATE_SECONDS = 2.0  # in which a hang is found, after its limit
+LATE_SECONDS = 2.0  # longest delay of a hang's detection after its limit
 OWN = {
     "budget.total_tokens": STEPS * 512,
     "checkpoint.every_tokens": SAVED_STEPS * 512,
@@ -39,15 +39,15 @@ OWN = {
     "watchdog.restarts": 3,
     "cluster.ranks": RANKS,
 }
-# What of the journal tells what a run did about a fault.
-DEEDS = {"hang", "replicas", "slow_rank", "restart", "damaged", "skip", "stop", "relaunch"}
-GOES_ON = {"roll_back", "resume", "start"}
-LEFT_OUT = {"skip", "roll_back"}
+# Kinds of events that show how a run handled a fault.
+REACTIONS = {"hang", "replicas", "slow_rank", "restart", "damaged", "skip", "stop", "relaunch"}
+CONTINUES = {"roll_back", "resume", "start"}
+SKIPS = {"skip", "roll_back"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosRow:
-    """What a run met and did, as the journal's events, until its step was taken for good."""
+    """Result of a case: its faults, and the run's events until the step was completed."""
 
     layout: str
     case: str
@@ -57,7 +57,7 @@ class ChaosRow:
     rank: int
     status: int
     did: list[str]
-    seconds_to_go_on: float | None
+    recovery_seconds: float | None
     seconds_to_step: float | None
     hang_late_seconds: float | None
     same_weights: bool
@@ -65,24 +65,24 @@ class ChaosRow:
 
 
 class Runs:
-    """Runs of one miniature below ``home``; those that are compared with are made once.
+    """Runs of one miniature in the folder ``home``; reference runs are trained once.
 
-    ``own`` are the keys in which it differs from the miniature of the tests.
+    ``own`` are the keys in which the miniature differs from the miniature of the tests.
     """
 
     def __init__(self, home: Path, own: Mapping[str, object] = OWN) -> None:
         self._home, self._own = home, own
         self._expected: dict[tuple[str, str], Path] = {}
 
-    def strike(self, draw: Draw) -> ChaosRow:
-        """Let one run meet a case, and compare where it ends."""
+    def inject(self, draw: Draw) -> ChaosRow:
+        """Run a case and compare its last checkpoint with the reference run."""
         run = self._home / f"{len(list(self._home.iterdir()))}"
-        inject = json.dumps(draw.faults).replace('"', "")
-        words = [*LAYOUTS[draw.layout], *draw.case.words, f"guard.inject={inject}"]
-        status = self.begin(run, words)
-        events = read_lines(run / "journal.jsonl")
-        same = status == 0 and are_equal(run, self._undisturbed(draw.layout, events))
-        deeds, late = did(events), lateness(events)
+        faults = json.dumps(draw.faults).replace('"', "")
+        words = [*LAYOUTS[draw.layout], *draw.case.words, f"guard.inject={faults}"]
+        status = self.start(run, words)
+        events = read_lines(run / "events.jsonl")
+        same = status == 0 and are_equal(run, self._reference(draw.layout, events))
+        late = lateness(events)
         shows = is_shown(draw, events)
         return ChaosRow(
             layout=draw.layout,
@@ -92,28 +92,28 @@ class Runs:
             moment=draw.moment,
             rank=draw.rank,
             status=status,
-            did=deeds,
-            seconds_to_go_on=seconds_to_go_on(run, events),
+            did=reactions(events),
+            recovery_seconds=recovery_seconds(run, events),
             seconds_to_step=seconds_to_step(run, events),
             hang_late_seconds=late,
             same_weights=same,
             holds=same and shows and (late or 0.0) <= LATE_SECONDS,
         )
 
-    def _undisturbed(self, layout: str, events: Sequence[dict[str, Any]]) -> Path:
-        """Train without the fault; told from the start what data the other run left out."""
-        windows = [one["evidence"]["window"] for one in events if one["kind"] in LEFT_OUT]
-        told = json.dumps(windows)
-        if (layout, told) not in self._expected:
+    def _reference(self, layout: str, events: Sequence[dict[str, Any]]) -> Path:
+        """Train without the fault, and without the data that the other run skipped."""
+        windows = [event["evidence"]["window"] for event in events if event["kind"] in SKIPS]
+        skipped = json.dumps(windows)
+        if (layout, skipped) not in self._expected:
             run = self._home / f"expected-{len(self._expected)}"
-            words = [*LAYOUTS[layout], *([f"data.skip={told}"] if windows else [])]
-            if status := self.begin(run, words):
-                raise RuntimeError(f"{run}: exit status {status}, and nothing struck it")
-            self._expected[layout, told] = run
-        return self._expected[layout, told]
+            words = [*LAYOUTS[layout], *([f"data.skip={skipped}"] if windows else [])]
+            if status := self.start(run, words):
+                raise RuntimeError(f"{run}: exit status {status} without a fault")
+            self._expected[layout, skipped] = run
+        return self._expected[layout, skipped]
 
-    def begin(self, run: Path, words: Sequence[str]) -> int:
-        """Start the ranks of a new run and return how their agent ends."""
+    def start(self, run: Path, words: Sequence[str]) -> int:
+        """Train a new run and return the exit status of its agent."""
         tiny = [word for word in TINY if word.partition("=")[0] not in self._own]
         own = [f"{key}={value}" for key, value in self._own.items()]
         places = (f"run={run}", f"data.folder={self._home}/prepared")
@@ -127,30 +127,30 @@ class Runs:
 
 
 @contextmanager
-def ranks_at_hand(log: Path) -> Iterator[None]:
-    """Import once for all ranks of all runs; what they and their agents say goes to a file.
+def preloaded_ranks(log: Path) -> Iterator[None]:
+    """Import modules once for the ranks of all runs, and write their output to a file.
 
-    Ranks are forks of one process. `run_ranks` would begin it for each run, in a process of its
-    own: most of the time of a run as small as these.
+    Ranks are forks of one server process. `run_ranks` alone would start a server for each run,
+    which takes most of the time of such small runs.
     """
     os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10"}
     torch.set_num_threads(1)
     descriptors = (sys.stdout.fileno(), sys.stderr.fileno())
     before = [os.dup(descriptor) for descriptor in descriptors]
-    with log.open("wb") as said:
+    with log.open("wb") as output:
         for descriptor in descriptors:
-            os.dup2(said.fileno(), descriptor)
+            os.dup2(output.fileno(), descriptor)
     set_forkserver_preload(["__main__", "components.train.fit"])
     ensure_running()
     try:
         yield
     finally:
-        for kept, descriptor in zip(before, descriptors, strict=True):
-            os.dup2(kept, descriptor)
+        for saved, descriptor in zip(before, descriptors, strict=True):
+            os.dup2(saved, descriptor)
 
 
 def last_tensors(run: Path) -> dict[str, torch.Tensor]:
-    """Read all tensors of the last checkpoint, the optimizer's too."""
+    """Read all tensors of the last checkpoint, including the optimizer's."""
     newest = max((run / "checkpoints").glob("tokens-*"))
     return {
         f"{newest.name} {file.name} {name}": tensor
@@ -159,61 +159,64 @@ def last_tensors(run: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def are_equal(one: Path, other: Path) -> bool:
+def are_equal(run: Path, reference: Path) -> bool:
     """Compare the last checkpoints of two runs bit for bit."""
-    ours, theirs = last_tensors(one), last_tensors(other)
+    ours, theirs = last_tensors(run), last_tensors(reference)
     return ours.keys() == theirs.keys() and all(
         torch.equal(ours[name], theirs[name]) for name in ours
     )
 
 
 def is_shown(draw: Draw, events: Sequence[dict[str, Any]]) -> bool:
-    """Look whether what the case has to show is told, and of the step that was struck."""
-    if draw.case.shows in LEFT_OUT:
-        judged = [one for one in events if one["kind"] == draw.case.shows]
-        return draw.step in [one["evidence"]["bad_step"] for one in judged]
-    return any(deed.startswith(draw.case.shows) for deed in did(events))
+    """Return whether the event log shows the expected event, for the step of the fault."""
+    if draw.case.shows in SKIPS:
+        shown = [event for event in events if event["kind"] == draw.case.shows]
+        return draw.step in [event["evidence"]["bad_step"] for event in shown]
+    return any(reaction.startswith(draw.case.shows) for reaction in reactions(events))
 
 
-def did(events: Sequence[dict[str, Any]]) -> list[str]:
-    """Name what the journal tells after the first fault, and after which step it went on."""
-    first = next(place for place, one in enumerate(events) if one["kind"] == "rehearsal")
-    return list(dict.fromkeys(deed for one in events[first:] for deed in deeds_of(one)))
+def reactions(events: Sequence[dict[str, Any]]) -> list[str]:
+    """List the run's reactions after the first fault, and the step at which it continued."""
+    first = next(i for i, event in enumerate(events) if event["kind"] == "rehearsal")
+    return list(
+        dict.fromkeys(reaction for event in events[first:] for reaction in reactions_to(event))
+    )
 
 
-def deeds_of(event: dict[str, Any]) -> list[str]:
-    """Name what an event tells of a fault's consequences, if it does."""
+def reactions_to(event: dict[str, Any]) -> list[str]:
+    """Return the reaction that an event records, if any."""
     kind = event["kind"]
-    if kind in GOES_ON:
+    if kind in CONTINUES:
         return [f"{kind} at {event['step']}"]
     if kind == "checkpoint":
         return [f"waits ({reason})" for reason in event["evidence"]["reasons"]]
-    return [kind] if kind in DEEDS else []
+    return [kind] if kind in REACTIONS else []
 
 
-def seconds_to_go_on(run: Path, events: Sequence[dict[str, Any]]) -> float | None:
-    """Return how long after the first fault any step was taken, be it one computed again."""
-    fault = next(one for one in events if one["kind"] == "rehearsal")
-    later = [one["time"] for one in steps_of(run) if one["time"] > fault["time"]]
+def recovery_seconds(run: Path, events: Sequence[dict[str, Any]]) -> float | None:
+    """Return the seconds from the first fault to the next completed step, new or repeated."""
+    fault = next(event for event in events if event["kind"] == "rehearsal")
+    later = [step["time"] for step in steps_of(run) if step["time"] > fault["time"]]
     return float(min(later) - fault["time"]) if later else None
 
 
 def seconds_to_step(run: Path, events: Sequence[dict[str, Any]]) -> float | None:
-    """Return how long after the first fault its step was taken for the last time."""
-    fault = next(one for one in events if one["kind"] == "rehearsal")
-    taken = [one["time"] for one in steps_of(run) if one["step"] == fault["evidence"]["step"]]
-    return float(max(taken) - fault["time"]) if taken else None
+    """Return the seconds from the first fault to the last completion of its step."""
+    fault = next(event for event in events if event["kind"] == "rehearsal")
+    number = fault["evidence"]["step"]
+    times = [step["time"] for step in steps_of(run) if step["step"] == number]
+    return float(max(times) - fault["time"]) if times else None
 
 
 def steps_of(run: Path) -> list[dict[str, Any]]:
-    """Read what was noted of each step, of those computed again too."""
-    return [one for one in read_lines(run / "metrics.jsonl") if one["kind"] == "step"]
+    """Read the records of all steps, including repeated steps."""
+    return [line for line in read_lines(run / "metrics.jsonl") if line["kind"] == "step"]
 
 
 def lateness(events: Sequence[dict[str, Any]]) -> float | None:
-    """Return by how much a hang was found after its limit, from when it was fired."""
-    fault = next(one for one in events if one["kind"] == "rehearsal")
+    """Return the seconds between a hang's limit and its detection; None for other faults."""
+    fault = next(event for event in events if event["kind"] == "rehearsal")
     if fault["evidence"]["fault"] != "hang":
         return None
-    found = [one["time"] for one in events if one["kind"] == "hang"]
-    return float(min(found, default=float("inf")) - fault["time"] - STEP_SECONDS)
+    detected = [event["time"] for event in events if event["kind"] == "hang"]
+    return float(min(detected, default=float("inf")) - fault["time"] - STEP_SECONDS)

@@ -1,1 +1,1 @@
-"""The kit for a first half-hour on a GPU: cases, their driver, peers, predictions, the page."""
+"""Benchmarks for half an hour on a GPU: cases, driver, peers, predictions, page."""

@@ -1,12 +1,12 @@
-"""Run a part of the first half-hour on a GPU, each case in a process of its own.
+"""Run one part of the GPU cases, each case in a separate process.
 
     python -m benchmarks.gpu.drive part=A [case=NAME ...] [minutes=8.5] [scale=toy] [out=FOLDER]
         [cases=FILE]
 
-After every case its result is in `FOLDER/A.json`, with those of before: a part that was stopped
-goes on with the next one. `FOLDER` is `$OUT` if that is set, else `benchmarks/results/gpu`,
-whose results count as known either way. A case is begun again if it is named, or if its
-settings or the device are others. Status 1: not every case has a result that is one.
+Each case adds its result to `FOLDER/A.json`, so an interrupted part continues with the next
+case. `FOLDER` is `$OUT` if that is set, else `benchmarks/results/gpu`; the results in
+`benchmarks/results/gpu` count in both cases. A case runs again if it is named, or if its
+settings or the device have changed. Exit status 1 if a case failed or has no result.
 """
 
 import contextlib
@@ -21,61 +21,62 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.entry import enter
-from benchmarks.gpu.cases import CPU, FILE, Found, GpuCase, cases_of, read_cases
-from benchmarks.kept import RESULTS
+from benchmarks.entry import run_script
+from benchmarks.gpu.cases import CPU, FILE, GpuCase, ResultFields, read_cases, select_cases
+from benchmarks.results_store import RESULTS
 from command.arguments import ROOT
 from components.child_process import python_environment
 from components.data.files import replace_atomically
 from components.errors import RecipeError
 
-KEPT = RESULTS / "gpu"
-MINUTES = 8.5  # a call that takes ten is cut off
-PATIENCE = 3.0  # a case that takes so many times what it should is stopped
+STORED = RESULTS / "gpu"
+MINUTES = 8.5  # some machines end calls after ten minutes
+TIMEOUT_FACTOR = 3.0  # limit of a case relative to its expected seconds
 LAST_LINES = 30
 FAILED, TIMED_OUT = "failed", "timed out"
-Results = dict[str, Found]
+Results = dict[str, ResultFields]
 
 
 class Part:
-    """The results of one part, in a file that is whole at any moment."""
+    """The results of one part, in a file that is always complete."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self._file = folder / f"{name}.json"
         self.results: Results = {}
-        for file in (KEPT / self._file.name, self._file):
+        for file in (STORED / self._file.name, self._file):
             if file.exists():
                 self.results |= json.loads(file.read_text("utf-8"))
 
     def has(self, case: GpuCase, device: str) -> bool:
-        """Return whether this very case has a result of this device."""
-        known = self.results.get(case.name, {})
-        return known.get("settings") == case.settings and known.get("device") == device
+        """Return whether a case has a result with these settings and this device."""
+        stored = self.results.get(case.name, {})
+        return stored.get("settings") == case.settings and stored.get("device") == device
 
-    def keep(self, case: GpuCase, result: Found) -> None:
-        """Write a result down at once."""
+    def save_result(self, case: GpuCase, result: ResultFields) -> None:
+        """Write a result into the file."""
         self.results[case.name] = result
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with replace_atomically(self._file) as file:
             file.write((json.dumps(self.results, indent=1) + "\n").encode())
 
 
-def run_apart(
+def run_in_process(
     case: GpuCase, device: str, *, seconds: float, options: Mapping[str, str]
-) -> Found:
-    """Run a case in a process of its own, for so many seconds at the most."""
-    began = time.monotonic()
-    passed = [f"{key}={options[key]}" for key in ("scale", "cases") if key in options]
+) -> ResultFields:
+    """Run a case in a separate process, with a limit in seconds."""
+    start = time.monotonic()
+    forwarded = [f"{key}={options[key]}" for key in ("scale", "cases") if key in options]
     with tempfile.TemporaryDirectory() as folder:
         file, log = Path(folder) / "result.json", Path(folder) / "log"
-        command = [sys.executable, "-m", "benchmarks.gpu.one", case.name, str(file), *passed]
-        with log.open("wb") as said:
+        script = [sys.executable, "-m", "benchmarks.gpu.run_case"]
+        command = [*script, case.name, str(file), *forwarded]
+        with log.open("wb") as output:
             process = subprocess.Popen(
                 command,
                 cwd=ROOT,
                 env=python_environment(),
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
             try:
@@ -84,10 +85,10 @@ def run_apart(
             except subprocess.TimeoutExpired:
                 status, outcome = -signal.SIGKILL, TIMED_OUT
             finally:
-                _end(process)
+                _kill_group(process)
         if file.exists() and status == 0:
-            found: Found = json.loads(file.read_text("utf-8"))
-            return found
+            result: ResultFields = json.loads(file.read_text("utf-8"))
+            return result
         lines = log.read_text("utf-8", "replace").splitlines()[-LAST_LINES:]
     return {
         "case": case.name,
@@ -95,113 +96,112 @@ def run_apart(
         "settings": dict(case.settings),
         "device": device,
         "outcome": outcome,
-        "seconds": time.monotonic() - began,
+        "seconds": time.monotonic() - start,
         "status": status,
         "last_lines": lines,
     }
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a case and whatever it has started."""
+def _kill_group(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a case and all its child processes."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
-def minutes_of(options: Mapping[str, str]) -> float:
-    """Read for how long a part may go on.
+def read_minutes(options: Mapping[str, str]) -> float:
+    """Read the time limit of a part.
 
     Raises:
-        RecipeError: it is no number.
+        RecipeError: the limit is not a number.
     """
     try:
         return float(options["minutes"])
     except ValueError:
-        problem = f"{options['minutes']!r} is no number"
+        problem = f"{options['minutes']!r} is not a number"
         raise RecipeError("minutes", problem, f"write minutes={MINUTES}") from None
 
 
-def device_here() -> Found:
-    """Ask another process which device there is: this one must hold none of its memory."""
-    command = [sys.executable, "-m", "benchmarks.gpu.one", "device"]
-    done = subprocess.run(
+def detect_device() -> ResultFields:
+    """Detect the device in another process, so that this process uses none of its memory."""
+    command = [sys.executable, "-m", "benchmarks.gpu.run_case", "device"]
+    result = subprocess.run(
         command, cwd=ROOT, env=python_environment(), capture_output=True, text=True, check=True
     )
-    device: Found = json.loads(done.stdout.splitlines()[-1])
+    device: ResultFields = json.loads(result.stdout.splitlines()[-1])
     return device
 
 
 def run_part(
     part: Part, cases: list[GpuCase], options: Mapping[str, str], *, again: bool
 ) -> int:
-    """Run what has no result yet while there is time; say what was not begun."""
-    end = time.monotonic() + 60 * minutes_of(options)
-    device = device_here()
+    """Run the cases without a result until the time is over; list the cases not started."""
+    end = time.monotonic() + 60 * read_minutes(options)
+    device = detect_device()
     if device["name"] == CPU and options.get("scale") != "toy":
-        remedy = "load a torch for the GPU, or set scale=toy to try the cases on a CPU"
-        raise RecipeError(
-            "scale", "torch sees no GPU here, and the cases are of full size", remedy
-        )
-    waiting: list[str] = []
+        problem = "torch detects no GPU, and the cases have full size"
+        fix = "install torch for the GPU, or set scale=toy to run the cases on a CPU"
+        raise RecipeError("scale", problem, fix)
+    not_started: list[str] = []
     for case in cases:
-        left = end - time.monotonic()
+        seconds_left = end - time.monotonic()
         if not again and part.has(case, device["name"]):
-            say(f"{case.name}: known, {part.results[case.name]['outcome']}")
+            print_line(f"{case.name}: stored, {part.results[case.name]['outcome']}")
         elif case.least_gib > device["gib"]:
-            say(f"{case.name}: not begun, it needs {case.least_gib:.0f} GiB")
-        elif left < case.seconds:
-            waiting.append(case.name)
+            print_line(f"{case.name}: not started, needs {case.least_gib:.0f} GiB")
+        elif seconds_left < case.seconds:
+            not_started.append(case.name)
         else:
-            most = PATIENCE * case.seconds
-            result = run_apart(case, device["name"], seconds=min(most, left), options=options)
-            if result["outcome"] == TIMED_OUT and left < most:
-                waiting.append(case.name)  # it had less than its time
+            limit = TIMEOUT_FACTOR * case.seconds
+            timeout = min(limit, seconds_left)
+            result = run_in_process(case, device["name"], seconds=timeout, options=options)
+            if result["outcome"] == TIMED_OUT and seconds_left < limit:
+                not_started.append(case.name)  # the part had less time than the case's limit
                 continue
-            part.keep(case, result)
-            say(f"{case.name}: {result['outcome']}, {told(result)}")
-    if waiting:
-        say(f"not done for want of time: {', '.join(waiting)}")
-    bad = [
-        part.results.get(one.name, {}).get("outcome") in {FAILED, TIMED_OUT} for one in cases
-    ]
-    return int(bool(waiting) or any(bad))
+            part.save_result(case, result)
+            print_line(f"{case.name}: {result['outcome']}, {format_result(result)}")
+    if not_started:
+        print_line(f"not enough time for: {', '.join(not_started)}")
+    outcomes = [part.results.get(case.name, {}).get("outcome") for case in cases]
+    return int(bool(not_started) or bool({FAILED, TIMED_OUT} & {*outcomes}))
 
 
-def told(result: Found) -> str:
-    """Describe in a line what a case came to."""
-    found: dict[str, Any] = result.get("found", {})
+def format_result(result: ResultFields) -> str:
+    """Describe the result of a case in one line."""
+    figures: dict[str, Any] = result.get("found", {})
     words = [f"{result['seconds']:.0f} s"]
-    if "tokens_per_second" in found:
-        words.append(f"{found['tokens_per_second']:,.0f} tokens/s")
-    if "ratio" in found:
-        words.append(f"ratio {found['ratio']['median']:.3f}")
-    if found.get("peak_bytes"):
-        words.append(f"{found['peak_bytes'] / 2**30:.1f} GiB")
+    if "tokens_per_second" in figures:
+        words.append(f"{figures['tokens_per_second']:,.0f} tokens/s")
+    if "ratio" in figures:
+        words.append(f"ratio {figures['ratio']['median']:.3f}")
+    if figures.get("peak_bytes"):
+        words.append(f"{figures['peak_bytes'] / 2**30:.1f} GiB")
     words += result.get("last_lines", [])[-1:]
     return ", ".join(words)
 
 
-def say(line: str) -> None:
-    """Print at once: what is buffered is lost when a call is cut off."""
+def print_line(line: str) -> None:
+    """Print without a buffer, which would be lost when the machine ends the call."""
     print(line, flush=True)
 
 
 def main(words: list[str]) -> int:
-    """Read the words and run the part that they name."""
+    """Read the arguments and run the part."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     pairs = [word.partition("=")[::2] for word in words]
-    known = ("part", "case", "minutes", "scale", "out", "cases")
+    valid = ("part", "case", "minutes", "scale", "out", "cases")
     for key, _ in pairs:
-        if key not in known:
-            raise RecipeError(key, "unknown word", f"choose from {', '.join(known)}")
-    options = {"minutes": str(MINUTES), "out": os.environ.get("OUT", str(KEPT)), **dict(pairs)}
+        if key not in valid:
+            raise RecipeError(key, "unknown argument", f"choose from {', '.join(valid)}")
+    out = os.environ.get("OUT", str(STORED))
+    options = {"minutes": str(MINUTES), "out": out, **dict(pairs)}
     file = Path(options.get("cases", FILE))
     names = [value for key, value in pairs if key == "case"]
     cases = read_cases(file, toy=options.get("scale") == "toy")
-    chosen = cases_of(options.get("part", ""), names, cases)
+    selected = select_cases(options.get("part", ""), names, cases)
     part = Part(options["part"], Path(options["out"]))
-    return run_part(part, chosen, options, again=bool(names))
+    return run_part(part, selected, options, again=bool(names))
 
 
 if __name__ == "__main__":
-    enter(main, least=1)
+    run_script(main, min_words=1)

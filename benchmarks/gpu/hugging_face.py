@@ -1,7 +1,7 @@
-"""transformers' models at the shapes of a recipe: Llama's, and OLMoE's mixture of experts.
+"""Steps of transformers' Llama and OLMoE at the shapes of a recipe.
 
-Weights are float32, products bfloat16 under autocast, AdamW torch's fused one. Where the recipe
-compiles, the whole model goes through torch's compiler; where it computes again, each layer.
+Weights are float32, matrix products bfloat16 under autocast, and AdamW is torch's fused one. If
+the recipe compiles layers, the whole model is compiled; if it recompute_mode, each layer does.
 """
 
 from functools import partial
@@ -11,14 +11,14 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from benchmarks.gpu.peers import PeerStep, compiles, recomputes, settings_of
+from benchmarks.gpu.peers import PeerStep, adamw_kwargs, is_compiled, recompute_mode
 from components.config.recipe import Recipe
 
 
 class Causal(PeerStep):
-    """Take its steps; experts go through grouped products.
+    """Steps of a causal language model of transformers.
 
-    A ``policy`` of ``eager`` loops over the experts instead.
+    Experts use grouped products; ``policy="eager"`` loops over the experts instead.
     """
 
     def __init__(
@@ -26,20 +26,20 @@ class Causal(PeerStep):
     ) -> None:
         config = _config(recipe)
         config._attn_implementation = "sdpa"
-        if recipe.shape.mlp.num_experts:
+        if recipe.decoder_spec.mlp.num_experts:
             config._experts_implementation = policy
         model: Any = _class(recipe)
         with device:
             model = model(config)
         model.train()
-        if recomputes(recipe) != "none":
+        if recompute_mode(recipe) != "none":
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        call = torch.compile(model) if compiles(recipe) else model
+        call = torch.compile(model) if is_compiled(recipe) else model
 
         def loss_of(tokens: Tensor, targets: Tensor) -> Tensor:
             with torch.autocast(device.type, dtype=torch.bfloat16):
-                found = call(input_ids=tokens, labels=targets, shift_labels=targets)
-            loss: Tensor = found.loss
+                output = call(input_ids=tokens, labels=targets, shift_labels=targets)
+            loss: Tensor = output.loss
             return loss
 
         super().__init__(
@@ -47,18 +47,18 @@ class Causal(PeerStep):
             device,
             model=model,
             loss_of=loss_of,
-            optimizer=torch.optim.AdamW(model.parameters(), fused=True, **settings_of(recipe)),
+            optimizer=torch.optim.AdamW(model.parameters(), fused=True, **adamw_kwargs(recipe)),
             clip=partial(nn.utils.clip_grad_norm_, foreach=True),
         )
 
 
 def _class(recipe: Recipe) -> Any:
-    experts = recipe.shape.mlp.num_experts
+    experts = recipe.decoder_spec.mlp.num_experts
     return transformers.OlmoeForCausalLM if experts else transformers.LlamaForCausalLM
 
 
 def _config(recipe: Recipe) -> Any:
-    shape = recipe.shape
+    shape = recipe.decoder_spec
     sizes: dict[str, Any] = {
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.dim,
@@ -78,5 +78,5 @@ def _config(recipe: Recipe) -> Any:
         **sizes,
         num_experts=shape.mlp.num_experts,
         num_experts_per_tok=shape.mlp.top_k or 1,
-        output_router_logits=True,  # with the loss that balances the experts
+        output_router_logits=True,  # adds the load-balancing loss
     )

@@ -1,6 +1,6 @@
-"""What is looked at around steps: seconds, energy, graphs, kernels.
+"""Measurements of steps: seconds, energy, compiled graphs, kernels.
 
-Seconds are a device's own, by its events; a CPU has a clock instead.
+Seconds come from device events, and on a CPU from the clock.
 """
 
 import time
@@ -18,16 +18,16 @@ from components.torch_internals.operators import count_graphs
 from components.train.callbacks.energy_monitor import device_source
 
 MOST_KERNELS = 25
-Found = dict[str, Any]
-Step = Callable[[], Tensor]
+ResultFields = dict[str, Any]
+TensorStep = Callable[[], Tensor]
 
 
-def seconds_of(call: Callable[[], object], device: torch.device) -> float:
-    """Time a call by the device's own events, from an idle device to the end of its work."""
+def time_call(call: Callable[[], object], device: torch.device) -> float:
+    """Time a call by device events, from an idle device until the device is idle again."""
     if device.type == "cpu":
-        began = time.perf_counter()
+        start = time.perf_counter()
         call()
-        return time.perf_counter() - began
+        return time.perf_counter() - start
     module = torch.get_device_module(device.type)
     first, last = (module.Event(enable_timing=True) for _ in range(2))
     module.synchronize(device)
@@ -38,58 +38,60 @@ def seconds_of(call: Callable[[], object], device: torch.device) -> float:
     return float(first.elapsed_time(last)) / 1_000
 
 
-def take_steps(step: Step, device: torch.device, *, warmup: int, timed: int) -> Found:
-    """Take steps and say of the timed ones how long they took, and of what energy.
+def take_steps(
+    step: TensorStep, device: torch.device, *, warmup: int, timed: int
+) -> ResultFields:
+    """Take steps; return seconds, losses and energy of the timed steps.
 
-    Graphs that torch's compiler made after the warm-up are recompiles.
+    Graphs that torch compiles after the warm-up count as recompiles.
     """
     losses = [step() for _ in range(warmup)]
-    made = count_graphs()
-    meter = meter_of(device)
+    warmup_graphs = count_graphs()
+    meter = start_meter(device)
     seconds = []
     for _ in range(timed):
-        seconds.append(seconds_of(lambda: losses.append(step()), device))
-    counted = meter.count(time.monotonic())
+        seconds.append(time_call(lambda: losses.append(step()), device))
+    energy = meter.measure_energy(time.monotonic())
     return {
         "step_seconds": median(seconds),
         "seconds": seconds,
         "losses": [float(loss) for loss in losses],
-        "device_joules": counted.joules if counted.is_whole and counted.joules else None,
+        "device_joules": energy.joules if energy.is_whole and energy.joules else None,
         "graphs": count_graphs(),
-        "recompiles": count_graphs() - made,
+        "recompiles": count_graphs() - warmup_graphs,
     }
 
 
-def meter_of(device: torch.device) -> Meter:
-    """Start counting the energy of a device, where something counts it."""
+def start_meter(device: torch.device) -> Meter:
+    """Start counting the energy of a device, if it has a counter."""
     source = device_source(device, rank=0, ranks=1, per_card=1, sysfs=Path("/sys"))
     return Meter(counters=source.counters, units=source.units, now=time.monotonic())
 
 
-def kernels_of(step: Step, device: torch.device) -> list[Found]:
-    """Profile one step: its longest kernels, on a CPU its operators, all calls of one together.
+def profile_kernels(step: TensorStep, device: torch.device) -> list[ResultFields]:
+    """Profile one step; return the longest kernels (on a CPU the longest operators).
 
-    ``share`` is of the time of all of them.
+    Each row sums the calls of a kernel; ``share`` is its part of the time of all kernels.
     """
     kinds = [ProfilerActivity.CPU]
     if device.type != "cpu":
         kinds.append(getattr(ProfilerActivity, device.type.upper()))
-    with profile(activities=kinds, acc_events=True) as seen:
+    with profile(activities=kinds, acc_events=True) as events:
         step()
     on_host = device.type == "cpu"
     rows = [
-        (one.key, one.count, one.self_cpu_time_total if on_host else one.self_device_time_total)
-        for one in seen.key_averages()
-        if one.device_type.name == device.type.upper() and not one.is_user_annotation
+        (row.key, row.count, row.self_cpu_time_total if on_host else row.self_device_time_total)
+        for row in events.key_averages()
+        if row.device_type.name == device.type.upper() and not row.is_user_annotation
     ]
-    return table_of(rows)
+    return kernel_table(rows)
 
 
-def table_of(rows: Sequence[tuple[str, int, float]]) -> list[Found]:
-    """Lay out (name, calls, microseconds), the longest first."""
-    whole = sum(row[2] for row in rows) or 1.0
+def kernel_table(rows: Sequence[tuple[str, int, float]]) -> list[ResultFields]:
+    """Turn (name, calls, microseconds) into table rows, the longest first."""
+    total = sum(row[2] for row in rows) or 1.0
     longest = sorted(rows, key=lambda row: row[2], reverse=True)[:MOST_KERNELS]
     return [
-        {"name": name, "calls": calls, "seconds": micro / 1e6, "share": micro / whole}
+        {"name": name, "calls": calls, "seconds": micro / 1e6, "share": micro / total}
         for name, calls, micro in longest
     ]

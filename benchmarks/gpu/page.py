@@ -1,108 +1,104 @@
-"""Write what was measured on a GPU, beside what was predicted, into docs/accelerators.md.
+"""Write the measurements on GPUs and their predictions into docs/gpu.md.
 
     python -m benchmarks.gpu.page
 
-Nothing is measured here; what has no result yet is "not measured".
+This script measures nothing. A case without a result is "not measured".
 """
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.entry import enter
+from benchmarks.entry import run_script
+from benchmarks.generated_section import replace_section, table_line
 from benchmarks.gpu.cases import GpuCase, read_cases
 from benchmarks.gpu.predict import FILE, is_ours
-from benchmarks.kept import RESULTS
-from benchmarks.ledger.sections import table_line
-from benchmarks.marked import split_marked
+from benchmarks.results_store import RESULTS
 from command.arguments import ROOT
 
-PAGE = ROOT / "docs" / "accelerators.md"
+PAGE = ROOT / "docs" / "gpu.md"
 WRITER = "python -m benchmarks.gpu.page"
 NONE = "not measured"
 GIB = 2**30
 STEPS = """\
-| Case | On | Tokens/s | Plan | TFLOP/s full, causal | GiB | Dry run | Plan | J/token | Graph |
+| Case | GPU | Tokens/s | Plan | TFLOP/s full, causal | GiB | Dry run | Plan | J/token | Graph |
 |---|---|---:|---:|---:|---:|---:|---:|---:|---:|
 """
-TURNS = """\
-| Case | On | Ways | Seconds of the first by those of the second |
+COMPARISONS = """\
+| Case | GPU | Variants | Seconds of the first over the second |
 |---|---|---|---:|
 """
-Found = dict[str, Any]
+ResultFields = dict[str, Any]
 
 
-def page(text: str) -> str:
-    """Put today's tables between the marks of the page."""
+def render_page(text: str) -> str:
+    """Replace the tables of the page by the tables of today's results."""
     results = {
         name: result
         for file in sorted((RESULTS / "gpu").glob("?.json"))
         for name, result in json.loads(file.read_text("utf-8")).items()
     }
     predicted = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}
-    head, _, tail = split_marked(text, "measured", WRITER)
     cases = read_cases()
-    steps = (
-        _step(one, results.get(one.name), predicted.get(one.name))
-        for one in cases
-        if is_ours(one)
-    )
-    turns = (_turn(one, results.get(one.name)) for one in cases if "ways" in one.settings)
-    devices = ", ".join(sorted({one["device"] for one in results.values()})) or NONE
-    return f"{head}\nOn: {devices}.\n\n{STEPS}{''.join(steps)}\n{TURNS}{''.join(turns)}\n{tail}"
+    ours = [case for case in cases if is_ours(case)]
+    steps = (_step_row(case, results.get(case.name), predicted.get(case.name)) for case in ours)
+    compared = [case for case in cases if "variants" in case.settings]
+    comparisons = (_comparison_row(case, results.get(case.name)) for case in compared)
+    devices = ", ".join(sorted({result["device"] for result in results.values()})) or NONE
+    tables = f"{STEPS}{''.join(steps)}\n{COMPARISONS}{''.join(comparisons)}"
+    return replace_section(text, "measured", WRITER, f"\nDevices: {devices}.\n\n{tables}\n")
 
 
-def _step(case: GpuCase, result: Found | None, predicted: Found | None) -> str:
-    """Set a step's figures beside those of its dry run and plan, if they are of its words."""
-    same = predicted and predicted["words"] == case.settings["words"]
-    ahead = predicted if same and predicted else {}
-    return table_line([f"`{case.name}`", *_cells(result, ahead, _tokens(case))])
+def _step_row(case: GpuCase, result: ResultFields | None, plan: ResultFields | None) -> str:
+    """Return a step's figures with its dry run and plan, if these have the same arguments."""
+    predicted = plan if plan and plan["words"] == case.settings["words"] else {}
+    return table_line([f"`{case.name}`", *_cells(result, predicted, _step_tokens(case))])
 
 
-def _tokens(case: GpuCase) -> int:
-    """Read how many tokens a step has from the case's words."""
+def _step_tokens(case: GpuCase) -> int:
+    """Read the tokens per step from the arguments of a case."""
     key = "budget.global_batch_tokens="
     (text,) = (w.removeprefix(key) for w in case.settings["words"] if w.startswith(key))
     return int(text)
 
 
-def _cells(result: Found | None, ahead: Found, tokens: int) -> Iterator[str]:
-    found = (result or {}).get("found", {})
+def _cells(result: ResultFields | None, predicted: ResultFields, tokens: int) -> Iterator[str]:
+    figures = (result or {}).get("found", {})
     missing = NONE if result is None else result["outcome"]
-    yield _device(result)
-    speed, peak = found.get("tokens_per_second"), found.get("peak_bytes")
-    seconds = ahead.get("plan_step_seconds")
+    yield _device_model(result)
+    speed, peak = figures.get("tokens_per_second"), figures.get("peak_bytes")
+    seconds = predicted.get("plan_step_seconds")
     yield f"{speed:,.0f}" if speed else missing
     yield f"{tokens / seconds:,.0f}" if seconds else ""
-    yield f"{found['teraflops_full']:.0f}; {found['teraflops_causal']:.0f}" if speed else ""
+    yield f"{figures['teraflops_full']:.0f}; {figures['teraflops_causal']:.0f}" if speed else ""
     yield f"{peak / GIB:.1f}" if peak else ""
-    yield f"{ahead['dryrun_tensor_bytes'] / GIB:.1f}" if ahead else ""
-    yield f"{ahead['plan_peak_bytes'] / GIB:.1f}" if ahead else ""
-    joules = found.get("joules_per_token")
+    yield f"{predicted['dryrun_tensor_bytes'] / GIB:.1f}" if predicted else ""
+    yield f"{predicted['plan_peak_bytes'] / GIB:.1f}" if predicted else ""
+    joules = figures.get("joules_per_token")
     yield f"{joules:.3f}" if joules else ""
-    yield str(found.get("graphs", ""))
+    yield str(figures.get("graphs", ""))
 
 
-def _turn(case: GpuCase, result: Found | None) -> str:
-    """Lay out a comparison in turns, with the interval of its median."""
+def _comparison_row(case: GpuCase, result: ResultFields | None) -> str:
+    """Return the median ratio of two variants, with its interval."""
     ratio = (result or {}).get("found", {}).get("ratio")
-    told = NONE if result is None else result["outcome"]
+    outcome_text = NONE if result is None else result["outcome"]
     if ratio:
-        told = f"{ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
-    ways = ", ".join(case.settings["ways"])
-    return table_line([f"`{case.name}`", _device(result), ways, told])
+        outcome_text = f"{ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
+    names = ", ".join(case.settings["variants"])
+    return table_line([f"`{case.name}`", _device_model(result), names, outcome_text])
 
 
-def _device(result: Found | None) -> str:
-    """Name the device by its model alone."""
+def _device_model(result: ResultFields | None) -> str:
+    """Return the model of the device without its maker and memory."""
     return "" if result is None else result["device"].removeprefix("NVIDIA ").partition(" ")[0]
 
 
 def main() -> int:
     """Write the page."""
-    PAGE.write_text(page(PAGE.read_text("utf-8")), "utf-8")
+    PAGE.write_text(render_page(PAGE.read_text("utf-8")), "utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    enter(lambda words: main(), most=0)
+    run_script(lambda words: main(), max_words=0)

@@ -1,6 +1,6 @@
-"""What every peer's step has: microbatches, clipping, its optimizer, and the words it obeys.
+"""Base class of the peers' steps: microbatches, clipping, optimizer.
 
-A peer gets shapes, compilation and recomputation from the recipe whose step it is beside.
+A peer takes shapes, compilation and recomputation from the recipe that it is compared with.
 """
 
 from collections.abc import Callable, Iterable
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpu.ours import tokens_of
+from benchmarks.gpu.own_step import draw_tokens
 from components.config.recipe import Recipe
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -17,9 +17,9 @@ Clip = Callable[[Iterable[nn.Parameter], float], object]
 
 
 class PeerStep:
-    """Take one optimizer step a call: backward passes, clipping, update; return the mean loss.
+    """One optimizer step per call: backward passes, clipping, update; returns the mean loss.
 
-    ``loss_of`` gives the mean loss of tokens and targets, (sequences, length) each.
+    ``loss_of`` returns the mean loss of tokens and targets, both (sequences, length).
     """
 
     def __init__(
@@ -37,31 +37,31 @@ class PeerStep:
         self._clip = clip
 
     def __call__(self) -> Tensor:
-        rows = tokens_of(self._recipe, self._device)
+        rows = draw_tokens(self._recipe, self._device)
         self._optimizer.zero_grad()
         total = torch.zeros((), device=self._device)
         for row in rows:
             loss = self._loss_of(row[:, :-1], row[:, 1:]) / len(rows)
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's
+            loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
             total += loss.detach()
         self._clip(self._model.parameters(), self._recipe.optimizer["clip_norm"])
         self._optimizer.step()
         return total.cpu()
 
 
-def compiles(recipe: Recipe) -> bool:
-    """Return whether the recipe asks for torch's compiler."""
+def is_compiled(recipe: Recipe) -> bool:
+    """Return whether the recipe uses torch's compiler."""
     return str(recipe.parallelism.compile) != "none"
 
 
-def recomputes(recipe: Recipe) -> str:
-    """Name what is computed again: none, full, or selective for anything in between."""
-    kept = recipe.parallelism.recompute
-    return kept if isinstance(kept, str) and kept in {"none", "full"} else "selective"
+def recompute_mode(recipe: Recipe) -> str:
+    """Return the recomputation: none, full, or selective for anything in between."""
+    mode = recipe.parallelism.recompute
+    return mode if isinstance(mode, str) and mode in {"none", "full"} else "selective"
 
 
-def settings_of(recipe: Recipe) -> dict[str, Any]:
-    """Take from the recipe what torch's AdamW has under the same meaning."""
+def adamw_kwargs(recipe: Recipe) -> dict[str, Any]:
+    """Return the recipe's optimizer settings as arguments of torch's AdamW."""
     optimizer = recipe.optimizer
     return {
         "lr": optimizer["lr"],

@@ -1,65 +1,65 @@
-"""Predict, without a GPU, what the cases of our own steps take: by dry run and by the plan.
+"""Predict time and memory of our steps without a GPU, by dry run and by plan.
 
     python -m benchmarks.gpu.predict cluster=NAME [case=NAME ...]
 
-`benchmarks/results/gpu/predicted.json` has it for `benchmarks.gpu.page` to set beside what was
-measured. Half a minute a case on one core.
+The predictions are in `benchmarks/results/gpu/predicted.json`, from which `benchmarks.gpu.page`
+adds them to the measurements. A case takes half a minute on one core.
 """
 
 import json
 from typing import Any
 
-from benchmarks.entry import enter
+from benchmarks.entry import run_script
 from benchmarks.gpu.cases import GpuCase, read_cases
-from benchmarks.gpu.drive import say
-from benchmarks.kept import RESULTS
+from benchmarks.gpu.drive import print_line
+from benchmarks.results_store import RESULTS
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.dryrun.roles import rehearse_roles
+from components.dryrun.rank_roles import rehearse_roles
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 
 FILE = RESULTS / "gpu" / "predicted.json"
-STEPS = "benchmarks.gpu.steps.alone"
-Found = dict[str, Any]
+STEPS = "benchmarks.gpu.steps.measure_steps"
+ResultFields = dict[str, Any]
 
 
 def is_ours(case: GpuCase) -> bool:
-    """Return whether a case takes steps of ours, by themselves."""
-    return case.runs == STEPS and "way" not in case.settings
+    """Return whether a case measures only our own steps."""
+    return case.runs == STEPS and "variant" not in case.settings
 
 
-def predict(case: GpuCase, cluster: str) -> Found:
-    """Plan and rehearse one case: the peak of its tensors, and the plan's with margins."""
+def predict_case(case: GpuCase, cluster: str) -> ResultFields:
+    """Plan and rehearse one case; the plan's memory includes margins."""
     recipe = compose_recipe(read_point([*case.settings["words"], f"cluster={cluster}"]))
     plan = plan_recipe(recipe)
     (role,) = rehearse_roles(recipe, lambda _: None).values()
     return {
         "words": case.settings["words"],
         "cluster": cluster,
-        "dryrun_tensor_bytes": max(one["bytes"] for one in role["peaks"].values()),
-        "plan_peak_bytes": round(plan.memory.peak),
-        "plan_verdict": plan.memory.verdict,
-        "plan_step_seconds": plan.time.total if plan.time else None,
+        "dryrun_tensor_bytes": max(peak["bytes"] for peak in role["peaks"].values()),
+        "plan_peak_bytes": round(plan.memory.fullest_rank_bytes),
+        "plan_verdict": plan.memory.memory_verdict,
+        "plan_step_seconds": plan.time.total_seconds if plan.time else None,
     }
 
 
 def main(words: list[str]) -> int:
-    """Predict each case, or those that are named, and keep it at once."""
+    """Predict the named cases, or all cases, and save each prediction."""
     pairs = [word.partition("=")[::2] for word in words]
     clusters = [value for key, value in pairs if key == "cluster"]
     if not clusters:
-        raise RecipeError("cluster", "no profile is named", "write cluster=NAME")
-    named = [value for key, value in pairs if key == "case"]
-    known = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}
+        raise RecipeError("cluster", "no cluster profile is given", "add cluster=NAME")
+    selected = [value for key, value in pairs if key == "case"]
+    predictions = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}
     for case in read_cases():
-        if is_ours(case) and (case.name in named or not named):
-            known[case.name] = predict(case, clusters[0])
+        if is_ours(case) and (case.name in selected or not selected):
+            predictions[case.name] = prediction = predict_case(case, clusters[0])
             FILE.parent.mkdir(parents=True, exist_ok=True)
-            FILE.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
-            say(f"{case.name}: {known[case.name]['dryrun_tensor_bytes'] / 2**30:.1f} GiB")
+            FILE.write_text(json.dumps(predictions, indent=1) + "\n", "utf-8")
+            print_line(f"{case.name}: {prediction['dryrun_tensor_bytes'] / 2**30:.1f} GiB")
     return 0
 
 
 if __name__ == "__main__":
-    enter(main, least=1)
+    run_script(main, min_words=1)

@@ -1,7 +1,7 @@
-"""Cases of whole training steps: one way by itself, or two in turns.
+"""Cases of whole training steps: one variant, or two in alternation.
 
-A way is ours, or a peer of `benchmarks.gpu.peers`, at the shapes of the recipe that the words
-compose. Rates are of the timed steps' median, in both conventions of FLOPs.
+A variant is our step or a peer of `benchmarks.gpu.peers`, at the shapes of the composed
+recipe. Rates use the median of the timed steps, in both conventions of FLOPs.
 """
 
 import gc
@@ -11,82 +11,83 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.device import memory_of, this_device
-from benchmarks.gpu.observing import Step, kernels_of, seconds_of, take_steps
-from benchmarks.gpu.ours import OurStep, compose
+from benchmarks.gpu.device import peak_memory, this_device
+from benchmarks.gpu.observing import TensorStep, profile_kernels, take_steps, time_call
+from benchmarks.gpu.own_step import OurStep, compose_case
 from benchmarks.ratios import paired_ratio
 from components.config.recipe import Recipe
 
 WARMUP, TIMED = 2, 6
-PAIRS = 10  # of steps in turns
+PAIRS = 10  # alternating steps
 OURS = "ours"
-Found = dict[str, Any]
+ResultFields = dict[str, Any]
 
 
-def alone(
-    words: Sequence[str], way: str = OURS, warmup: int = WARMUP, timed: int = TIMED
-) -> Found:
-    """Take steps one way, and look at memory, energy, graphs and kernels as well."""
-    device, recipe = this_device(), compose(words)
-    step = make(way, recipe, device)
-    found = take_steps(step, device, warmup=warmup, timed=timed)
-    # Before the profiler, which has memory of its own.
-    found |= memory_of(device)
-    tokens = recipe.derived.tokens_per_step
-    joules = found["device_joules"]
+def measure_steps(
+    words: Sequence[str], variant: str = OURS, warmup: int = WARMUP, timed: int = TIMED
+) -> ResultFields:
+    """Measure steps of one variant: time, memory, energy, graphs and kernels."""
+    device, recipe = this_device(), compose_case(words)
+    step = make_step(variant, recipe, device)
+    figures = take_steps(step, device, warmup=warmup, timed=timed)
+    # Before the profiler, which uses memory too.
+    figures |= peak_memory(device)
+    tokens = recipe.derived_numbers.tokens_per_step
+    joules = figures["device_joules"]
     return {
-        "parameters": recipe.derived.parameters.total,
+        "parameters": recipe.derived_numbers.parameters.total,
         "tokens_per_step": tokens,
-        **rates(recipe, found["step_seconds"]),
+        **compute_rates(recipe, figures["step_seconds"]),
         "joules_per_token": joules and joules / (tokens * timed),
-        **found,
-        "kernels": kernels_of(step, device),
+        **figures,
+        "kernels": profile_kernels(step, device),
     }
 
 
-def turns(
-    words: Sequence[str], ways: Sequence[str], warmup: int = WARMUP, timed: int = PAIRS
-) -> Found:
-    """Take steps two ways in turns and compare them pair by pair; below 1 the first wins."""
-    device, recipe = this_device(), compose(words)
-    steps = {way: make(way, recipe, device) for way in ways}
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
-    for turn in range(warmup + timed):
-        # Whoever comes second finds a warmer device: take turns.
-        for way in sorted(ways, reverse=bool(turn % 2)):
-            taken = seconds_of(steps[way], device)
-            if turn >= warmup:
-                seconds[way].append(taken)
-    middles = {way: sorted(values)[len(values) // 2] for way, values in seconds.items()}
+def compare_steps(
+    words: Sequence[str], variants: Sequence[str], warmup: int = WARMUP, timed: int = PAIRS
+) -> ResultFields:
+    """Alternate steps of two variants; a ratio below 1 means the first is faster."""
+    device, recipe = this_device(), compose_case(words)
+    steps = {name: make_step(name, recipe, device) for name in variants}
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for number in range(warmup + timed):
+        # The second variant has a warmer device, so the order alternates.
+        for name in sorted(variants, reverse=bool(number % 2)):
+            step_seconds = time_call(steps[name], device)
+            if number >= warmup:
+                seconds[name].append(step_seconds)
+    medians = {name: sorted(values)[len(values) // 2] for name, values in seconds.items()}
     return {
-        "tokens_per_step": recipe.derived.tokens_per_step,
+        "tokens_per_step": recipe.derived_numbers.tokens_per_step,
         "seconds": seconds,
-        "rates": {way: rates(recipe, middle) for way, middle in middles.items()},
-        "ratio": paired_ratio(*(seconds[way] for way in ways)),
-        **memory_of(device),
+        "rates": {name: compute_rates(recipe, median) for name, median in medians.items()},
+        "ratio": paired_ratio(*(seconds[name] for name in variants)),
+        **peak_memory(device),
     }
 
 
-def make(way: str, recipe: Recipe, device: torch.device) -> Step:
-    """Build what takes the steps: ours, or `CLASS` or `CLASS:POLICY` of the peers.
+def make_step(variant: str, recipe: Recipe, device: torch.device) -> TensorStep:
+    """Build our step, or `CLASS` or `CLASS:POLICY` of the peers.
 
-    What was built before and is gone gives its memory back first.
+    The memory of steps that are no longer used is freed first.
     """
     gc.collect()
     torch.manual_seed(recipe.budget.seed)
-    if way == OURS:
+    if variant == OURS:
         return OurStep(recipe, device)
-    name, _, policy = way.partition(":")
+    name, _, policy = variant.partition(":")
     module, _, kind = name.rpartition(".")
     peers = import_module(f"benchmarks.gpu.{module}")
-    step: Step = getattr(peers, kind)(recipe, device, **({"policy": policy} if policy else {}))
+    options = {"policy": policy} if policy else {}
+    step: TensorStep = getattr(peers, kind)(recipe, device, **options)
     return step
 
 
-def rates(recipe: Recipe, step_seconds: float) -> Found:
-    """Turn the seconds of a step into tokens and FLOPs a second, without recomputation."""
-    per_second = recipe.derived.tokens_per_step / step_seconds
-    flops = recipe.derived.flops_per_token
+def compute_rates(recipe: Recipe, step_seconds: float) -> ResultFields:
+    """Return tokens and FLOPs per second of a step, without recomputation."""
+    per_second = recipe.derived_numbers.tokens_per_step / step_seconds
+    flops = recipe.derived_numbers.flops_per_token
     return {
         "tokens_per_second": per_second,
         "teraflops_full": per_second * flops.full / 1e12,

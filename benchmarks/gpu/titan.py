@@ -1,8 +1,8 @@
-"""torchtitan's Llama at the shapes of a recipe: model, recomputation, compiler, loss, AdamW.
+"""Steps of torchtitan's Llama at the shapes of a recipe.
 
-Everything timed is torchtitan's own (0.2.2). On one device it computes under autocast, ``amp``;
-each of many ranks casts once by FSDP2, ``fsdp``: here over a mesh of one, which sends nothing.
-It ties no weights, and a head is as wide as ``dim / num_heads``: the recipe must do so, too.
+Model, recomputation, compiler, loss and AdamW are torchtitan's (0.2.2). ``amp`` is autocast,
+the default on one device; ``fsdp`` casts by FSDP2, the default on many ranks, here one rank.
+torchtitan supports only untied weights and heads of width ``dim / num_heads``.
 """
 
 import sys
@@ -15,24 +15,24 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks.gpu.ours import join_world
-from benchmarks.gpu.peers import PeerStep, compiles, recomputes, settings_of
+from benchmarks.gpu.own_step import join_world
+from benchmarks.gpu.peers import PeerStep, adamw_kwargs, is_compiled, recompute_mode
 from components.config.recipe import Recipe
 from components.errors import RecipeError
 
 
 class TitanLlama(PeerStep):
-    """Take its steps with weights in float32 and products in bfloat16.
+    """Steps of torchtitan with weights in float32 and products in bfloat16.
 
     Raises:
-        RecipeError: torchtitan is not installed, or the shape is none that it has.
+        RecipeError: torchtitan is not installed or does not support the shape.
     """
 
     def __init__(
         self, recipe: Recipe, device: torch.device, *, policy: Literal["amp", "fsdp"] = "amp"
     ) -> None:
-        _check(recipe)
-        _stand_in_for_datasets()
+        _check_support(recipe)
+        _stub_datasets()
         from torchtitan.components.loss import build_cross_entropy_loss
         from torchtitan.components.optimizer import build_optimizers
         from torchtitan.distributed import ParallelDims
@@ -40,12 +40,12 @@ class TitanLlama(PeerStep):
 
         config, dims = _config(recipe), ParallelDims(1, 1, 1, 1, 1, 1, 1, 1)
         model = _model(recipe, config, dims, device, policy)
-        summed = build_cross_entropy_loss(config)
+        sum_loss = build_cross_entropy_loss(config)
         optimizers = build_optimizers([model], config.optimizer, dims)
 
         def loss_of(tokens: Tensor, targets: Tensor) -> Tensor:
             with _precision(device, policy):
-                loss: Tensor = summed(model(tokens), targets) / targets.numel()
+                loss: Tensor = sum_loss(model(tokens), targets) / targets.numel()
             return loss
 
         super().__init__(
@@ -58,24 +58,22 @@ class TitanLlama(PeerStep):
         )
 
 
-def _check(recipe: Recipe) -> None:
+def _check_support(recipe: Recipe) -> None:
     if find_spec("torchtitan") is None:
-        problem = "torchtitan is not installed, so it takes no step"
-        raise RecipeError("way", problem, "make gpu-pack, or compare with hugging_face.Causal")
-    shape = recipe.shape
-    if (
-        shape.tied_embeddings
-        or shape.attention.head_dim * shape.attention.num_heads != shape.dim
-    ):
+        fix = "run make gpu-pack, or compare with hugging_face.Causal"
+        raise RecipeError("variant", "torchtitan is not installed", fix)
+    shape = recipe.decoder_spec
+    width = shape.attention.head_dim * shape.attention.num_heads
+    if shape.tied_embeddings or width != shape.dim:
         raise RecipeError(
             "model",
-            "tied weights, or heads not as wide as dim / num_heads: torchtitan has neither",
-            "set model.tied_embeddings=false and head_dim to that width",
+            "torchtitan has no tied weights and only heads of width dim / num_heads",
+            "set model.tied_embeddings=false and model.attention.head_dim to that width",
         )
 
 
-def _stand_in_for_datasets() -> None:
-    """Let torchtitan import what it reads text with: 60 MB, and not used here."""
+def _stub_datasets() -> None:
+    """Register empty modules for the text readers that torchtitan imports (60 MB, not used)."""
     if find_spec("pyarrow") is not None and find_spec("datasets") is not None:
         return
     names = {
@@ -91,11 +89,11 @@ def _stand_in_for_datasets() -> None:
 def _config(recipe: Recipe) -> Any:
     from torchtitan.config import JobConfig
 
-    config, adam = JobConfig(), settings_of(recipe)
+    config, adam = JobConfig(), adamw_kwargs(recipe)
     config.training.seq_len = recipe.budget.sequence_length
     config.training.local_batch_size = recipe.parallelism.microbatch_sequences
-    config.compile.enable = compiles(recipe)
-    config.activation_checkpoint.mode = recomputes(recipe)
+    config.compile.enable = is_compiled(recipe)
+    config.activation_checkpoint.mode = recompute_mode(recipe)
     config.activation_checkpoint.selective_ac_option = "op"
     config.optimizer.beta1, config.optimizer.beta2 = adam.pop("betas")
     for name, value in adam.items():
@@ -112,7 +110,7 @@ def _model(
     with torch.device("meta"):
         model = Transformer(_shape(recipe))
     width = model.layers["0"].feed_forward.w1.out_features
-    assert width == recipe.shape.mlp.ffn_dim, f"torchtitan rounds the width to {width}"
+    assert width == recipe.decoder_spec.mlp.ffn_dim, f"torchtitan rounds the width to {width}"
     model = parallelize_llama(model, dims, config)
     if policy == "fsdp":
         join_world(device)
@@ -127,13 +125,13 @@ def _model(
 
 
 def _shape(recipe: Recipe) -> Any:
-    """Name the shape so that the width is the recipe's, to the last column.
+    """Return the shape in torchtitan's terms, with exactly the recipe's MLP width.
 
-    It is multiple_of x ceil(int(multiplier x int(8 dim / 3)) / multiple_of).
+    torchtitan's width is multiple_of x ceil(int(multiplier x int(8 dim / 3)) / multiple_of).
     """
     from torchtitan.models.llama3 import TransformerModelArgs
 
-    shape = recipe.shape
+    shape = recipe.decoder_spec
     return TransformerModelArgs(
         dim=shape.dim,
         n_layers=shape.num_layers,

@@ -1,1 +1,1 @@
-"""The ledger of recipes, and the runs, proofs and dry runs that it keeps."""
+"""The ledger of recipes, with their stored runs, proofs and dry runs."""

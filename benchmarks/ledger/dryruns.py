@@ -1,7 +1,7 @@
-"""Does every recipe's step fit its home's devices, and how far off is the plan's memory?
+"""Does the step of every recipe fit its reference cluster, and how accurate is the plan?
 
 Each recipe is rehearsed at full size in its published layout (`action=dryrun`), on this machine
-and without a GPU. Named recipes alone are done again; the others keep what was found.
+without a GPU. With names, only these recipes run; the other recipes keep their results.
 
     python -m benchmarks.ledger.dryruns [NAME ...]
 """
@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from tempfile import TemporaryFile
 from typing import Any
 
-from benchmarks.entry import enter
-from benchmarks.kept import stamp
+from benchmarks.entry import run_script
+from benchmarks.generated_section import replace_section, table_line
 from benchmarks.ledger import ledger
 from benchmarks.ledger.proofs import DRY_RUN, FILES, recipe_at_home
-from benchmarks.marked import split_marked
 from benchmarks.recipes import published_recipes
+from benchmarks.results_store import stamp_row
 from command.arguments import ROOT, read_point
 from command.composition.compose import compose_recipe
 from components.config.key_groups import KeyGroup
@@ -33,66 +33,66 @@ HEAD = """\
 """
 
 
-def rehearse(name: str) -> dict[str, Any]:
-    """Run one recipe at home in a process of its own.
+def rehearse_recipe(name: str) -> dict[str, Any]:
+    """Run the dry run of a recipe on its reference cluster in a new process.
 
     Raises:
-        RuntimeError: it printed no object.
+        RuntimeError: the command printed no result.
     """
-    home = compose_recipe(read_point([f"recipe={name}"])).home
+    home = compose_recipe(read_point([f"recipe={name}"])).reference_cluster
     words = [f"recipe={name}", f"cluster={home}", "action=dryrun", "output=json"]
-    with TemporaryFile("w+") as said, TemporaryFile("w+") as noted:
-        running = subprocess.Popen(
-            [sys.executable, "run.py", *words], cwd=ROOT, stdout=said, stderr=noted
+    with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "run.py", *words], cwd=ROOT, stdout=output, stderr=errors
         )
-        _, _, used = os.wait4(running.pid, 0)  # with all that it started
-        running.returncode = 0
-        said.seek(0)
-        noted.seek(0)
-        if not (text := said.read()):
-            raise RuntimeError(f"{name}: {noted.read()[-2000:]}")
+        _, _, usage = os.wait4(process.pid, 0)  # includes child processes
+        process.returncode = 0
+        output.seek(0)
+        errors.seek(0)
+        if not (text := output.read()):
+            raise RuntimeError(f"{name}: {errors.read()[-2000:]}")
     tree: dict[str, Any] = json.loads(text)
-    processors = used.ru_utime + used.ru_stime
-    cost = {"processor_seconds": processors, "host_bytes": used.ru_maxrss * 1024}
+    processor_seconds = usage.ru_utime + usage.ru_stime
+    cost = {"processor_seconds": processor_seconds, "host_bytes": usage.ru_maxrss * 1024}
     recipe = compose_recipe(read_point([f"recipe={name}", f"cluster={home}"]))
-    return tree | cost | stamp(recipe, KeyGroup.MATHEMATICS, KeyGroup.LAYOUT)
+    return tree | cost | stamp_row(recipe, KeyGroup.MATHEMATICS, KeyGroup.LAYOUT)
 
 
-def row(tree: dict[str, Any]) -> str:
-    """Write a recipe's line of the table."""
+def render_row(tree: dict[str, Any]) -> str:
+    """Return the table row of a recipe."""
     memory = tree["memory"]
     sizes = [memory[f"{key}_bytes"] / GIB for key in ("peak", "usable", "planned")]
-    apart = f"{memory['peak_bytes'] / memory['planned_bytes'] - 1:+.0%}"
+    difference = f"{memory['peak_bytes'] / memory['planned_bytes'] - 1:+.0%}"
     verdict = memory["verdict"].replace("_", " ")
     cells = [
         *(f"`{tree['recipe']}`", tree["cluster"], str(len(tree["roles"]))),
         *(f"{size:.1f}" for size in sizes),
-        *(apart, verdict, f"{tree['seconds']:.0f}", f"{tree['processor_seconds']:.0f}"),
+        *(difference, verdict, f"{tree['seconds']:.0f}", f"{tree['processor_seconds']:.0f}"),
         f"{tree['host_bytes'] / GIB:.1f}",
     ]
-    return f"| {' | '.join(cells)} |\n"
+    return table_line(cells)
 
 
 def main(words: Sequence[str]) -> int:
-    """Rehearse, keep after every recipe, write the page."""
-    known = json.loads(RESULT.read_text("utf-8"))["recipes"] if RESULT.exists() else {}
-    every = published_recipes()
-    for name in words or every:
+    """Rehearse the recipes, save each result, and write the page."""
+    results = json.loads(RESULT.read_text("utf-8"))["recipes"] if RESULT.exists() else {}
+    recipes = published_recipes()
+    for name in words or recipes:
         if recipe_at_home(name).parallelism.engine == "deepspeed":
-            sys.stderr.write(f"{name}: DeepSpeed calls its own collectives, no dry run\n")
+            sys.stderr.write(f"{name}: no dry run, DeepSpeed calls its own collectives\n")
             continue
-        known[name] = rehearse(name)
-        sys.stderr.write(row(known[name]))
-        kept = {"recipes": {key: known[key] for key in sorted(known)}}
-        RESULT.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
-    missing = ", ".join(f"`{name}`" for name in every if name not in known)
-    rows = "".join(row(known[name]) for name in sorted(known))
-    head, _, tail = split_marked(PAGE.read_text("utf-8"), "dry runs", "make dryruns")
-    left = f"\nWithout a dry run: {missing}.\n" * bool(missing)
-    PAGE.write_text(head + HEAD + rows + left + tail, "utf-8")
-    ledger.write()
+        results[name] = rehearse_recipe(name)
+        sys.stderr.write(render_row(results[name]))
+        tree = {"recipes": {key: results[key] for key in sorted(results)}}
+        RESULT.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
+    missing = ", ".join(f"`{name}`" for name in recipes if name not in results)
+    rows = "".join(render_row(results[name]) for name in sorted(results))
+    footer = f"\nWithout a dry run: {missing}.\n" * bool(missing)
+    text, table = PAGE.read_text("utf-8"), HEAD + rows + footer
+    PAGE.write_text(replace_section(text, "dry runs", "make dryruns", table), "utf-8")
+    ledger.write_pages()
     return 0
 
 
 if __name__ == "__main__":
-    enter(main)
+    run_script(main)

@@ -1,30 +1,30 @@
-"""Write the ledger: what of every recipe is published, predicted, rehearsed, proved, measured.
+"""Write the ledger: published, predicted, rehearsed, proved and measured figures of recipes.
 
     python -m benchmarks.ledger.ledger
 
-Four places take their tables from the same rows: `recipes/README.md` the verdicts and plans,
-`docs/ledger.md` everything, `docs/parity.md` the layouts, `README.md` the counts.
+Four pages have tables from the same rows: `recipes/README.md` verdicts and plans,
+`docs/ledger.md` all rows, `docs/parity.md` layouts, `README.md` counts.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.entry import enter
+from benchmarks.entry import run_script
+from benchmarks.generated_section import split_section, table_line
 from benchmarks.ledger.proofs import (
     FILES,
     GIB,
     NOT_DONE,
     PARITY,
-    KeptProof,
     LedgerEntry,
+    StoredProof,
     read_entries,
 )
 from benchmarks.ledger.script_values import script_cell
-from benchmarks.ledger.sections import section, table_line
-from benchmarks.marked import split_marked
+from benchmarks.ledger.sections import recipe_section
 from command.arguments import ROOT
-from components.report.plan_tables import significant
+from components.report.numbers import format_significant
 
 PAGE, DETAILS, FRONT, LAYOUTS = (
     ROOT / name
@@ -55,31 +55,31 @@ HEAD_OF_LAYOUTS = """\
 NAMES = re.compile(r"`(\w+)`")
 
 
-def write() -> None:
-    """Put each table into its page, between its marks."""
-    for page, text in pages().items():
+def write_pages() -> None:
+    """Write the generated tables into their pages."""
+    for page, text in render_pages().items():
         page.write_text(text, "utf-8")
 
 
-def pages() -> dict[Path, str]:
-    """Lay out each page as it should be today."""
+def render_pages() -> dict[Path, str]:
+    """Return the current text of each page."""
     entries = read_entries()
-    made = {}
+    pages = {}
     for page, parts in PARTS.items():
         text = page.read_text("utf-8")
         for part in parts:
-            text = _put(text, part, entries)
-        made[page] = text
-    return made
+            text = _replace_table(text, part, entries)
+        pages[page] = text
+    return pages
 
 
-def _put(text: str, part: str, entries: Sequence[LedgerEntry]) -> str:
-    head, inside, tail = split_marked(text, part, "make golden")
-    table = counts(inside, entries) if part == "counts" else MADE[part](entries)
+def _replace_table(text: str, part: str, entries: Sequence[LedgerEntry]) -> str:
+    head, section, tail = split_section(text, part, "make golden")
+    table = count_proofs(section, entries) if part == "counts" else TABLES[part](entries)
     return f"{head}{table}{tail}"
 
 
-def _verdicts(entries: Sequence[LedgerEntry]) -> str:
+def _verdict_table(entries: Sequence[LedgerEntry]) -> str:
     return VERDICTS + "".join(map(_verdict_row, entries))
 
 
@@ -88,21 +88,21 @@ def _verdict_row(entry: LedgerEntry) -> str:
         f"[`{entry.name}`](../docs/ledger.md#{entry.name})",
         script_cell(entry.name),
         f"{len(entry.plan['published'])} figures",
-        _predicted(entry),
-        *(cell(entry, kind) for kind in FILES),
+        _predicted_cell(entry),
+        *(proof_cell(entry, kind) for kind in FILES),
     ]
     return table_line(cells)
 
 
-def _predicted(entry: LedgerEntry) -> str:
+def _predicted_cell(entry: LedgerEntry) -> str:
     seconds = entry.plan["time"]["step_seconds"]
     step = "no step" if seconds is None else f"{seconds:.3g} s"
     return f"{step}, {entry.plan['memory']['verdict'].replace('_', ' ')}"
 
 
-def cell(entry: LedgerEntry, kind: str) -> str:
-    """Say in a few words what the rows of one kind come to."""
-    proofs = entry.of(kind)
+def proof_cell(entry: LedgerEntry, kind: str) -> str:
+    """Summarize the proofs of one kind."""
+    proofs = entry.proofs_of(kind)
     current = [proof for proof in proofs if not proof.stale]
     if not proofs:
         return NOT_DONE[kind]
@@ -112,13 +112,13 @@ def cell(entry: LedgerEntry, kind: str) -> str:
     return _summary(current) + (f"; {stale} stale" if stale else "")
 
 
-def _summary(proofs: Sequence[KeptProof]) -> str:
+def _summary(proofs: Sequence[StoredProof]) -> str:
     verdicts = list(dict.fromkeys(proof.verdict for proof in proofs))
     count = f", {len(proofs)} layouts" if len(proofs) > 1 else ""
     return ", ".join(verdicts) + count
 
 
-def _runs(entries: Sequence[LedgerEntry]) -> str:
+def _run_table(entries: Sequence[LedgerEntry]) -> str:
     return HEAD_OF_RUNS + "".join(map(_run_row, entries))
 
 
@@ -127,14 +127,14 @@ def _run_row(entry: LedgerEntry) -> str:
     total, active = (derived["parameters"][key] for key in ("total", "active"))
     counts = [recipe["budget"]["total_tokens"], derived["steps"], derived["ranks"]]
     cells = [
-        *(f"`{entry.name}`", f"`{recipe['home']}`"),
+        *(f"`{entry.name}`", f"`{recipe['reference_cluster']}`"),
         f"{total:,}" + (f" ({active:,} active)" if active != total else ""),
         *(f"{count:,}" for count in counts),
     ]
     return table_line(cells)
 
 
-def _plans(entries: Sequence[LedgerEntry]) -> str:
+def _plan_table(entries: Sequence[LedgerEntry]) -> str:
     return HEAD_OF_PLANS + "".join(map(_plan_row, entries))
 
 
@@ -149,17 +149,17 @@ def _plan_row(entry: LedgerEntry) -> str:
         memory["verdict"].replace("_", " "),
         "-" if time["step_seconds"] is None else f"{time['step_seconds']:.3g} s",
         "-" if time["mfu_full"] is None else f"{time['mfu_full']:.0%}",
-        "-" if bill["device_hours"] is None else significant(bill["device_hours"], 3),
+        "-" if bill["device_hours"] is None else format_significant(bill["device_hours"], 3),
     ]
     return table_line(cells)
 
 
-def _layouts(entries: Sequence[LedgerEntry]) -> str:
-    proofs = [proof for entry in entries for proof in entry.of(PARITY)]
+def _layout_table(entries: Sequence[LedgerEntry]) -> str:
+    proofs = [proof for entry in entries for proof in entry.proofs_of(PARITY)]
     return HEAD_OF_LAYOUTS + "".join(map(_layout_row, proofs))
 
 
-def _layout_row(proof: KeptProof) -> str:
+def _layout_row(proof: StoredProof) -> str:
     row = proof.row
     figures = [row[part] for part in ("loss", "gradient", "weight", "float32_loss")]
     cells = [
@@ -173,47 +173,47 @@ def _layout_row(proof: KeptProof) -> str:
     return table_line(cells)
 
 
-def _sections(entries: Sequence[LedgerEntry]) -> str:
-    return "\n".join(map(section, entries))
+def _all_sections(entries: Sequence[LedgerEntry]) -> str:
+    return "\n".join(map(recipe_section, entries))
 
 
-def counts(table: str, entries: Sequence[LedgerEntry]) -> str:
-    """Count, for each line of a table that names recipes, how many have a proof of today.
+def count_proofs(table: str, entries: Sequence[LedgerEntry]) -> str:
+    """Count the recipes with a current proof, for each line of a table that names recipes.
 
-    A recipe that no line names joins the last one.
+    Recipes that no line names are added to the last line.
     """
     by_name = {entry.name: entry for entry in entries}
     *lines, last = table.splitlines(keepends=True)
-    named = NAMES.findall(table)
-    others = "".join(f"`{name}` " for name in by_name if name not in named)
+    listed = NAMES.findall(table)
+    others = "".join(f"`{name}` " for name in by_name if name not in listed)
     last = last.replace("| `", f"| {others}`", 1)
-    return "".join(_counted(line, by_name) for line in (*lines, last))
+    return "".join(_count_line(line, by_name) for line in (*lines, last))
 
 
-def _counted(line: str, entries: Mapping[str, LedgerEntry]) -> str:
-    cells = [one.strip() for one in line.strip().strip("|").split("|")]
-    named = [entries[name] for name in NAMES.findall(cells[0]) if name in entries]
-    if not named:
+def _count_line(line: str, entries: Mapping[str, LedgerEntry]) -> str:
+    cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+    listed = [entries[name] for name in NAMES.findall(cells[0]) if name in entries]
+    if not listed:
         return line
-    kept = cells[: -len(FILES)]
-    return table_line([*kept, *(_share(named, kind) for kind in FILES)])
+    texts = cells[: -len(FILES)]
+    return table_line([*texts, *(_count_valid(listed, kind) for kind in FILES)])
 
 
-def _share(entries: Sequence[LedgerEntry], kind: str) -> str:
-    """Count those of which every kept row stands."""
-    proofs = [entry.of(kind) for entry in entries]
-    done = [rows for rows in proofs if rows and all(proof.stands for proof in rows)]
-    return f"{len(done)} of {len(entries)}"
+def _count_valid(entries: Sequence[LedgerEntry], kind: str) -> str:
+    """Count the entries whose proofs of one kind are all valid."""
+    by_entry = [entry.proofs_of(kind) for entry in entries]
+    valid = [proofs for proofs in by_entry if proofs and all(p.is_valid for p in proofs)]
+    return f"{len(valid)} of {len(entries)}"
 
 
-MADE = {
-    "verdicts": _verdicts,
-    "runs": _runs,
-    "plans": _plans,
-    "sections": _sections,
-    "layouts": _layouts,
+TABLES = {
+    "verdicts": _verdict_table,
+    "runs": _run_table,
+    "plans": _plan_table,
+    "sections": _all_sections,
+    "layouts": _layout_table,
 }
 
 
 if __name__ == "__main__":
-    enter(lambda words: write(), most=0)
+    run_script(lambda words: write_pages(), max_words=0)

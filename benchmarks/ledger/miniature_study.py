@@ -1,47 +1,46 @@
-"""Keep what a study of miniatures measured, for docs/tables.md.
+"""Save the measurements of a study of miniatures, for docs/tables.md.
 
     python -m benchmarks.ledger.miniature_study NAME [run=FOLDER]
 
-The study is the command's own, `-m study=NAME`: runs that are finished, here in the folder that
-is named, are taken as they are.
-`benchmarks/results/studies.json` has a figure a point, in the study's order.
+The script runs the command `-m study=NAME`. Finished runs in the folder are not repeated.
+`benchmarks/results/studies.json` has a figure per point, in the order of the study.
 """
 
 import json
 import subprocess
 import sys
 
-from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, circumstances
+from benchmarks.entry import run_script
+from benchmarks.results_store import RESULTS, result_context
 from command.arguments import ROOT
-from components.terminal import console
+from components.terminal import create_console
 
 RESULT = RESULTS / "studies.json"
 
 
 def main(words: list[str]) -> int:
-    """Run the study, keep its figures, print them."""
-    name, *where = words
-    command = [sys.executable, "run.py", "-m", f"study={name}", "output=json", *where]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
-    found = json.loads(done.stdout)
-    kept = json.loads(RESULT.read_text("utf-8")) if RESULT.exists() else {}
-    kept[name] = {
-        "objective": found["objective"]["measured"],
+    """Run the study; save and print its figures."""
+    name, *options = words
+    command = [sys.executable, "run.py", "-m", f"study={name}", "output=json", *options]
+    process = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    study = json.loads(process.stdout)
+    results = json.loads(RESULT.read_text("utf-8")) if RESULT.exists() else {}
+    results[name] = {
+        "objective": study["objective"]["measured"],
         "points": [
-            {"point": one["point"], "measured": one["measured"]} for one in found["points"]
+            {"point": row["point"], "measured": row["measured"]} for row in study["points"]
         ],
-        **circumstances(
-            peer="the points, beside each other",
-            convention="one seed; the study's file says of what",
+        **result_context(
+            peer="the other points of the study",
+            convention="one seed; the objective in the study's file",
             shape={"study": name},
             packages=("torch", "lightning"),
         ),
     }
-    RESULT.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
-    console().print_json(data=kept[name])
+    RESULT.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    create_console().print_json(data=results[name])
     return 0
 
 
 if __name__ == "__main__":
-    enter(main, least=1, most=2)
+    run_script(main, min_words=1, max_words=2)

@@ -1,6 +1,6 @@
-"""What is known of each recipe: as it is composed and planned, and what proofs of it have kept.
+"""Ledger entries: each recipe with its plan and its stored proofs.
 
-Nothing is proved here: the rows come from `benchmarks/results`. A plan is computed when read.
+This module proves nothing: the rows come from `benchmarks/results`. Plans are computed.
 """
 
 import json
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from benchmarks.kept import RESULTS, Row, fingerprints, read_rows
 from benchmarks.recipes import published_recipes, recipe_tree
+from benchmarks.results_store import RESULTS, ResultRow, hash_groups, read_rows
 from command.actions.show import as_json
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
@@ -31,103 +31,109 @@ NOT_DONE = {
     MINIATURE: "not trained",
     MEASURED: "not measured",
 }
-HOLDS = {PARITY: "holds", MINIATURE: "falls"}  # the others find a figure
+SUCCESS_KEYS = {PARITY: "holds", MINIATURE: "falls"}  # other kinds have only figures
 GIB = 2**30
-MOST_KEYS = 4  # that a row names of those which a run had otherwise
+MOST_KEYS = 4  # changed keys that the text of a run lists
 
-Tree = Mapping[str, Any]
+JsonTree = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptProof:
-    """One kept row: what was found, in short and at length; stale if of another recipe."""
+class StoredProof:
+    """One stored row with its verdict and finding; stale if the recipe has changed since."""
 
     kind: str
-    row: Row
+    row: ResultRow
     verdict: str
-    found: str
+    finding: str
     stale: bool
 
     @property
-    def stands(self) -> bool:
-        """Return whether it is of the recipe of today and found what it looked for."""
-        return not self.stale and bool(self.row.get(HOLDS.get(self.kind, ""), True))
+    def is_valid(self) -> bool:
+        """Return whether the row is current and its proof succeeded."""
+        return not self.stale and bool(self.row.get(SUCCESS_KEYS.get(self.kind, ""), True))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerEntry:
-    """A recipe of today and all that is known of it."""
+    """A recipe with its plan and its proofs."""
 
     name: str
-    composed: Tree
-    plan: Tree
-    proofs: tuple[KeptProof, ...]
+    composed: JsonTree
+    plan: JsonTree
+    proofs: tuple[StoredProof, ...]
 
-    def of(self, kind: str) -> list[KeptProof]:
+    def proofs_of(self, kind: str) -> list[StoredProof]:
         return [proof for proof in self.proofs if proof.kind == kind]
 
 
 def read_entries() -> list[LedgerEntry]:
-    """Read every recipe's entry, in the order of their names."""
+    """Read the entries of all recipes, sorted by name."""
     return [read_entry(name) for name in published_recipes()]
 
 
 def read_entry(name: str) -> LedgerEntry:
-    """Collect what is known of one recipe."""
+    """Read the entry of one recipe."""
     return LedgerEntry(
         name=name,
         composed=_composed(name, "full"),
         plan=plan_at_home(name),
-        proofs=tuple(proof_of(kind, row) for kind in FILES for row in rows_of(kind, name)),
+        proofs=tuple(read_proof(kind, row) for kind in FILES for row in rows_of(kind, name)),
     )
 
 
-def rows_of(kind: str, name: str) -> Iterator[Row]:
-    """Read what was kept of one kind and recipe."""
+def rows_of(kind: str, name: str) -> Iterator[ResultRow]:
+    """Read the stored rows of one kind and recipe."""
     if kind == DRY_RUN:
-        known = json.loads(FILES[kind].read_text("utf-8"))["recipes"]
-        yield from [known[name]] if name in known else []
+        results = json.loads(FILES[kind].read_text("utf-8"))["recipes"]
+        yield from [results[name]] if name in results else []
     else:
         yield from (row for row in read_rows(FILES[kind]) if row["recipe"] == name)
 
 
-def proof_of(kind: str, row: Row) -> KeptProof:
-    """Judge a row: what it found, and whether it is of the recipe of today."""
-    verdict, found = TOLD[kind](row)
-    return KeptProof(kind=kind, verdict=verdict, found=found, row=row, stale=is_stale(row))
+def read_proof(kind: str, row: ResultRow) -> StoredProof:
+    """Build the proof of a row: its verdict, its finding, and whether it is stale."""
+    verdict, text = DESCRIPTIONS[kind](row)
+    return StoredProof(kind=kind, verdict=verdict, finding=text, row=row, stale=is_stale(row))
 
 
-def is_stale(row: Row) -> bool:
-    """Return whether a key has changed on which the row's finding rests."""
+def is_stale(row: ResultRow) -> bool:
+    """Return whether a key that affects the finding has changed since."""
     return bool(row["fingerprint"] != fingerprints_today(row))
 
 
-def fingerprints_today(row: Row) -> dict[str, str]:
-    """Hash today's recipe at the row's scale, in the groups that the row names."""
+def fingerprints_today(row: ResultRow) -> dict[str, str]:
+    """Hash today's recipe at the scale of a row, in the key groups of the row."""
     groups = [KeyGroup(name) for name in row["fingerprint"]]
-    return fingerprints(_composed(row["recipe"], row["scale"])["recipe"], groups)
+    return hash_groups(_composed(row["recipe"], row["scale"])["recipe"], groups)
 
 
 @cache
-def plan_at_home(name: str) -> Tree:
-    """Plan a recipe on its home cluster, in the tree of ``action=plan output=json``."""
+def plan_at_home(name: str) -> JsonTree:
+    """Plan a recipe on its reference cluster; the tree of ``action=plan output=json``."""
     recipe = recipe_at_home(name)
     return plan_recipe(recipe).as_json()
 
 
 @cache
 def recipe_at_home(name: str) -> Recipe:
-    """Compose a recipe at full size on its home cluster."""
-    words = [f"recipe={name}", f"cluster={recipe_tree(name)['home']}"]
+    """Compose a recipe at full size on its reference cluster."""
+    words = [f"recipe={name}", f"cluster={recipe_tree(name)['reference_cluster']}"]
     return compose_recipe(read_point(words))
 
 
 @cache
-def _composed(name: str, scale: str) -> Tree:
-    return as_json(compose_recipe(read_point([f"recipe={name}", f"scale={scale}"])))
+def recipe_at_scale(name: str, scale: str) -> Recipe:
+    """Compose a recipe at one scale, for the machine that runs the command."""
+    return compose_recipe(read_point([f"recipe={name}", f"scale={scale}"]))
 
 
-def _dry_run(row: Row) -> tuple[str, str]:
+@cache
+def _composed(name: str, scale: str) -> JsonTree:
+    return as_json(recipe_at_scale(name, scale))
+
+
+def _dry_run(row: ResultRow) -> tuple[str, str]:
     memory = row["memory"]
     verdict = memory["verdict"].replace("_", " ")
     peak, usable = (memory[f"{key}_bytes"] / GIB for key in ("peak", "usable"))
@@ -136,7 +142,7 @@ def _dry_run(row: Row) -> tuple[str, str]:
     return verdict, f"{peak:.1f} of {usable:.1f} GiB, {verdict}; {ranks}"
 
 
-def _parity(row: Row) -> tuple[str, str]:
+def _parity(row: ResultRow) -> tuple[str, str]:
     label = ", ".join([row["label"], *row["words"]])
     verdict = "holds" if row["holds"] else "**does not hold**"
     parts = [
@@ -147,7 +153,7 @@ def _parity(row: Row) -> tuple[str, str]:
     return verdict, f"{label}: {verdict}; {', '.join(parts)} in {row['precision']}"
 
 
-def _miniature(row: Row) -> tuple[str, str]:
+def _miniature(row: ResultRow) -> tuple[str, str]:
     if "error" in row:
         return "**failed**", "**failed**"
     verdict = "learns" if row["falls"] else "**does not learn**"
@@ -156,16 +162,16 @@ def _miniature(row: Row) -> tuple[str, str]:
     return verdict, f"{verdict}: loss {loss}, held-out {held_out} in {row['steps']} steps"
 
 
-def _measured(row: Row) -> tuple[str, str]:
+def _run(row: ResultRow) -> tuple[str, str]:
     verdict = f"{row['step_seconds']:.3g} s"
     peak = row["peak_memory_bytes"]
-    memory = "" if peak is None else f", {peak / GIB:.1f} GiB at the peak of the first rank"
+    memory = "" if peak is None else f", {peak / GIB:.1f} GiB peak of the first rank"
     changed = row["changed"][:MOST_KEYS]
     more = len(row["changed"]) - len(changed)
-    other = f", with other {', '.join(changed)}" if changed else ""
-    other += f" and {more} keys more" if more else ""
+    differences = f", with changed {', '.join(changed)}" if changed else ""
+    differences += f" and {more} more keys" if more else ""
     where = f"{row['ranks']:,} ranks of {row['cluster']}"
-    return verdict, f"{verdict} a step on {where}{memory}{other}"
+    return verdict, f"{verdict} per step on {where}{memory}{differences}"
 
 
-TOLD = {DRY_RUN: _dry_run, PARITY: _parity, MINIATURE: _miniature, MEASURED: _measured}
+DESCRIPTIONS = {DRY_RUN: _dry_run, PARITY: _parity, MINIATURE: _miniature, MEASURED: _run}

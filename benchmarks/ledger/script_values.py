@@ -1,6 +1,6 @@
 """Compare a recipe with the values of the original script, `tests/recipes/facts/NAME.yaml`.
 
-A key is a path in the full-size recipe on its home cluster, or in its derived numbers.
+A key is a path in the full-size recipe on its reference cluster, or in its derived numbers.
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,11 @@
-"""A recipe's section of the ledger: each finding with its machine, versions and date."""
+"""Section of a recipe in the ledger: each finding with machine, versions and date."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from pydantic import TypeAdapter
 
-from benchmarks.ledger.proofs import FILES, GIB, NOT_DONE, KeptProof, LedgerEntry
+from benchmarks.generated_section import table_line
+from benchmarks.ledger.proofs import FILES, GIB, NOT_DONE, LedgerEntry, StoredProof
 from components.config.schema.sections import PublishedFigure
 from components.planner.result import ComparedFigure
 from components.report.plan_tables import published_sheet
@@ -13,17 +14,17 @@ _PUBLISHED = TypeAdapter(dict[str, ComparedFigure | PublishedFigure])
 
 DIGITS = 6  # of a fingerprint, as in a lock's name
 PROOFS = """\
-| | Found | Of | On | With | Date |
+| | Finding | Recipe | Machine | Versions | Date |
 |---|---|---|---|---|---|
 """
 PUBLISHED = """\
-| Published | Value | Unit | Source | Planned | Apart |
+| Published | Value | Unit | Source | Planned | Difference |
 |---|---:|---|---|---:|---:|
 """
 
 
-def section(entry: LedgerEntry) -> str:
-    """Lay out all that is known of one recipe."""
+def recipe_section(entry: LedgerEntry) -> str:
+    """Return the section of one recipe."""
     return (
         f"## {entry.name}\n\n{_headline(entry)}\n\n"
         f"{PROOFS}{''.join(_proof_rows(entry))}\n"
@@ -33,9 +34,9 @@ def section(entry: LedgerEntry) -> str:
 
 def _headline(entry: LedgerEntry) -> str:
     recipe, derived = entry.composed["recipe"], entry.composed["derived"]
-    works = ", ".join(f"`{name}`" for name in recipe["works"])
+    works = ", ".join(f"`{name}`" for name in recipe["citations"])
     return (
-        f"{recipe['why']} {derived['parameters']['total']:,} parameters, "
+        f"{recipe['description']} {derived['parameters']['total']:,} parameters, "
         f"{derived['ranks']:,} ranks, {derived['steps']:,} steps; works: {works or 'none'}."
     )
 
@@ -43,7 +44,7 @@ def _headline(entry: LedgerEntry) -> str:
 def _proof_rows(entry: LedgerEntry) -> Iterator[str]:
     yield table_line(_plan_cells(entry))
     for kind in FILES:
-        proofs = entry.of(kind)
+        proofs = entry.proofs_of(kind)
         yield from (table_line(_proof_cells(proof)) for proof in proofs)
         if not proofs:
             yield table_line([kind, NOT_DONE[kind], "", "", "", ""])
@@ -53,46 +54,41 @@ def _plan_cells(entry: LedgerEntry) -> list[str]:
     memory, time = entry.plan["memory"], entry.plan["time"]
     seconds = time["step_seconds"]
     if seconds is None:
-        reason = entry.plan["missing"][0]  # what prevents a step time comes first
+        reason = entry.plan["missing"][0]  # the cause of a missing step time comes first
         step = f"no step time: {reason['problem']} (`{reason['figure']}`)"
     else:
-        step = f"{seconds:.3g} s a step, MFU {time['mfu_full']:.0%}"
+        step = f"{seconds:.3g} s per step, MFU {time['mfu_full']:.0%}"
     peak, usable = (memory[f"{key}_bytes"] / GIB for key in ("peak", "usable"))
-    found = f"{step}; {peak:.1f} of {usable:.1f} GiB, {memory['verdict'].replace('_', ' ')}"
-    where = (
+    finding = f"{step}; {peak:.1f} of {usable:.1f} GiB, {memory['verdict'].replace('_', ' ')}"
+    nodes = (
         f"{entry.plan['layout']['nodes']:,} nodes of {entry.plan['cluster']}, by its profile"
     )
     return [
         "plan",
-        found,
-        _of("full", entry.composed["fingerprint"]),
-        where,
+        finding,
+        _fingerprint_cell("full", entry.composed["fingerprint"]),
+        nodes,
         "no package",
         "this commit",
     ]
 
 
-def _proof_cells(proof: KeptProof) -> list[str]:
+def _proof_cells(proof: StoredProof) -> list[str]:
     row = proof.row
-    of = _of(row["scale"], row["fingerprint"]["mathematics"])
+    recipe = _fingerprint_cell(row["scale"], row["fingerprint"]["mathematics"])
     versions = ", ".join(f"{name} {number}" for name, number in row["versions"].items())
     machine = row["machine"]
-    on = f"{machine['processor']}, {machine['cores']} cores"
+    processor = f"{machine['processor']}, {machine['cores']} cores"
     stale = "; **stale**: the recipe has changed since" if proof.stale else ""
-    return [proof.kind, proof.found + stale, of, on, versions, row["date"]]
+    return [proof.kind, proof.finding + stale, recipe, processor, versions, row["date"]]
 
 
-def _of(scale: str, fingerprint: str) -> str:
+def _fingerprint_cell(scale: str, fingerprint: str) -> str:
     return f"{scale} `{fingerprint[:DIGITS]}`"
 
 
 def _published_rows(entry: LedgerEntry) -> Iterator[str]:
     published = _PUBLISHED.validate_python(entry.plan["published"])
     for row, item in zip(published_sheet(published).rows, published.values(), strict=True):
-        name, value, unit, planned, apart = row
-        yield table_line([name, value, unit, item.source, planned, apart])
-
-
-def table_line(cells: Sequence[str]) -> str:
-    """Write a row of a table; a bar in a cell would be a border."""
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |\n"
+        name, value, unit, planned, difference = row
+        yield table_line([name, value, unit, item.source, planned, difference])

@@ -1,10 +1,10 @@
-"""Write docs/tables.md: each table and figure of the works, its command, ours beside published.
+"""Write docs/tables.md: published tables and figures, their commands, and our figures.
 
-    python -m benchmarks.ledger.tables          # from what is kept
-    python -m benchmarks.ledger.tables plan     # plans every study anew before, some minutes
+    python -m benchmarks.ledger.tables          # from the stored plans and results
+    python -m benchmarks.ledger.tables plan     # plans every study again first, some minutes
 
-`benchmarks/data/published_tables.yaml` lists them. Ours come from the plans of studies, the
-plans of recipes, and figures that benchmarks have kept.
+`benchmarks/data/published_tables.yaml` lists the tables and figures. Our figures come from the
+plans of studies, the plans of recipes, and the stored results of benchmarks.
 """
 
 import json
@@ -15,106 +15,108 @@ from typing import Any
 
 import yaml
 
-from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, here_and_now
+from benchmarks.entry import run_script
+from benchmarks.generated_section import replace_section, table_line
 from benchmarks.ledger.proofs import plan_at_home
-from benchmarks.ledger.sections import table_line
-from benchmarks.marked import split_marked
+from benchmarks.results_store import RESULTS, run_environment
 from command.arguments import ROOT
 from command.study.listed import plan_points
-from command.study.request import ask
+from command.study.request import read_study_request
 from command.study.schema import OUT_OF_MEMORY, ListedStudy
 
 LISTED = ROOT / "benchmarks" / "data" / "published_tables.yaml"
-KEPT = RESULTS / "tables.json"
+STORED = RESULTS / "tables.json"
 PAGE = ROOT / "docs" / "tables.md"
 WRITER = "python -m benchmarks.ledger.tables"
-MOST_APART = 0.15  # beyond which a row says why
+MOST_DEVIATION = 0.15  # a row with a larger deviation needs a reason
 HEAD = """\
 | Table or figure | Command | Kind | Published | Compared | Median | Worst | Why |
 |---|---|---|---:|---:|---:|---:|---|
 """
-Tree = Mapping[str, Any]
+JsonTree = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowFigures:
-    """How many figures are published, and how far ours are from those that have one.
+    """The number of published figures, the deviations of ours, and other figures of ours.
 
-    ``told`` are figures of ours without a published one of the same kind beside them.
+    ``unmatched`` are our figures without a published figure of the same kind.
     """
 
     published: int
     deviations: Sequence[float]
-    told: Sequence[str] = ()
+    unmatched: Sequence[str] = ()
 
     @property
     def worst(self) -> float | None:
-        """The deviation that is largest without its sign."""
+        """The deviation with the largest absolute value."""
         return max(self.deviations, key=abs, default=None)
 
 
-def plan_studies() -> Tree:
-    """Plan every point of each listed study; nothing is run."""
-    names = {row["study"] for _, row in rows_of(read_listed()) if "study" in row}
-    return {name: _planned(name) for name in sorted(names)}
+def plan_studies() -> JsonTree:
+    """Plan every point of each listed study, without a run."""
+    names = {row["study"] for _, row in iterate_rows(read_works()) if "study" in row}
+    return {name: _plan_study(name) for name in sorted(names)}
 
 
-def _planned(name: str) -> Tree:
-    """Set a study's plans beside what is published of its points."""
-    asked = ask([f"study={name}", "action=plan"])
-    study = asked.study
+def _plan_study(name: str) -> JsonTree:
+    """Compare the plans of a study with its published figures."""
+    request = read_study_request([f"study={name}", "action=plan"])
+    study = request.study
     if not isinstance(study, ListedStudy):
         return {"published": 1, "deviations": []}
-    every = [(one, quote) for one in plan_points(asked, study) for quote in one.quotes]
-    figures = [(one, quote) for one, quote in every if quote.value != OUT_OF_MEMORY]
-    found = [one.deviation(quote) for one, quote in figures]
+    deviations = [
+        point.plan_deviation(quote)
+        for point in plan_points(request, study)
+        for quote in point.quotes
+        if quote.value != OUT_OF_MEMORY
+    ]
     return {
         "published": len(study.published.values),
-        "deviations": [round(one, 4) for one in found if one is not None],
+        "deviations": [round(value, 4) for value in deviations if value is not None],
     }
 
 
-def read_listed() -> Tree:
-    """Read the works, each with its title and its rows."""
-    tree: Tree = yaml.safe_load(LISTED.read_text("utf-8"))
+def read_works() -> JsonTree:
+    """Read the works with their titles and rows."""
+    tree: JsonTree = yaml.safe_load(LISTED.read_text("utf-8"))
     return tree
 
 
-def rows_of(listed: Tree) -> Iterator[tuple[str, Tree]]:
-    """Go through all rows, each behind the name of its work."""
-    for work, told in listed.items():
-        yield from ((work, row) for row in told["rows"])
+def iterate_rows(works: JsonTree) -> Iterator[tuple[str, JsonTree]]:
+    """Yield each row with the name of its work."""
+    for name, work in works.items():
+        yield from ((name, row) for row in work["rows"])
 
 
-def compared(row: Tree, studies: Tree) -> RowFigures:
-    """Find a row's figures: of its study, of its recipes' plans, of a kept result."""
-    told = [_of_result(**one) for one in row.get("kept", ())]
+def read_figures(row: JsonTree, studies: JsonTree) -> RowFigures:
+    """Return a row's figures: from its study, its recipes' plans or stored results."""
+    unmatched = [_read_result(**result) for result in row.get("results", ())]
     if "study" in row:
-        return RowFigures(**studies[row["study"]], told=told)
+        return RowFigures(**studies[row["study"]], unmatched=unmatched)
     if "recipes" in row:
-        return _of_recipes(row["recipes"], row["keys"])
-    return RowFigures(published=row.get("published", 0), deviations=[], told=told)
+        return _read_plans(row["recipes"], row["keys"])
+    return RowFigures(published=row.get("published", 0), deviations=[], unmatched=unmatched)
 
 
-def _of_recipes(names: Sequence[str], keys: Sequence[str]) -> RowFigures:
-    """Take published figures and predictions from the plans of recipes."""
+def _read_plans(names: Sequence[str], keys: Sequence[str]) -> RowFigures:
+    """Return published figures and predictions from the plans of recipes."""
     plans = [plan_at_home(name)["published"] for name in names]
-    found = [figures[key] for figures in plans for key in keys if key in figures]
-    apart = [one["deviation"] for one in found if one.get("deviation") is not None]
-    return RowFigures(published=len(found), deviations=apart)
+    figures = [plan[key] for plan in plans for key in keys if key in plan]
+    deviations = [row["deviation"] for row in figures if row.get("deviation") is not None]
+    return RowFigures(published=len(figures), deviations=deviations)
 
 
-def _of_result(file: str, at: Sequence[Any], says: str) -> str:
-    """Read one number of a kept result and say what it is."""
+def _read_result(file: str, path: Sequence[Any], text: str) -> str:
+    """Read a number of a stored result and format it."""
     value = json.loads((RESULTS / file).read_text("utf-8"))
-    for step in at:
-        value = value[step]
-    return says.format(value)
+    for key in path:
+        value = value[key]
+    return text.format(value)
 
 
-def command_of(row: Tree) -> str:
-    """Write the one command that gives the row."""
+def command_of(row: JsonTree) -> str:
+    """Return the command that reproduces a row."""
     if "command" in row:
         return str(row["command"])
     if "study" in row:
@@ -122,45 +124,44 @@ def command_of(row: Tree) -> str:
     return f"python run.py recipe={row['recipes'][0]} scale=full action=plan"
 
 
-def kind_of(row: Tree, figures: RowFigures) -> str:
-    """Say what stands beside the published figures: planned, or what the row itself says."""
+def kind_of(row: JsonTree, figures: RowFigures) -> str:
+    """Return the kind of our figures: the row's own kind, exact or planned."""
     if "kind" in row:
         return str(row["kind"])
     return "exact" if "recipes" in row and not any(figures.deviations) else "planned"
 
 
-def page(text: str) -> str:
-    """Put the counts and a table of each work between the marks of the page."""
-    listed, studies = read_listed(), json.loads(KEPT.read_text("utf-8"))["studies"]
-    head, _, tail = split_marked(text, "tables", WRITER)
-    found = [(row, compared(row, studies)) for _, row in rows_of(listed)]
-    parts = [_counts(found)]
-    for told in listed.values():
-        lines = (_line(row, compared(row, studies)) for row in told["rows"])
-        parts.append(f"## {told['title']}\n\n{HEAD}{''.join(lines)}")
-    return f"{head}\n" + "\n".join(parts) + f"\n{tail}"
+def render_page(text: str) -> str:
+    """Replace the generated section of the page: the counts, and a table per work."""
+    works, studies = read_works(), json.loads(STORED.read_text("utf-8"))["studies"]
+    rows = [(row, read_figures(row, studies)) for _, row in iterate_rows(works)]
+    parts = [_count_rows(rows)]
+    for work in works.values():
+        lines = (_table_row(row, read_figures(row, studies)) for row in work["rows"])
+        parts.append(f"## {work['title']}\n\n{HEAD}{''.join(lines)}")
+    return replace_section(text, "tables", WRITER, "\n" + "\n".join(parts) + "\n")
 
 
-def _counts(found: Sequence[tuple[Tree, RowFigures]]) -> str:
-    """Count tables and figures, those with a command, and those with ours beside published."""
-    commands = sum(row.get("kind") != "none" for row, _ in found)
-    beside = sum(bool(figures.deviations) for _, figures in found)
-    own = sum(bool(figures.told) for _, figures in found)
+def _count_rows(rows: Sequence[tuple[JsonTree, RowFigures]]) -> str:
+    """Count the rows, those with a command, and those with figures of ours."""
+    commands = sum(row.get("kind") != "none" for row, _ in rows)
+    compared = sum(bool(figures.deviations) for _, figures in rows)
+    measured = sum(bool(figures.unmatched) for _, figures in rows)
     return (
-        f"{len(found)} tables and figures; {commands} have a command, {beside} a planned or "
-        f"exact figure beside a published one, {own} a measured one of a miniature.\n"
+        f"{len(rows)} tables and figures: {commands} have a command, {compared} have a planned "
+        f"or exact figure to compare, {measured} have a measured figure of a miniature.\n"
     )
 
 
-def _line(row: Tree, figures: RowFigures) -> str:
-    """Lay out a row."""
-    deviations = [abs(one) for one in figures.deviations]
+def _table_row(row: JsonTree, figures: RowFigures) -> str:
+    """Return the table row of a published table or figure."""
+    deviations = [abs(value) for value in figures.deviations]
     return table_line([
         f"{row['place']}: {row['shows']}",
         f"`{command_of(row)}`" if row.get("kind") != "none" else "",
         kind_of(row, figures),
         str(figures.published or ""),
-        str(len(deviations) or "") or "; ".join(figures.told),
+        str(len(deviations) or "") or "; ".join(figures.unmatched),
         f"{median(deviations):.1%}" if deviations else "",
         "" if figures.worst is None else f"{figures.worst:+.1%}",
         str(row.get("why", "")),
@@ -168,13 +169,13 @@ def _line(row: Tree, figures: RowFigures) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Plan if asked to, and write the page."""
+    """Plan the studies if requested, and write the page."""
     if words:
-        kept = {"studies": plan_studies(), **here_and_now(())}
-        KEPT.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
-    PAGE.write_text(page(PAGE.read_text("utf-8")), "utf-8")
+        tree = {"studies": plan_studies(), **run_environment(())}
+        STORED.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
+    PAGE.write_text(render_page(PAGE.read_text("utf-8")), "utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    enter(main, most=1)
+    run_script(main, max_words=1)

@@ -1,1 +1,1 @@
-"""How right and how fast planner and search are."""
+"""Accuracy and speed of the planner and the layout search."""

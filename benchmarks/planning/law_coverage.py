@@ -1,10 +1,10 @@
-"""How often does the interval of a predicted loss hold the true one?
+"""How often does the interval of a predicted loss contain the true loss?
 
-A law is planted and a ladder's fitted runs are drawn from it, each with an error of its own, as
-other seeds would give; the law is fitted to them and the bootstrap's interval taken, as
-``action=plan study=`` does. Counted is how often the interval holds the planted loss of the
-ladder's largest run, which is held out, and that of a run of a hundred times its FLOPs: 90 %
-would be right. The shipped ladder is the study unless one is named; the planted law is one of
+The runs of a ladder are sampled from a known law of loss, each with a random error, as if from
+another seed. A law is fitted to these runs, and the bootstrap gives an interval, as in
+``action=plan study=``. The coverage is the fraction of intervals that contain the true loss: of
+the ladder's largest run, which is held out, and of a run with a hundred times its FLOPs. 90 %
+is the nominal coverage. The default study is the shipped ladder; the known law is typical of
 miniatures.
 
     python -m benchmarks.planning.law_coverage [STUDY]
@@ -18,81 +18,82 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, Row, circumstances
+from benchmarks.entry import run_script
+from benchmarks.results_store import RESULTS, ResultRow, result_context
 from command.study.ladder_points import TOTAL
-from command.study.request import ask
+from command.study.request import read_study_request
 from command.study.schema import PARAMETERS, LadderStudy
 from components.errors import RecipeError
-from components.scaling.fit import LEVEL, drawn_laws, fit_law, interval
+from components.scaling.fit import LEVEL, compute_interval, drawn_laws, fit_law
 from components.scaling.law import Law, RunLosses
 
 RESULT = RESULTS / "law_coverage.json"
-PLANTED = Law(E=1.2, A=25.0, B=130.0, alpha=0.32, beta=0.36, objective=0.0)
+TRUE_LAW = Law(E=1.2, A=25.0, B=130.0, alpha=0.32, beta=0.36, objective=0.0)
 NOISE = (0.002, 0.005, 0.01)  # standard deviation of a run's ln L
 LADDERS, DRAWS, BEYOND = 40, 100, 100.0
+Size = tuple[int, int]  # parameters and tokens of a run
 
 
-def ladder_of(name: str) -> tuple[list[tuple[int, int]], tuple[int, int]]:
-    """Give parameters and tokens of a ladder's fitted runs, and of its largest held-out one.
+def ladder_of(name: str) -> tuple[list[Size], Size]:
+    """Return the sizes of a ladder's fitted runs, and of its largest held-out run.
 
     Raises:
-        RecipeError: the study is no ladder.
+        RecipeError: the study is not a ladder.
     """
-    study = ask([f"study={name}", "action=report"]).study
+    study = read_study_request([f"study={name}", "action=report"]).study
     if not isinstance(study, LadderStudy):
-        raise RecipeError("study", f"{name} is no ladder", "write ladder")
+        raise RecipeError("study", f"{name} is not a ladder", "use ladder")
     rows = [(int(p[PARAMETERS]), int(p[TOTAL]), study.is_held_out(p)) for p in study.points]
     held_out = max(row[:2] for row in rows if row[2])
     return [row[:2] for row in rows if not row[2]], held_out
 
 
-def loss_at(target: tuple[float, float], law: Law) -> float:
-    """Return the loss by a law of so many parameters and tokens."""
-    return law.loss(*target)
+def predict_loss_at(target: tuple[float, float], law: Law) -> float:
+    """Return the loss that a law predicts for (parameters, tokens)."""
+    return law.predict_loss(*target)
 
 
-def cover(runs: Sequence[tuple[int, int]], largest: tuple[int, int], noise: float) -> Row:
-    """Draw ladders of one scatter; count the intervals that hold what was planted."""
+def measure_coverage(runs: Sequence[Size], largest: Size, noise: float) -> ResultRow:
+    """Sample ladders with one noise; return the coverage of the intervals."""
     beyond = (largest[0] * math.sqrt(BEYOND), largest[1] * math.sqrt(BEYOND))
     targets = {"held_out": largest, "beyond": beyond}
-    held, widths = dict.fromkeys(targets, 0), {name: list[float]() for name in targets}
-    told = 0
+    num_covered, widths = dict.fromkeys(targets, 0), {name: list[float]() for name in targets}
+    num_laws = 0
     for seed in range(LADDERS):
-        drawn = np.random.default_rng(seed).normal(0.0, noise, size=len(runs))
+        errors = np.random.default_rng(seed).normal(0.0, noise, size=len(runs))
         losses: list[tuple[float, float, float]] = [
-            (*run, PLANTED.loss(*run) * math.exp(error))
-            for run, error in zip(runs, drawn, strict=True)
+            (*run, TRUE_LAW.predict_loss(*run) * math.exp(error))
+            for run, error in zip(runs, errors, strict=True)
         ]
-        fitted = RunLosses.of(losses)
+        fitted = RunLosses.from_rows(losses)
         try:
             laws = drawn_laws(fitted, fit_law(fitted), draws=DRAWS)
         except RecipeError:
-            continue  # no law, and so no interval that could be wrong
-        told += 1
+            continue  # without a law there is no interval
+        num_laws += 1
         for name, target in targets.items():
-            found = interval(laws, partial(loss_at, target))
-            truth = PLANTED.loss(*target)
-            held[name] += found.low <= truth <= found.high
-            widths[name].append((found.high - found.low) / truth)
+            interval = compute_interval(laws, partial(predict_loss_at, target))
+            truth = TRUE_LAW.predict_loss(*target)
+            num_covered[name] += interval.low <= truth <= interval.high
+            widths[name].append((interval.high - interval.low) / truth)
     return {
         "noise": noise,
-        "ladders": told,
-        "told_no_law": LADDERS - told,
-        **{f"{name}_coverage": held[name] / max(told, 1) for name in targets},
+        "ladders": num_laws,
+        "failed_fits": LADDERS - num_laws,
+        **{f"{name}_coverage": num_covered[name] / max(num_laws, 1) for name in targets},
         **{f"{name}_width": float(np.median(widths[name])) for name in targets},
     }
 
 
 def main(words: Sequence[str]) -> None:
-    """Count at each scatter, and keep what was found."""
+    """Measure the coverage at each noise, and save it."""
     name = words[0] if words else "ladder"
     runs, largest = ladder_of(name)
-    rows = [cover(runs, largest, noise) for noise in NOISE]
-    context = circumstances(
-        peer=f"the planted law; {LEVEL:.0%} is asked for",
-        convention="the part of drawn ladders whose interval holds the planted loss; noise: "
-        "the standard deviation of ln L of a run; widths: medians, parts of the planted loss",
+    rows = [measure_coverage(runs, largest, noise) for noise in NOISE]
+    context = result_context(
+        peer=f"the known law; the nominal coverage is {LEVEL:.0%}",
+        convention="fraction of sampled ladders whose interval contains the true loss; noise: "
+        "standard deviation of ln L of a run; widths: medians, relative to the true loss",
         shape={"study": name, "runs": len(runs), "draws": DRAWS, "beyond_flops": BEYOND},
         packages=("numpy", "scipy"),
     )
@@ -101,4 +102,4 @@ def main(words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    enter(main, most=1)
+    run_script(main, max_words=1)

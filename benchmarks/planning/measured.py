@@ -1,14 +1,13 @@
-"""Read measured layouts of the playbook's campaign as jobs of the planner."""
+"""Measured layouts of the playbook's campaign, as jobs of the planner."""
 
 import csv
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from math import ceil
 from pathlib import Path
 from typing import Any
 
-from components.config.derived import FlopsPerToken
+from pydantic import BaseModel, field_validator
+
 from components.config.model_spec.attention import AttentionSpec
 from components.config.model_spec.decoder import DecoderSpec
 from components.config.model_spec.feed_forward import FeedForwardSpec
@@ -16,22 +15,49 @@ from components.config.model_spec.initialization import NormalSpec
 from components.config.model_spec.norms import NormSpec
 from components.config.model_spec.positions import PositionsSpec
 from components.config.schema.sections import Parallelism
-from components.errors import RecipeError
 from components.planner.job import TrainingJob
 
 DEVICES_PER_NODE = 8
-DEVICE_GIB, PEAK_TERAFLOPS = 80, 989.0  # H100-80GB, NVIDIA's data sheet: no row can have more
-DEGREES = ("dp", "tp", "pp", "grad_accumulation", "micro_batch", "sequence_length")
-SIZES = ("num_layers", "dim", "num_heads", "ffn_dim", "vocab_size")
-OTHERS = ("nodes", "zero_stage", "newer_pipeline_code", "status", "tied_embeddings")
-OUTCOMES = {"Success", "OOM"}  # what crashed or hung says nothing of memory or time
-MEASURES = ("tokens_per_second_per_gpu", "reserved_gib")
-COLUMNS = (*DEGREES, *SIZES, *OTHERS, *MEASURES, "kv_heads")
+OUTCOMES = {"Success", "OOM"}  # crashes and hangs contain no measurement
+
+
+class TableRow(BaseModel, frozen=True):
+    """The cells of a row that are read; a run out of memory has no measurements."""
+
+    nodes: int
+    dp: int
+    tp: int
+    pp: int
+    grad_accumulation: int
+    micro_batch: int
+    sequence_length: int
+    zero_stage: int
+    newer_pipeline_code: bool
+    status: str
+    num_layers: int
+    dim: int
+    num_heads: int
+    kv_heads: int | None  # not logged by every run; then the number of heads
+    ffn_dim: int
+    vocab_size: int
+    tied_embeddings: bool
+    tokens_per_second_per_gpu: float | None
+    reserved_gib: float | None
+
+    @field_validator("kv_heads", "tokens_per_second_per_gpu", "reserved_gib", mode="before")
+    @classmethod
+    def read_empty(cls, cell: str) -> str | None:
+        """Read an empty cell as no value."""
+        return cell or None
+
+    @property
+    def ranks(self) -> int:
+        return self.dp * self.tp * self.pp
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredLayout:
-    """One measured layout; ``seconds`` and ``reserved_bytes`` are 0 where it did not run."""
+    """One measured layout; ``seconds`` and ``reserved_bytes`` are 0 if it did not run."""
 
     job: TrainingJob
     nodes: int
@@ -46,128 +72,71 @@ class MeasuredLayout:
 
 
 def read_rows(file: Path) -> list[MeasuredLayout]:
-    """Read all rows of a table of measured layouts.
-
-    Raises:
-        RecipeError: a column is missing, or a row holds what cannot be.
-    """
-    try:
-        with file.open(encoding="utf-8", newline="") as lines:
-            table = csv.DictReader(lines)
-            missing = [name for name in COLUMNS if name not in (table.fieldnames or ())]
-            if missing:
-                problem = f"the columns {', '.join(missing)} are missing"
-                raise RecipeError(str(file), problem, f"needed are {', '.join(COLUMNS)}")
-            return [row for cells in table if (row := _read(file, table.line_num, cells))]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RecipeError(
-            str(file), f"cannot be read: {error}", "give --measured a CSV file"
-        ) from error
+    """Read the measured layouts of a table: runs that ended or ran out of memory."""
+    with file.open(encoding="utf-8", newline="") as lines:
+        rows = [TableRow.model_validate(cells) for cells in csv.DictReader(lines)]
+    return [_read_layout(row) for row in rows if row.status in OUTCOMES]
 
 
-def _read(
-    file: Path, line: int, cells: Mapping[str | None, str | None]
-) -> MeasuredLayout | None:
-    """Read one row, or nothing where its run neither ended nor ran out of memory."""
-    where = f"{file}:{line}"
-    filled = {key: value for key, value in cells.items() if key and value is not None}
-    if len(filled) != len(cells):
-        problem = f"{'more' if None in cells else 'fewer'} cells than the head has"
-        raise RecipeError(where, problem, "mend the row")
-    return _row(where, filled) if filled["status"] in OUTCOMES else None
-
-
-def _row(where: str, cells: Mapping[str, str]) -> MeasuredLayout:
-    counts = {name: _count(where, name, cells[name]) for name in (*DEGREES, *SIZES, "nodes")}
-    ranks = counts["dp"] * counts["tp"] * counts["pp"]
-    if ceil(ranks / DEVICES_PER_NODE) != counts["nodes"]:
-        problem = f"dp x tp x pp = {ranks} ranks on {counts['nodes']} nodes"
-        raise RecipeError(where, problem, f"a node has {DEVICES_PER_NODE} devices")
-    if cells["zero_stage"] not in {"0", "1"}:
-        problem = f"zero_stage {cells['zero_stage']!r} was not measured"
-        raise RecipeError(where, problem, "use 0 or 1")
-    ran = cells["status"] == "Success"
-    job = _job(where, counts, cells)
-    tokens, gib = (_rate(where, name, cells[name]) for name in MEASURES) if ran else (0.0, 0.0)
-    _check_possible(where, job, tokens, gib)
+def _read_layout(row: TableRow) -> MeasuredLayout:
+    job, ran = _job(row), row.status == "Success"
+    tokens, gib = row.tokens_per_second_per_gpu or 0.0, row.reserved_gib or 0.0
     return MeasuredLayout(
         job=job,
-        nodes=counts["nodes"],
-        newer_pipeline_code=_flag(where, "newer_pipeline_code", cells),
+        nodes=row.nodes,
+        newer_pipeline_code=row.newer_pipeline_code,
         ran=ran,
-        seconds=job.tokens_per_step / (tokens * ranks) if ran else 0.0,
-        reserved_bytes=gib * 2**30,
+        seconds=job.tokens_per_step / (tokens * row.ranks) if ran else 0.0,
+        reserved_bytes=gib * 2**30 if ran else 0.0,
     )
 
 
-def _check_possible(where: str, job: TrainingJob, tokens: float, gib: float) -> None:
-    """Hold what no device does; attention counts as if a causal mask saved half of it."""
-    if gib > DEVICE_GIB:
-        problem = f"reserved_gib {gib:g} on devices of {DEVICE_GIB} GiB"
-        raise RecipeError(where, problem, "mend the row")
-    flops = FlopsPerToken.of(job.shape, job.sequence_length).causal
-    if (teraflops := flops * tokens / 1e12) > PEAK_TERAFLOPS:
-        problem = (
-            f"{MEASURES[0]} {tokens:g} are {teraflops:,.0f} TFLOP/s a device, more than its "
-            f"peak of {PEAK_TERAFLOPS:g}"
-        )
-        raise RecipeError(where, problem, "mend the row")
+def _job(row: TableRow) -> TrainingJob:
+    """Return a job in nanotron's precision: bfloat16 with float32 sums, masters and moments.
 
-
-def _flag(where: str, name: str, cells: Mapping[str, str]) -> bool:
-    if cells[name] not in {"True", "False"}:
-        raise RecipeError(where, f"{name} {cells[name]!r} is no flag", "use True or False")
-    return cells[name] == "True"
-
-
-def _count(where: str, name: str, text: str) -> int:
-    value = _rate(where, name, text)
-    if value != int(value):
-        raise RecipeError(where, f"{name} {text!r} is no whole number", "mend the row")
-    return int(value)
-
-
-def _rate(where: str, name: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise RecipeError(where, f"{name} {text!r} is no positive number", "mend the row")
-    return value
-
-
-def _job(where: str, counts: Mapping[str, int], cells: Mapping[str, str]) -> TrainingJob:
-    """Take nanotron's precision: bfloat16; float32 accumulation, master copy and moments.
-
-    Without other data ranks no gradient is kept beside the float32 sum.
+    With one data rank there is no gradient besides the float32 sum.
     """
-    shape = _shape(where, counts, cells)
-    layers, head = cut_by_cost(shape, counts["pp"])
-    layout = dense_layout(
-        data=counts["dp"],
-        tensor=counts["tp"],
-        pipeline=counts["pp"],
-        zero=int(cells["zero_stage"]),
-        microbatch_sequences=counts["micro_batch"],
+    shape = DecoderSpec(
+        dim=row.dim,
+        num_layers=row.num_layers,
+        vocab_size=row.vocab_size,
+        padded_vocab_size=row.vocab_size,
+        tied_embeddings=row.tied_embeddings,
+        attention=AttentionSpec(
+            num_heads=row.num_heads,
+            num_kv_heads=row.kv_heads or row.num_heads,
+            head_dim=row.dim // row.num_heads,
+            bias=False,
+        ),
+        mlp=FeedForwardSpec(ffn_dim=row.ffn_dim, gated=True),
+        norm=NormSpec(eps=1e-5, center=False, weight=True, bias=False),
+        positions=PositionsSpec(base=10_000.0),
+        initialization=NormalSpec(std=0.02, residual="scaled", padding_row=None),
     )
+    layers, head = assign_by_cost(shape, row.pp)
     return mixed_precision_job(
         shape=shape,
-        layout=layout,
+        layout=dense_layout(
+            data=row.dp,
+            tensor=row.tp,
+            pipeline=row.pp,
+            zero=row.zero_stage,
+            microbatch_sequences=row.micro_batch,
+        ),
         devices_per_node=DEVICES_PER_NODE,
         layers_by_stage=layers,
         head_stage=head,
-        sequence_length=counts["sequence_length"],
-        microbatches=counts["grad_accumulation"],
+        sequence_length=row.sequence_length,
+        microbatches=row.grad_accumulation,
         compute="bfloat16",
-        gradient_bytes=2 if counts["dp"] > 1 else 0,
+        gradient_bytes=2 if row.dp > 1 else 0,
         reduce_bytes=4,
         fused_attention=True,
     )
 
 
 def mixed_precision_job(**values: Any) -> TrainingJob:
-    """Describe a job with weights in 2 bytes, and sums, masters and moments in float32."""
+    """Return a job with weights of 2 bytes and float32 sums, masters and moments."""
     return TrainingJob(
         weight_bytes=2,
         accumulate_bytes=4,
@@ -184,9 +153,9 @@ def mixed_precision_job(**values: Any) -> TrainingJob:
 
 
 def dense_layout(*, data: int, **values: Any) -> Parallelism:
-    """Return a layout without experts or context ranks that recomputes nothing.
+    """Return a layout without experts, context ranks and recomputation.
 
-    ``values`` are those of the other keys; nanotron's and Megatron-LM's defaults fill the rest.
+    ``values`` sets other keys; the remaining keys have nanotron's and Megatron-LM's defaults.
     """
     layout = Parallelism.model_validate({
         "data": data,
@@ -201,9 +170,9 @@ def dense_layout(*, data: int, **values: Any) -> Parallelism:
         "bucket_elements": 1,
         "expert_dispatch": "all_gather",
         "expert_overlap": 1,
-        "expert_bound": None,
+        "expert_capacity_factor": None,
         "expert_aware": True,
-        "expert_divisor": "ranks",
+        "expert_grad_average": "ranks",
         "sequence_parallel": True,
         "microbatch_sequences": 1,
         "recompute": "none",
@@ -216,45 +185,15 @@ def dense_layout(*, data: int, **values: Any) -> Parallelism:
         "rank_order": ("pipeline", "data", "expert", "context", "tensor"),
         **values,
     })
-    # These programs gather weights without a buffer of their own, which no recipe can say.
+    # These programs gather weights without a buffer, which a recipe cannot express.
     return layout.model_copy(update={"bucket_elements": 0})
 
 
-def _shape(where: str, counts: Mapping[str, int], cells: Mapping[str, str]) -> DecoderSpec:
-    """Llama's block; ``kv_heads`` is empty where a run did not log it: as many as heads."""
-    heads = counts["num_heads"]
-    groups = _count(where, "kv_heads", cells["kv_heads"]) if cells["kv_heads"] else heads
-    for name, whole, parts in (
-        ("dim", counts["dim"], heads),
-        ("num_heads", heads, groups),
-    ):
-        if whole % parts:
-            problem = f"{name} {whole} does not divide into {parts} equal parts"
-            raise RecipeError(where, problem, "mend the row")
-    return DecoderSpec(
-        dim=counts["dim"],
-        num_layers=counts["num_layers"],
-        vocab_size=counts["vocab_size"],
-        padded_vocab_size=counts["vocab_size"],
-        tied_embeddings=_flag(where, "tied_embeddings", cells),
-        attention=AttentionSpec(
-            num_heads=heads,
-            num_kv_heads=groups,
-            head_dim=counts["dim"] // heads,
-            bias=False,
-        ),
-        mlp=FeedForwardSpec(ffn_dim=counts["ffn_dim"], gated=True),
-        norm=NormSpec(eps=1e-5, center=False, weight=True, bias=False),
-        positions=PositionsSpec(base=10_000.0),
-        initialization=NormalSpec(std=0.02, residual="scaled", padding_row=None),
-    )
+def assign_by_cost(shape: DecoderSpec, stages: int) -> tuple[tuple[int, ...], int]:
+    """Assign layers and head to stages as nanotron does (``models/base.py:build_model``).
 
-
-def cut_by_cost(shape: DecoderSpec, stages: int) -> tuple[tuple[int, ...], int]:
-    """Deal layers and head to stages as nanotron does (``models/base.py:build_model``).
-
-    A stage takes blocks until the products so far exceed its share; return the layers of each
-    stage and where the head went. Stages behind the head stay empty.
+    A stage takes blocks until the sum of products exceeds its share. Return the layers of each
+    stage and the stage of the head. Stages after the head are empty.
     """
     layer = 4 * shape.dim**2 + 3 * shape.dim * shape.mlp.ffn_dim
     head = shape.vocab_size * shape.dim

@@ -1,19 +1,19 @@
-"""What does the planner say of published steps that nothing was fitted to?
+"""Compare the planner with published steps that were not used for fitting.
 
 python -m benchmarks.planning.planner_blind
 """
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, Literal
 
 import yaml
 
-from benchmarks.entry import enter
-from benchmarks.kept import ROOT
+from benchmarks.entry import run_script
 from benchmarks.planning.measured import dense_layout, mixed_precision_job
+from benchmarks.results_store import ROOT
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.model_spec.attention import AttentionSpec
@@ -32,19 +32,19 @@ from components.planner.time import plan_time
 
 DATA = ROOT / "benchmarks" / "data"
 SEQUENCE_LENGTH = 2_048
-# Rows whose two figures of speed contradict each other are of another shape than they say.
-CONSISTENT = 0.05
-ENDS_SINCE = "2022-02-28"  # from when on the stages counted embedding and head
+# A row whose two figures of speed differ by more than this has another shape than it states.
+MOST_INCONSISTENT = 0.05
+ENDS_SINCE = "2022-02-28"  # since then stages count embedding and head
 
 
 def main() -> int:
-    """Print one JSON object."""
+    """Print the figures as a JSON object."""
     source = yaml.safe_load((DATA / "published_steps.yaml").read_text("utf-8"))
-    rows = [*recipes(source), *efficiencies(source), *megatron(source)]
-    tuned = list(tuning(source))
-    errors = [abs(row["deviation"]) for row in tuned]
+    rows = [*plan_recipes(source), *plan_efficiencies(source), *plan_megatron(source)]
+    tuning = list(plan_tuning(source))
+    errors = [abs(row["deviation"]) for row in tuning]
     summary = {"median_error": median(errors), "worst": max(errors), "n": len(errors)}
-    print(json.dumps({"published": rows, "tuning": {**summary, "rows": tuned}}, indent=1))
+    print(json.dumps({"published": rows, "tuning": {**summary, "rows": tuning}}, indent=1))
     return 0
 
 
@@ -58,62 +58,74 @@ def _row(name: str, published: float, predicted: float) -> dict[str, Any]:
     }
 
 
-def _time(words: list[str]) -> dict[str, Any]:
+def _plan_words(words: list[str]) -> dict[str, Any]:
     recipe = compose_recipe(read_point(words))
     time: dict[str, Any] = plan_recipe(recipe).as_json()["time"]
     return time
 
 
-def recipes(source: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Plan recipes as they are."""
+def plan_recipes(source: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Plan recipes with published figures."""
     for item in source["recipes"]:
-        predicted = _time(item["words"])[item["key"]]
+        predicted = _plan_words(item["words"])[item["key"]]
         yield _row(f"{item['words'][0]}: {item['name']}", item["published"], predicted)
 
 
-def efficiencies(source: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Plan one recipe on few and on many nodes."""
+def plan_efficiencies(source: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Plan the scaling of a recipe from few to many nodes."""
     for item in source["efficiencies"]:
         small, large = (
-            _time(item[size])["tokens_per_second_per_device"] for size in ("small", "large")
+            _plan_words(item[key])["tokens_per_second_per_device"] for key in ("small", "large")
         )
         yield _row(f"{item['small'][0]}: {item['name']}", item["published"], large / small)
 
 
-def megatron(source: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Plan Megatron-LM's published rows: tensor ranks cut sequences, attention is fused."""
+def plan_megatron(source: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Plan Megatron-LM's published rows, with sequence parallelism and fused attention."""
     group = source["megatron"]
-    for item in group["rows"]:
+    for name, job, seconds in read_megatron(group["rows"]):
+        predicted = plan_time(job, read_hardware(group["cluster"]), read_software(OURS).speed)
+        yield _row(f"Megatron-LM {name}: step, s", seconds, predicted.total_seconds)
+
+
+def read_megatron(
+    rows: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[str, TrainingJob, float]]:
+    """Read the name, the job and the seconds of Megatron-LM's rows."""
+    for item in rows:
         layers = stage_layers(item["layers"], item["pipeline"], "layers")
         job = _job(item, [len(part) for part in layers], vocabulary=50_304, fused=True)
-        seconds = job.tokens_per_step / item["tokens_per_second"]
-        predicted = plan_time(job, profile(group["cluster"]), read_software(OURS).speed)
-        yield _row(f"Megatron-LM {item['name']}: step, s", seconds, predicted.total)
+        yield item["name"], job, job.tokens_per_step / item["tokens_per_second"]
 
 
-def tuning(source: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Plan the tuning rows that carry shape, layout and a consistent speed."""
-    yield from tuned_rows(profile(source["tuning"]["cluster"]))
+def plan_tuning(source: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Plan the tuning rows with shape, layout and consistent speed."""
+    yield from plan_tuning_rows(read_hardware(source["tuning"]["cluster"]))
 
 
-def tuned_rows(hardware: Hardware) -> Iterator[dict[str, Any]]:
-    """Plan the tuning rows on one kind of nodes."""
+def plan_tuning_rows(hardware: Hardware) -> Iterator[dict[str, Any]]:
+    """Plan the tuning rows on one kind of node."""
     speed = read_software(OURS).speed
+    for name, job, seconds in read_tuning():
+        yield _row(name, seconds, plan_time(job, hardware, speed).total_seconds)
+
+
+def read_tuning() -> Iterator[tuple[str, TrainingJob, float]]:
+    """Read the name, the job and the seconds of the consistent tuning rows."""
     file = DATA / "bloom_topology_benchmarks.csv"
     with file.open(encoding="utf-8", newline="") as lines:
         for cells in csv.DictReader(lines):
             job = tuning_job(cells)
             if job is not None:
-                seconds = float(cells["sec_per_it"])
                 name = " ".join(
                     f"{key}={cells[key]}"
                     for key in ("date", "nlayers", "nhidden", "nheads", "dp", "tp", "pp", "mbs")
                 )
-                yield _row(name, seconds, plan_time(job, hardware, speed).total)
+                yield name, job, float(cells["sec_per_it"])
 
 
 def tuning_job(cells: Mapping[str, str]) -> TrainingJob | None:
-    """Read one tuning row, or nothing where it lacks a number or contradicts itself."""
+    """Read one tuning row; None if a number is missing or inconsistent."""
     try:
         numbers = {
             key: int(cells[key])
@@ -138,25 +150,25 @@ def tuning_job(cells: Mapping[str, str]) -> TrainingJob | None:
     )
     stages = stage_layers(numbers["nlayers"], numbers["pp"], balance)
     job = _job(item, [len(part) for part in stages], vocabulary=250_880, fused=False)
-    logged = printed_tflops(job, seconds)
-    return job if abs(logged / rate - 1) < CONSISTENT else None
+    consistent = abs(logged_tflops(job, seconds) / rate - 1) < MOST_INCONSISTENT
+    return job if consistent else None
 
 
-def printed_tflops(job: TrainingJob, seconds: float) -> float:
-    """Return what Megatron-DeepSpeed logs, with full recomputation.
+def logged_tflops(job: TrainingJob, seconds: float) -> float:
+    """Return the TFLOP/s that Megatron-DeepSpeed logs, with full recomputation.
 
-    96 B s L h^2 (1 + s / 6 h + V / 16 L h), where B s are the step's tokens (Narayanan et al.
+    96 B s L h^2 (1 + s / 6 h + V / 16 L h), where B s is the tokens per step (Narayanan et al.
     2021, arXiv 2104.04473, equation 3).
     """
     shape, length = job.shape, job.sequence_length
     layers, dim = shape.num_layers, shape.dim
     ends = 1 + length / (6 * dim) + shape.padded_vocab_size / (16 * layers * dim)
     flops = 96 * job.tokens_per_step * layers * dim**2 * ends
-    return flops / seconds / job.layout.ranks / 1e12
+    return flops / seconds / job.layout.num_ranks / 1e12
 
 
-def profile(cluster: str) -> Hardware:
-    """Read the physical side of a cluster's profile."""
+def read_hardware(cluster: str) -> Hardware:
+    """Read the hardware of a cluster profile."""
     file = ROOT / "conf" / "cluster" / f"{cluster}.yaml"
     tree = yaml.safe_load(file.read_text("utf-8"))
     return read_section(Hardware, tree["hardware"], str(file))
@@ -165,7 +177,7 @@ def profile(cluster: str) -> Hardware:
 def _job(
     item: Mapping[str, Any], layers: list[int], *, vocabulary: int, fused: bool
 ) -> TrainingJob:
-    """Describe a GPT with mixed precision and ZeRO-1, as Megatron trains it."""
+    """Return a GPT job of Megatron, with mixed precision and ZeRO-1."""
     dim, heads = item["dim"], item["heads"]
     shape = DecoderSpec(
         dim=dim,
@@ -205,4 +217,4 @@ def _job(
 
 
 if __name__ == "__main__":
-    enter(lambda words: main(), most=0)
+    run_script(lambda words: main(), max_words=0)

@@ -1,9 +1,9 @@
 """How long does a rank of a large world take to build its mesh and groups?
 
-Every rank of a job does this before its first step. Here one rank does, in a process of its own
-with one thread, for worlds whose other ranks are only counted (torch's fake process group): the
-recipe's layout with its data axis widened to 1,024 ranks, and to 12,288, the tiles of the
-largest published run of any recipe.
+Every rank of a job builds them before its first step. This benchmark builds them for one rank,
+in a new process with one thread; the other ranks are torch's fake process group. The layout is
+the recipe's with a larger data axis: 1,024 ranks, and 12,288 ranks, the tiles of the largest
+published run of any recipe.
 
     python -m benchmarks.planning.worlds recipe=NAME cluster=NAME
 """
@@ -14,10 +14,10 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from benchmarks.entry import enter
-from benchmarks.kept import circumstances
-from benchmarks.machine import apart
-from benchmarks.ratios import Ratio, keep_result
+from benchmarks.entry import run_script
+from benchmarks.machine import call_in_process
+from benchmarks.ratios import Ratio, save_result
+from benchmarks.results_store import benchmark_context
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.distributed.mesh import build_mesh
@@ -27,24 +27,24 @@ MOST_SECONDS = 30.0
 WORLDS = (1_024, 12_288)
 
 
-def seconds_to_build(words: list[str], ranks: int) -> float:
-    """Build the mesh of rank 0 and return how long it took; the process must be new."""
+def time_build(words: list[str], ranks: int) -> float:
+    """Return the seconds to build the mesh of rank 0; the process must be new."""
     torch.set_num_threads(1)
     published = compose_recipe(read_point(words))
-    wider = ranks // published.cluster.ranks
-    tokens = published.budget.global_batch_tokens * wider
+    factor = ranks // published.cluster.ranks
+    tokens = published.budget.global_batch_tokens * factor
     batch = (f"budget.global_batch_tokens={tokens}", f"budget.total_tokens={tokens}")
-    data = f"parallelism.data={published.parallelism.data * wider}"
+    data = f"parallelism.data={published.parallelism.data * factor}"
     parallelism = compose_recipe(read_point([*words, data, *batch])).parallelism
-    began = time.perf_counter()
+    start = time.perf_counter()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     mesh = build_mesh("cpu", parallelism)
-    assert mesh.layout.ranks == ranks
-    return time.perf_counter() - began
+    assert mesh.layout.num_ranks == ranks
+    return time.perf_counter() - start
 
 
 def ratios_of(seconds: Mapping[int, float]) -> list[Ratio]:
-    """Set the seconds of each world against the limit."""
+    """Compare the seconds of each world with the limit."""
     return [
         Ratio(f"{n:,} ranks", "a limit", x, at_most=MOST_SECONDS, unit="s")
         for n, x in seconds.items()
@@ -52,16 +52,11 @@ def ratios_of(seconds: Mapping[int, float]) -> list[Ratio]:
 
 
 def main(words: list[str]) -> int:
-    """Measure, and keep the result."""
-    seconds = {ranks: apart(seconds_to_build, words, ranks) for ranks in WORLDS}
-    context = circumstances(
-        peer="none: our limit",
-        convention="wall clock of one rank, one thread, fake process group",
-        shape={"recipe": words, "ranks": WORLDS, "threads": 1},
-        packages=("torch",),
-    )
-    return keep_result("worlds", context | {"seconds": seconds}, ratios_of(seconds))
+    """Measure and save the result."""
+    seconds = {ranks: call_in_process(time_build, words, ranks) for ranks in WORLDS}
+    context = benchmark_context("worlds", {"recipe": words, "ranks": WORLDS, "threads": 1})
+    return save_result("worlds", context | {"seconds": seconds}, ratios_of(seconds))
 
 
 if __name__ == "__main__":
-    enter(main)
+    run_script(main)

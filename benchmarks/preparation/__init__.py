@@ -1,1 +1,1 @@
-"""How a corpus is prepared and opened: time and memory beside peers."""
+"""Time and memory of preparing and opening a corpus, relative to peers."""

@@ -1,10 +1,10 @@
-"""How much memory does preparing a corpus take as the corpus grows?
+"""How much memory does the preparation of a growing corpus need?
 
-The corpus is real text (see `real_text`), over and over, each copy with a word of
-its own between others, so that few documents are duplicates. The text is normalised, freed of
-exact and near duplicates and tokenised; the tokenizer is trained on a sample of 5 MB. What is
-measured is the highest resident memory of the command and of any of its workers, which other
-programs on the machine do not change.
+The corpus is repeated real text (see `real_text`). Each copy contains a word that the other
+copies do not have, so that few documents are duplicates. The text is normalised, deduplicated
+(exact and near duplicates) and tokenised; the tokenizer is trained on a sample of 5 MB. The
+measurement is the peak of resident memory of the command and of any worker. Other programs on
+the machine do not change it.
 
     python -m benchmarks.preparation.corpus_memory recipe=NAME FOLDER [MEGABYTES ...]
 """
@@ -21,11 +21,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.entry import enter
-from benchmarks.kept import ROOT, circumstances
+from benchmarks.entry import run_script
 from benchmarks.machine import resident_bytes
 from benchmarks.preparation.real_text import real_text
-from benchmarks.ratios import Ratio, keep_result
+from benchmarks.ratios import Ratio, save_result
+from benchmarks.results_store import ROOT, benchmark_context
 
 SIZES = (200, 1_000, 4_000)
 FILE_BYTES = 100_000_000
@@ -42,12 +42,12 @@ SETTINGS = (
     "data.verify=sizes",
 )
 SAMPLE_SECONDS = 0.2
-# Pages of mapped files count as resident, but the kernel takes them back when it needs them.
+# Pages of mapped files count as resident, but the kernel can reclaim them.
 KINDS = {"VmHWM": "bytes", "RssAnon": "anonymous_bytes"}
 
 
 def main(words: Sequence[str]) -> int:
-    """Measure, keep, show."""
+    """Measure each size, and save and print the result."""
     recipe, folder, sizes = words[0], Path(words[1]), [*map(int, words[2:])] or SIZES
     os.environ["OMP_NUM_THREADS"] = "1"
     files = real_text(folder)
@@ -56,38 +56,35 @@ def main(words: Sequence[str]) -> int:
     for megabytes in sizes:
         with tempfile.TemporaryDirectory(dir=folder) as name:
             corpus = Path(name) / "corpus"
-            written = _write(files, corpus, megabytes * 1_000_000)
-            one = _prepare(corpus, Path(name) / "prepared", settings)
-        corpora.append({"megabytes": written / 1e6, **one})
-    context = circumstances(
-        peer="none: smaller corpora",
-        convention="highest resident memory of the command and of any one worker, as the "
-        "kernel counts it; anonymous is what belongs to no file, sampled",
-        shape={"settings": settings, "megabytes": sizes, "sampled_seconds": SAMPLE_SECONDS},
-        packages=("datatrove", "rensa", "sentencepiece", "tokenizers"),
+            size = _write_corpus(files, corpus, megabytes * 1_000_000)
+            figures = _measure_preparation(corpus, Path(name) / "prepared", settings)
+        corpora.append({"megabytes": size / 1e6, **figures})
+    context = benchmark_context(
+        "corpus_memory",
+        {"settings": settings, "megabytes": sizes, "sampled_seconds": SAMPLE_SECONDS},
     )
-    return keep_result("corpus_memory", context | {"corpora": corpora}, ratios_of(corpora))
+    return save_result("corpus_memory", context | {"corpora": corpora}, ratios_of(corpora))
 
 
 def ratios_of(corpora: Sequence[dict[str, Any]]) -> list[Ratio]:
-    """Take the memory at each size."""
+    """Return the peak memory at each size."""
     return [
         Ratio(
-            f"{corpus['megabytes']:,.0f} MB of text, {who}{pages}",
+            f"{corpus['megabytes']:,.0f} MB of text, {process}{pages}",
             "smaller corpora",
-            corpus[f"{who}_{kind}"] / 1e6,
+            corpus[f"{process}_{kind}"] / 1e6,
             unit="MB",
         )
         for corpus in corpora
-        for who in ("command", "worker")
+        for process in ("command", "worker")
         for kind, pages in (("bytes", ""), ("anonymous_bytes", ", its own pages"))
     ]
 
 
-def _write(files: Sequence[Path], corpus: Path, size: int) -> int:
-    """Write files of JSON lines until there are ``size`` bytes of them."""
+def _write_corpus(files: Sequence[Path], corpus: Path, size: int) -> int:
+    """Write files of JSON lines with ``size`` bytes in total; return the bytes written."""
     corpus.mkdir()
-    lines = _copies(files)
+    lines = _repeat_lines(files)
     written = number = 0
     while written < size:
         with (corpus / f"{number:04d}.jsonl").open("wb") as file:
@@ -98,23 +95,23 @@ def _write(files: Sequence[Path], corpus: Path, size: int) -> int:
     return written
 
 
-def _copies(files: Sequence[Path]) -> Iterator[bytes]:
+def _repeat_lines(files: Sequence[Path]) -> Iterator[bytes]:
     copy = 0
     while True:
         for path in files:
             with path.open(encoding="utf-8") as file:
                 for line in file:
-                    text = LINE.sub(rf"\1 {_word(copy)} \2", json.loads(line)["text"])
+                    text = LINE.sub(rf"\1 {_spell_number(copy)} \2", json.loads(line)["text"])
                     yield json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n"
         copy += 1
 
 
-def _word(number: int) -> str:
-    """Spell a number in letters: digits are all alike to the search for near duplicates."""
+def _spell_number(number: int) -> str:
+    """Write a number in letters, because the near-duplicate search ignores digits."""
     return "w" + "".join(chr(ord("a") + int(digit)) for digit in str(number))
 
 
-def _prepare(corpus: Path, folder: Path, settings: Sequence[str]) -> dict[str, Any]:
+def _measure_preparation(corpus: Path, folder: Path, settings: Sequence[str]) -> dict[str, Any]:
     words = [
         *settings,
         f"data.sources={{mix: {{files: ['{corpus}/*.jsonl'], language: en}}}}",
@@ -130,13 +127,13 @@ def _prepare(corpus: Path, folder: Path, settings: Sequence[str]) -> dict[str, A
         text=True,
     )
     peaks = dict.fromkeys(
-        (f"{who}_{kind}" for who in ("command", "worker") for kind in KINDS.values()), 0
+        (f"{role}_{kind}" for role in ("command", "worker") for kind in KINDS.values()), 0
     )
-    watcher = threading.Thread(target=_watch, args=(command, peaks), daemon=True)
-    watcher.start()
+    sampler = threading.Thread(target=_sample_memory, args=(command, peaks), daemon=True)
+    sampler.start()
     out, err = command.communicate()
     assert command.returncode == 0, err[-2_000:]
-    watcher.join()
+    sampler.join()
     return {
         **peaks,
         "seconds": time.perf_counter() - start,
@@ -144,29 +141,29 @@ def _prepare(corpus: Path, folder: Path, settings: Sequence[str]) -> dict[str, A
     }
 
 
-def _watch(command: "subprocess.Popen[str]", peaks: dict[str, int]) -> None:
-    """Take the high-water marks, which the kernel keeps, and samples of what is no file's."""
+def _sample_memory(command: "subprocess.Popen[str]", peaks: dict[str, int]) -> None:
+    """Record the kernel's high-water marks, and samples of anonymous memory."""
     while command.poll() is None:
-        for process in _family(command.pid):
-            who = "command" if process == command.pid else "worker"
+        for process in _descendants(command.pid):
+            role = "command" if process == command.pid else "worker"
             for field, kind in KINDS.items():
                 try:
-                    found = resident_bytes(field, str(process))
+                    num_bytes = resident_bytes(field, str(process))
                 except (OSError, KeyError):
-                    break  # it has ended meanwhile
-                peaks[f"{who}_{kind}"] = max(peaks[f"{who}_{kind}"], found)
+                    break  # the process has ended
+                peaks[f"{role}_{kind}"] = max(peaks[f"{role}_{kind}"], num_bytes)
         time.sleep(SAMPLE_SECONDS)
 
 
-def _family(parent: int) -> Iterator[int]:
+def _descendants(parent: int) -> Iterator[int]:
     yield parent
     try:
         children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     except OSError:
         return
     for child in children:
-        yield from _family(int(child))
+        yield from _descendants(int(child))
 
 
 if __name__ == "__main__":
-    enter(main, least=2)
+    run_script(main, min_words=2)

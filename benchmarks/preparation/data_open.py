@@ -1,14 +1,14 @@
-"""How long until the first batch: ours at four trillion tokens, megatron-core's in a minute?
+"""How long until the first batch, compared with megatron-core?
 
-The files are sparse: they have the sizes of a corpus, and hold zeros. Ours: a manifest of 3,000
-token files is read, and 16 samples; nothing is built. Theirs (GPTDataset, all defaults, no
-cache found): document, sample and shuffle index of one epoch are built and cached, then 16
-samples are read; the corpus doubles until twice as much would take more than a minute. Each is
-timed after its imports, in a new process of one thread.
+The files are sparse: they have the size of a corpus and contain zeros. Ours reads a manifest of
+3,000 token files with four trillion tokens, and 16 samples; it builds no index. megatron-core
+(GPTDataset, all defaults, no cached index) builds and caches document, sample and shuffle index
+of one epoch and reads 16 samples. Its corpus doubles until the next size would take more than a
+minute. Both are timed after the imports, in a new process with one thread.
 
     python -m benchmarks.preparation.data_open PYTHON
 
-PYTHON is that of an environment with megatron-core; this one needs none of it.
+PYTHON belongs to an environment with megatron-core; this environment does not need it.
 """
 
 import json
@@ -23,26 +23,26 @@ from typing import Any
 
 import torch
 
-from benchmarks.entry import enter
-from benchmarks.kept import circumstances
-from benchmarks.machine import apart, peak_added_bytes
-from benchmarks.preparation.megatron_files import there
-from benchmarks.ratios import Ratio, keep_result
+from benchmarks.entry import run_script
+from benchmarks.machine import call_in_process, peak_added_bytes
+from benchmarks.preparation.megatron_files import run_megatron
+from benchmarks.ratios import Ratio, save_result
+from benchmarks.results_store import benchmark_context
 from components.child_process import python_environment
 from components.data.manifest import Manifest, SourceRecord, TokenizerRecord
 from components.data.mixture import windows_per_source
 from components.data.order import Phase, SampleOrder
 from components.data.samples import PackedSamples
 from components.data.token_file import TokenFileRecord
-from components.terminal import console
+from components.terminal import create_console
 
 FILES, FILE_TOKENS = 3_000, 1_333_333_334
 LENGTH, SAMPLES, DOCUMENT_TOKENS, TOKEN_BYTES = 4_096, 16, 1_000, 2
 FIRST_DOCUMENTS, MOST_SECONDS, MOST_BYTES = 1 << 23, 60, 8 << 30
-THERE = """
+MEGATRON_PROGRAM = """
 import json, resource, sys, time, warnings
 from importlib.metadata import version
-warnings.simplefilter("ignore")  # megatron-core tells of parts that are not installed
+warnings.simplefilter("ignore")  # megatron-core warns about optional packages
 import numpy as np, torch
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset
@@ -58,22 +58,22 @@ config = GPTDatasetConfig(
     **dict.fromkeys(flags, False),
 )
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-before, began = peak(), time.perf_counter()
+before, start = peak(), time.perf_counter()
 documents = np.arange(task["documents"], dtype=np.int32)
 low = IndexedDataset(task["prefix"])
 dataset = GPTDataset(low, task["prefix"], documents, None, Split.train, config)
 assert len(dataset) > task["documents"] * task["document_tokens"] // task["length"] - 2
 for number in range(task["samples"]):
     assert len(dataset[number]["tokens"]) == task["length"]
-seconds = time.perf_counter() - began
-found = {"seconds": seconds, "added_bytes": peak() - before}
-found["version"] = version("megatron-core")
-sys.stdout.write("\\n" + json.dumps(found))
+seconds = time.perf_counter() - start
+figures = {"seconds": seconds, "added_bytes": peak() - before}
+figures["version"] = version("megatron-core")
+sys.stdout.write("\\n" + json.dumps(figures))
 """
 
 
 def write_ours(folder: Path, files: int) -> None:
-    """Lay out sparse token files and their manifest."""
+    """Write sparse token files and their manifest."""
     size = FILE_TOKENS * TOKEN_BYTES
     records = []
     for number in range(files):
@@ -84,19 +84,19 @@ def write_ours(folder: Path, files: int) -> None:
     source = SourceRecord(inputs=(), documents=files, train=tuple(records), held_out=())
     tokenizer = TokenizerRecord(settings={}, files=(), vocab_size=1000, eod_id=0)
     Manifest(
-        key="pretend", tokenizer=tokenizer, held_out_fraction=0.1, sources={"all": source}
-    ).write(folder)
+        key="sparse", tokenizer=tokenizer, held_out_fraction=0.1, sources={"all": source}
+    ).save_manifest(folder)
 
 
 def open_ours(folder: Path) -> dict[str, float]:
-    """Time the first batch, and measure the memory it takes; the process must be new."""
+    """Measure time and memory of the first batch; the process must be new."""
     torch.set_num_threads(1)
     seconds = 0.0
 
-    def first_batch() -> None:
+    def read_first_batch() -> None:
         nonlocal seconds
-        began = time.perf_counter()
-        manifest = Manifest.read(folder)
+        start = time.perf_counter()
+        manifest = Manifest.from_folder(folder)
         phase = Phase(first_sample=0, shares={"all": 1.0}, path="data.shares")
         windows = windows_per_source(manifest, LENGTH)
         order = SampleOrder(phases=[phase], samples=windows, seed=0)
@@ -105,13 +105,13 @@ def open_ours(folder: Path) -> dict[str, float]:
         )
         batch = torch.stack([samples[number] for number in range(SAMPLES)])
         assert batch.shape == (SAMPLES, LENGTH + 1)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
 
-    added_bytes = peak_added_bytes(first_batch)
+    added_bytes = peak_added_bytes(read_first_batch)
     return {"seconds": seconds, "added_bytes": added_bytes}
 
 
-WRITE = """
+WRITER = """
 import struct, sys
 import numpy as np
 prefix, documents, tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -125,17 +125,17 @@ with open(prefix + ".bin", "wb") as file:
 """
 
 
-def open_theirs(python: str, documents: int) -> dict[str, float]:
-    """Write a corpus of equal documents, let megatron-core build over it, and take it away."""
+def open_megatron(python: str, documents: int) -> dict[str, float]:
+    """Measure megatron-core on a corpus of equal documents, which is then removed."""
     with tempfile.TemporaryDirectory() as home:
         prefix = str(Path(home) / "corpus")
         sizes = (str(documents), str(DOCUMENT_TOKENS))
         subprocess.run(
-            [sys.executable, "-c", WRITE, prefix, *sizes], env=python_environment(), check=True
+            [sys.executable, "-c", WRITER, prefix, *sizes], env=python_environment(), check=True
         )
-        printed = there(
+        output = run_megatron(
             python,
-            THERE,
+            MEGATRON_PROGRAM,
             prefix=prefix,
             cache=str(Path(home) / "cache"),
             documents=documents,
@@ -143,26 +143,26 @@ def open_theirs(python: str, documents: int) -> dict[str, float]:
             length=LENGTH,
             samples=SAMPLES,
         )
-    found: dict[str, float] = json.loads(printed.splitlines()[-1])
-    return found
+    figures: dict[str, float] = json.loads(output.splitlines()[-1])
+    return figures
 
 
-def largest_of_theirs(python: str) -> tuple[int, dict[str, float]]:
-    """Double the corpus until it takes a minute, or the memory that we grant."""
+def find_largest_corpus(python: str) -> tuple[int, dict[str, float]]:
+    """Double megatron-core's corpus up to the limit of time or memory."""
     documents = FIRST_DOCUMENTS
     while True:
-        found = open_theirs(python, documents)
-        console(stderr=True).print(f"megatron-core: {documents:,} documents, {found}")
-        if found["seconds"] > MOST_SECONDS / 2 or found["added_bytes"] > MOST_BYTES / 2:
-            return documents, found
+        figures = open_megatron(python, documents)
+        create_console(stderr=True).print(f"megatron-core: {documents:,} documents, {figures}")
+        if figures["seconds"] > MOST_SECONDS / 2 or figures["added_bytes"] > MOST_BYTES / 2:
+            return documents, figures
         documents *= 2
 
 
 def measure_ours(files: int) -> dict[str, float]:
-    """Measure in a process of its own, over files that are gone afterwards."""
+    """Measure ours in a new process, on files that are then removed."""
     with tempfile.TemporaryDirectory() as home:
         write_ours(Path(home), files)
-        return apart(open_ours, Path(home))
+        return call_in_process(open_ours, Path(home))
 
 
 def ratios_of(rows: Mapping[str, Mapping[str, Any]]) -> list[Ratio]:
@@ -181,9 +181,9 @@ def ratios_of(rows: Mapping[str, Mapping[str, Any]]) -> list[Ratio]:
 
 
 def main(words: list[str]) -> int:
-    """Measure both, and keep the result."""
+    """Measure both and save the result."""
     (python,) = words
-    documents, theirs = largest_of_theirs(python)
+    documents, theirs = find_largest_corpus(python)
     tokens = documents * DOCUMENT_TOKENS
     measured = {
         "ours": (FILES * FILE_TOKENS, measure_ours(FILES)),
@@ -193,28 +193,25 @@ def main(words: list[str]) -> int:
     rows = {
         name: {
             "tokens": count,
-            "seconds": found["seconds"],
-            "added_bytes": found["added_bytes"],
+            "seconds": figures["seconds"],
+            "added_bytes": figures["added_bytes"],
         }
-        for name, (count, found) in measured.items()
+        for name, (count, figures) in measured.items()
     }
-    context = circumstances(
-        peer="megatron-core's GPTDataset, all defaults, without a cache",
-        convention="seconds from the manifest, or the index, to 16 samples, after imports, "
-        "one thread, new processes; theirs is the largest doubling below a minute",
-        shape={
+    context = benchmark_context(
+        "data_open",
+        {
             "sequence_length": LENGTH,
             "samples": SAMPLES,
             "document_tokens": DOCUMENT_TOKENS,
             "token_bytes": TOKEN_BYTES,
             "files": FILES,
         },
-        packages=("torch",),
     )
     context["versions"] |= {"megatron-core": theirs["version"]}
-    figures = {"rows": rows, "load": os.getloadavg()[0]}
-    return keep_result("data_open", context | figures, ratios_of(rows))
+    tree = {"rows": rows, "load": os.getloadavg()[0]}
+    return save_result("data_open", context | tree, ratios_of(rows))
 
 
 if __name__ == "__main__":
-    enter(main, least=1, most=1)
+    run_script(main, min_words=1, max_words=1)

@@ -1,4 +1,4 @@
-"""One measurement of `benchmarks.preparation.data_prep`, in a process of its own.
+"""One measurement of `benchmarks.preparation.data_prep` in a new process.
 
 python -m benchmarks.preparation.data_prep_measure encode|remove|memory ARGUMENT ...
 """
@@ -14,85 +14,86 @@ from typing import Any
 
 from benchmarks.machine import resident_bytes
 from benchmarks.preparation import data_prep_ours as ours
-from components.data.token_file import encode
+from components.data.token_file import encode_to_file
 from data_prep.near_duplicates import write_signatures
 
 
-def measure(kind: str, *words: str) -> dict[str, Any]:
-    """Take one measurement in this process."""
-    ways: dict[str, Callable[..., object]] = {
+def run_measurement(kind: str, *words: str) -> dict[str, Any]:
+    """Run one measurement in this process."""
+    functions: dict[str, Callable[..., object]] = {
         "encode": _encode,
-        "remove": _remove,
-        "memory": _peak,
+        "remove": _remove_duplicates,
+        "memory": _measure_peak,
     }
     with tempfile.TemporaryDirectory() as name:
-        wall, processing = time.perf_counter(), _processor_seconds()
-        result = ways[kind](Path(name), *words)
+        wall_start, processor_start = time.perf_counter(), _processor_seconds()
+        result = functions[kind](Path(name), *words)
         return {
-            "seconds": time.perf_counter() - wall,
-            "processor_seconds": _processor_seconds() - processing,
+            "seconds": time.perf_counter() - wall_start,
+            "processor_seconds": _processor_seconds() - processor_start,
             "result": result,
         }
 
 
 def _processor_seconds() -> float:
-    """Add up what this process has used, and its children that have ended."""
+    """Return the processor time of this process and its ended children."""
     return sum(os.times()[:4])
 
 
-def _encode(folder: Path, way: str, family: str, pieces: str, trained: str, *files: str) -> int:
+def _encode(folder: Path, tool: str, family: str, size: str, trained: str, *files: str) -> int:
     paths = [Path(file) for file in files]
-    if way == "datatrove":
+    if tool == "datatrove":
         from benchmarks.preparation.data_prep_peer import encode_datatrove
 
         return encode_datatrove(paths[0].parent, Path(trained, "tokenizer.json"), folder)
-    tokenizer = ours.DiskTokenizer(family, int(pieces), Path(trained))
-    if way == "bare":
+    tokenizer = ours.DiskTokenizer(family, int(size), Path(trained))
+    if tool == "bare":
         return ours.encode_bare(paths, tokenizer)
-    if way == "tokenizers":
+    if tool == "tokenizers":
         return ours.encode_engine(paths, tokenizer)
     return ours.encode_ours(paths, tokenizer, folder)
 
 
-def _remove(folder: Path, way: str, threshold: str, *words: str) -> list[list[int]]:
+def _remove_duplicates(folder: Path, tool: str, threshold: str, *words: str) -> list[list[int]]:
     bands, rows, *files = words
     paths = [Path(file) for file in files]
-    if way == "datatrove":
+    if tool == "datatrove":
         from benchmarks.preparation.data_prep_peer import remove_datatrove
 
         return remove_datatrove(paths[0].parent, folder)
     value = threshold if threshold == "none" else float(threshold)
-    return ours.remove_ours(paths, folder, ours.settings_of(value, int(bands), int(rows)))
+    settings = ours.duplicate_settings(value, int(bands), int(rows))
+    return ours.remove_ours(paths, folder, settings)
 
 
-def _peak(
+def _measure_peak(
     folder: Path, kind: str, megabytes: str, family: str, pieces: str, trained: str, *files: str
 ) -> dict[str, int]:
     peaks: list[int] = []
-    texts = _repeated([Path(file) for file in files], int(megabytes) * 1_000_000, peaks)
+    texts = _repeat_texts([Path(file) for file in files], int(megabytes) * 1_000_000, peaks)
     if kind == "signatures":
-        settings = ours.settings_of("none", ours.BANDS, ours.ROWS)
+        settings = ours.duplicate_settings("none", ours.BANDS, ours.ROWS)
         documents = write_signatures(texts, folder / "a.npy", settings)
     else:
         tokenizer = ours.DiskTokenizer(family, int(pieces), Path(trained)).load()
-        documents = encode(folder / "a.tokens", texts, tokenizer).documents
+        documents = encode_to_file(folder / "a.tokens", texts, tokenizer).documents
     return {"documents": documents, "peak_bytes": max(peaks)}
 
 
-def _repeated(files: Sequence[Path], size: int, peaks: list[int]) -> Iterator[str]:
-    """Read the texts again and again, each time under another number; then note the memory."""
+def _repeat_texts(files: Sequence[Path], size: int, peaks: list[int]) -> Iterator[str]:
+    """Yield numbered copies of the texts up to a size; then record the peaks of memory."""
     copy = 0
     while size > 0:
-        for text in ours.texts_of(files):
+        for text in ours.read_texts(files):
             yield f"{copy}\n{text}"
             size -= len(text.encode())
             if size <= 0:
                 break
         copy += 1
-    # The workers still live then. What the system says of ended ones counts in their parent.
+    # The workers are still running; the usage of ended processes would count for their parent.
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     peaks += [resident_bytes("VmHWM", process) for process in ("self", *children)]
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(*sys.argv[1:])))
+    print(json.dumps(run_measurement(*sys.argv[1:])))

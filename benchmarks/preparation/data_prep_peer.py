@@ -1,4 +1,4 @@
-"""datatrove's ways of `benchmarks.preparation.data_prep`, by its own local executor."""
+"""datatrove as a peer of `benchmarks.preparation.data_prep`, with its local executor."""
 
 import struct
 from pathlib import Path
@@ -21,17 +21,17 @@ from benchmarks.preparation.data_prep_ours import BANDS, NGRAM, ROWS, WORKERS
 
 
 def encode_datatrove(source: Path, json_file: Path, folder: Path) -> int:
-    """Run its DocumentTokenizer, unshuffled, one task a file; return the number of tokens."""
-    write = DocumentTokenizer(
+    """Run DocumentTokenizer without shuffling, a task per file; return the number of tokens."""
+    tokenizer = DocumentTokenizer(
         str(folder / "tokens"), str(json_file), eos_token=None, shuffle_documents=False
     )
-    _execute([JsonlReader(str(source)), write], WORKERS, folder / "log")
-    written = sum(file.stat().st_size for file in (folder / "tokens").glob("*.ds"))
-    return int(written // write.token_size)
+    _run_pipeline([JsonlReader(str(source)), tokenizer], WORKERS, folder / "log")
+    num_bytes = sum(file.stat().st_size for file in (folder / "tokens").glob("*.ds"))
+    return int(num_bytes // tokenizer.token_size)
 
 
 def remove_datatrove(source: Path, folder: Path) -> list[list[int]]:
-    """Run its MinHash in three stages; the first document of each cluster stays."""
+    """Run MinHash in three stages, which keep the first document of each cluster."""
     config = MinhashConfig(n_grams=NGRAM, num_buckets=BANDS, hashes_per_bucket=ROWS)
     parts = {name: str(folder / name) for name in ("signatures", "buckets", "clusters")}
     sign = MinhashDedupSignature(parts["signatures"], config, language=WhitespaceSplit())
@@ -45,11 +45,11 @@ def remove_datatrove(source: Path, folder: Path) -> list[list[int]]:
         ([buckets], BANDS),
         ([cluster], 1),
     )):
-        _execute(steps, tasks, folder / f"log_{number}")
-    return _all_but_the_first(folder / "clusters")
+        _run_pipeline(steps, tasks, folder / f"log_{number}")
+    return _removed_documents(folder / "clusters")
 
 
-def _all_but_the_first(folder: Path) -> list[list[int]]:
+def _removed_documents(folder: Path) -> list[list[int]]:
     seen: set[int] = set()
     removed: list[list[int]] = []
     for index in range(WORKERS):
@@ -64,12 +64,12 @@ def _all_but_the_first(folder: Path) -> list[list[int]]:
 
 
 def hash_words(words: str) -> int:
-    """Hash as datatrove 0.10.1 means to: xxhash takes no text since its version 4."""
+    """Hash text as datatrove 0.10.1 intends; since version 4 xxhash accepts only bytes."""
     return xxhash.xxh64_intdigest(words.encode())
 
 
 class WhitespaceSplit(WordTokenizer):  # type: ignore[misc]  # datatrove is not typed
-    """Cut words at white space: the default needs a package that datatrove does not bring."""
+    """Split words at white space; the default needs a package that datatrove lacks."""
 
     def word_tokenize(self, text: str) -> list[str]:
         return text.split()
@@ -81,7 +81,7 @@ class WhitespaceSplit(WordTokenizer):  # type: ignore[misc]  # datatrove is not 
         return [(0, len(text))]
 
 
-def _execute(steps: list[Any], tasks: int, log: Path) -> None:
+def _run_pipeline(steps: list[Any], tasks: int, log: Path) -> None:
     logger.remove()
     LocalPipelineExecutor(
         steps, tasks=tasks, workers=WORKERS, logging_dir=str(log), start_method="spawn"

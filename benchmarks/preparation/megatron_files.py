@@ -1,13 +1,13 @@
-"""Do Megatron and we read each other's token files, token by token?
+"""Can megatron-core read our token files, and can we read its files?
 
-Needs megatron-core in an environment of its own, whose Python is named; this one needs none of
-it. There, its builder writes files that we read here; ours are read there by its
-IndexedDataset. Then every token of every document is compared, in both widths, with empty
-documents and documents of several sequences.
+megatron-core's builder writes files that we read, and its IndexedDataset reads our files. Every
+token of every document is compared, in both integer widths, with empty documents and documents
+of several sequences.
 
     python -m benchmarks.preparation.megatron_files PYTHON [GOLDEN]
 
-With a second word, the small files for the tests are written by megatron-core into that folder.
+PYTHON belongs to an environment with megatron-core; this environment does not need it. With a
+folder GOLDEN, megatron-core writes the small files of the tests into that folder.
 """
 
 import json
@@ -18,18 +18,18 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.entry import enter
+from benchmarks.entry import run_script
 from components.child_process import python_environment
 from components.data.megatron import read_index, write_index
 from components.data.token_file import write_token_file
-from components.terminal import console
+from components.terminal import create_console
 
 EOD = 1
 VOCAB_SIZES = {"uint16": 1000, "int32": 70_000}
 SEQUENCES, GOLDEN_SEQUENCES = 2_000, 6
-THERE = """
+MEGATRON_PROGRAM = """
 import json, sys, warnings
-warnings.simplefilter("ignore")  # megatron-core tells of parts that are not installed
+warnings.simplefilter("ignore")  # megatron-core warns about optional packages
 import numpy as np, torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 task = json.load(sys.stdin)
@@ -48,13 +48,13 @@ else:
     sys.stdout.write(json.dumps(documents))
 """
 
-Documents = list[list[list[int]]]
+TokenDocuments = list[list[list[int]]]
 
 
-def there(python: str, program: str = THERE, **task: object) -> str:
-    """Do one task with megatron-core, and return what the program prints."""
+def run_megatron(python: str, program: str = MEGATRON_PROGRAM, **task: object) -> str:
+    """Run a program with megatron-core on one task, and return its output."""
     command = [python, "-c", program]
-    run = subprocess.run(
+    process = subprocess.run(
         command,
         env=python_environment(),
         input=json.dumps(task),
@@ -62,13 +62,13 @@ def there(python: str, program: str = THERE, **task: object) -> str:
         check=True,
         stdout=subprocess.PIPE,
     )
-    return run.stdout
+    return process.stdout
 
 
-def draw(vocab_size: int, count: int) -> Documents:
-    """Make documents of one to three sequences, some empty, each but those with an end."""
+def draw_documents(vocab_size: int, count: int) -> TokenDocuments:
+    """Draw documents of one to three sequences, the last token is EOD; some are empty."""
     generator = np.random.default_rng(vocab_size)
-    documents: Documents = [[[]], [[vocab_size - 1, EOD]]]
+    documents: TokenDocuments = [[[]], [[vocab_size - 1, EOD]]]
     for number in range(count):
         sizes = generator.integers(0, 9, size=1 + number % 3)
         sequences = [generator.integers(2, vocab_size, size).tolist() for size in sizes]
@@ -76,48 +76,49 @@ def draw(vocab_size: int, count: int) -> Documents:
     return documents
 
 
-def read_here(prefix: Path) -> list[list[int]]:
-    """Read the documents with our index, the tokens straight from the file."""
+def read_ours(prefix: Path) -> list[list[int]]:
+    """Read documents with our index reader."""
     index = read_index(str(prefix), "prefix")
     tokens = np.fromfile(index.bin_file, index.width)
-    ends = index.document_ends(0, index.documents)
+    ends = index.document_ends(0, index.num_documents)
     return [part.tolist() for part in np.split(tokens, ends)[:-1]]
 
 
-def compare(python: str, dtype: str, home: Path) -> int:
-    """Send files both ways; return the number of tokens that were compared."""
+def compare_files(python: str, dtype: str, home: Path) -> int:
+    """Exchange files in both directions; return the number of compared tokens."""
     vocab_size = VOCAB_SIZES[dtype]
-    documents = draw(vocab_size, SEQUENCES)
+    documents = draw_documents(vocab_size, SEQUENCES)
     joined = [[token for part in document for token in part] for document in documents]
     theirs, ours = str(home / f"theirs_{dtype}"), home / f"ours_{dtype}"
-    there(python, do="write", prefix=theirs, dtype=dtype, documents=documents)
-    assert read_here(Path(theirs)) == joined, "we read theirs"
-    ended = [document[:-1] for document in joined if document]
-    record = write_token_file(Path(f"{ours}.bin"), ended, eod_id=EOD, vocab_size=vocab_size)
-    written = np.fromfile(f"{ours}.bin", record.dtype)
-    write_index(ours, written, record.dtype, eod_id=EOD)
-    found = json.loads(there(python, do="read", prefix=str(ours)))
-    assert found == [[document] for document in joined if document], "they read ours"
+    run_megatron(python, do="write", prefix=theirs, dtype=dtype, documents=documents)
+    assert read_ours(Path(theirs)) == joined, "our reader differs"
+    without_eod = [document[:-1] for document in joined if document]
+    file = Path(f"{ours}.bin")
+    record = write_token_file(file, without_eod, eod_id=EOD, vocab_size=vocab_size)
+    tokens = np.fromfile(file, record.dtype)
+    write_index(ours, tokens, record.dtype, eod_id=EOD)
+    read = json.loads(run_megatron(python, do="read", prefix=str(ours)))
+    assert read == [[document] for document in joined if document], "their reader differs"
     return sum(map(len, joined))
 
 
 def main(words: list[str]) -> None:
-    """Compare both widths, or write the files that tests read."""
+    """Compare both widths, or write the golden files of the tests."""
     python, *golden = words
     if golden:
         for dtype, vocab_size in VOCAB_SIZES.items():
-            pieces = draw(vocab_size, GOLDEN_SEQUENCES)
+            pieces = draw_documents(vocab_size, GOLDEN_SEQUENCES)
             whole = [[joined] for document in pieces if (joined := list(chain(*document)))]
             for name, documents in ((dtype, pieces), (f"{dtype}_whole", whole)):
-                prefix = str(Path(golden[0]) / name)
-                there(python, do="write", prefix=prefix, dtype=dtype, documents=documents)
-                Path(f"{prefix}.json").write_text(json.dumps(documents) + "\n", "utf-8")
+                path = str(Path(golden[0]) / name)
+                run_megatron(python, do="write", prefix=path, dtype=dtype, documents=documents)
+                Path(f"{path}.json").write_text(json.dumps(documents) + "\n", "utf-8")
         return
     with tempfile.TemporaryDirectory() as home:
         for dtype in VOCAB_SIZES:
-            tokens = compare(python, dtype, Path(home))
-            console().print(f"{dtype}: {tokens:,} tokens equal, theirs here and ours there")
+            tokens = compare_files(python, dtype, Path(home))
+            create_console().print(f"{dtype}: {tokens:,} tokens are equal in both directions")
 
 
 if __name__ == "__main__":
-    enter(main, least=1)
+    run_script(main, min_words=1)

@@ -1,7 +1,7 @@
-"""Make about 200 MB of real text without a hub: Debian's manuals and Python's standard library.
+"""Build about 200 MB of real text from Debian's manuals and Python's standard library.
 
-`apt-get download` fetches packages that hold text in some thirty languages; they are unpacked
-beside each other, nothing is installed. A document is a page of a manual or a source file.
+`apt-get download` fetches packages with text in some thirty languages. The packages are
+unpacked but not installed. A document is a page of a manual or a source file.
 
     python -m benchmarks.preparation.real_text FOLDER
 """
@@ -15,7 +15,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.entry import enter
+from benchmarks.entry import run_script
 from components.errors import RecipeError
 
 HELP = (
@@ -41,26 +41,26 @@ ROFF_FONT = re.compile(r"\\f(\[\w*\]|\(\w\w|\w)|\\[,/&|^]|\\s[+-]?\d")
 
 
 def main(folder: Path) -> None:
-    """Make ``FOLDER/text/*.jsonl``, or leave it if it is there."""
+    """Build ``FOLDER/text/*.jsonl`` unless it exists, and print its size."""
     files = real_text(folder)
     total_bytes = sum(file.stat().st_size for file in files)
     print(f"{total_bytes / 1e6:.0f} MB in {len(files)} files of {folder / 'text'}")
 
 
 def real_text(folder: Path) -> list[Path]:
-    """Give the files of the text, made on the first call; the order is always the same.
+    """Return the files of the text in a fixed order; the first call builds them.
 
     Raises:
-        RecipeError: this is no Debian, or its archive cannot be reached.
+        RecipeError: this is not Debian, or the package archive is not reachable.
     """
     texts = folder / "text"
     if not texts.exists():
-        unpacked = _unpack(folder)
+        unpacked = _unpack_packages(folder)
         partial = folder / "text.partial"
         partial.mkdir(parents=True, exist_ok=True)
         for package in PACKAGES:
-            _write(partial / f"{package}.jsonl", package_pages(unpacked / package))
-        _write(partial / "python.jsonl", _sources())
+            _write_documents(partial / f"{package}.jsonl", package_pages(unpacked / package))
+        _write_documents(partial / "python.jsonl", _library_sources())
         partial.rename(texts)
     return sorted(texts.glob("*.jsonl"))
 
@@ -71,33 +71,34 @@ def package_pages(folder: Path) -> Iterator[str]:
         if path.is_symlink() or not path.is_file():
             continue
         if path.suffix == ".html":
-            yield _lines(_plain_html(path.read_text("utf-8", "ignore")))
+            yield _strip_lines(_plain_html(path.read_text("utf-8", "ignore")))
         elif path.suffix == ".gz" and "man" in path.parts:
-            yield _lines(
+            yield _strip_lines(
                 _plain_roff(gzip.decompress(path.read_bytes()).decode("utf-8", "ignore"))
             )
 
 
-def _unpack(folder: Path) -> Path:
+def _unpack_packages(folder: Path) -> Path:
     unpacked, archives = folder / "unpacked", folder / "packages"
-    for needed in (unpacked, archives):
-        needed.mkdir(parents=True, exist_ok=True)
+    for directory in (unpacked, archives):
+        directory.mkdir(parents=True, exist_ok=True)
     for package in PACKAGES:
         if not (unpacked / package).exists():
             if not list(archives.glob(f"{package}_*.deb")):
-                _run(["apt-get", "download", "--quiet", package], archives)
+                _run_command(["apt-get", "download", "--quiet", package], archives)
             (archive,) = archives.glob(f"{package}_*.deb")
-            _run(["dpkg-deb", "--extract", str(archive), str(unpacked / package)], archives)
+            target = str(unpacked / package)
+            _run_command(["dpkg-deb", "--extract", str(archive), target], archives)
     return unpacked
 
 
-def _run(command: list[str], folder: Path) -> None:
+def _run_command(command: list[str], folder: Path) -> None:
     try:
         result = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, check=False
         )
     except FileNotFoundError as error:
-        raise RecipeError(command[0], "is not installed", "make the text on Debian") from error
+        raise RecipeError(command[0], "is not installed", "build the text on Debian") from error
     if result.returncode:
         last = result.stderr.strip().splitlines()[-1:]
         fix = "check the packages and the network"
@@ -114,21 +115,21 @@ def _plain_roff(page: str) -> str:
     return page.replace("\\-", "-").replace("\\(aq", "'").replace("\\e", "\\")
 
 
-def _lines(text: str) -> str:
+def _strip_lines(text: str) -> str:
     return "\n".join(filter(None, (line.strip() for line in text.splitlines())))
 
 
-def _sources() -> Iterator[str]:
+def _library_sources() -> Iterator[str]:
     for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
         if "site-packages" not in path.parts:
             yield path.read_text("utf-8", "ignore")
 
 
-def _write(path: Path, documents: Iterator[str]) -> None:
+def _write_documents(path: Path, documents: Iterator[str]) -> None:
     with path.open("w", encoding="utf-8") as file:
         for text in filter(None, documents):
             file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":
-    enter(lambda words: main(Path(*words)), least=1, most=1)
+    run_script(lambda words: main(Path(*words)), min_words=1, max_words=1)

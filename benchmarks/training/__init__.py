@@ -1,1 +1,1 @@
-"""What steps, layers, axes and guards of a run cost, beside peers and limits."""
+"""Cost of steps, layers, parallel axes and guards of a run, relative to peers and limits."""

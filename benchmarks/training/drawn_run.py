@@ -1,4 +1,4 @@
-"""A miniature that trains on drawn tokens by the real path, watched by a benchmark."""
+"""Train a miniature on random tokens with the real training code, for benchmarks."""
 
 import os
 import tempfile
@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import torch
 from lightning.pytorch import Callback
 
-from benchmarks.kept import circumstances
-from benchmarks.ratios import Ratio, keep_result
+from benchmarks.ratios import Ratio, save_result
+from benchmarks.results_store import benchmark_context
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
+from components.config.check import read_recipe
 from components.config.recipe import Recipe
 from components.parity.prover import draw_data, start_ranks
 from components.run.folder import RunFolder, create_run_folder
@@ -20,33 +21,41 @@ from components.train.fit import load_run
 from components.train.module import Pretraining
 from components.train.trainer import make_trainer
 
-Watch = TypeVar("Watch", bound=Callback)
+Recorder = TypeVar("Recorder", bound=Callback)
 
 
-def compose(words: Sequence[str], defaults: Sequence[str]) -> Recipe:
-    """Compose the words of a command; each replaces the default of the same key."""
-    given = {word.partition("=")[0] for word in words}
-    kept = [word for word in defaults if word.partition("=")[0] not in given]
-    return compose_recipe(read_point([*kept, *words]))
+def compose_with_defaults(words: Sequence[str], defaults: Sequence[str]) -> Recipe:
+    """Compose a recipe from arguments, which replace the defaults of the same key."""
+    keys = {word.partition("=")[0] for word in words}
+    others = [word for word in defaults if word.partition("=")[0] not in keys]
+    return compose_recipe(read_point([*others, *words]))
 
 
 def train_drawn(
-    recipe: Recipe, make_callback: Callable[[RunFolder], Watch], *, most_steps: int
-) -> tuple[Watch, Pretraining]:
-    """Take steps in this process; the run folder, which the callback may use, is then gone."""
+    recipe: Recipe,
+    make_callback: Callable[[RunFolder], Recorder],
+    *,
+    most_steps: int | None = None,
+    data: Path | None = None,
+) -> tuple[Recorder, Pretraining]:
+    """Train in this process; the run folder, which the callback may use, is then removed.
+
+    Tokens are random unless ``data`` is a folder of prepared data.
+    """
     with tempfile.TemporaryDirectory() as path:
-        place = Path(path) / "data"
+        data_folder = data or Path(path) / "data"
         folder = create_run_folder(recipe, Path(path) / "run")
-        draw_data(recipe, place)
-        folder.write_json("data.json", {"folder": str(place), "unigram": {}})
-        callback, (module, data) = make_callback(folder), load_run(folder, recipe)
+        if data is None:
+            draw_data(recipe, data_folder)
+        folder.write_json("data.json", {"folder": str(data_folder), "unigram": {}})
+        callback, (module, loaded) = make_callback(folder), load_run(folder, recipe)
         trainer = make_trainer(recipe=recipe, callbacks=[callback], most_steps=most_steps)
-        trainer.fit(module, datamodule=data)
+        trainer.fit(module, datamodule=loaded)
     return callback, module
 
 
 def start_drawn(recipe: Recipe, home: Path, module: str) -> RunFolder:
-    """Start a rank of ``python -m module RUN`` for each of a recipe's, on drawn tokens."""
+    """Run ``python -m module RUN`` for each rank of a recipe, on random tokens."""
     draw_data(recipe, home / "data")
     run = create_run_folder(recipe, home / "run")
     run.write_json("data.json", {"folder": str(home / "data")})
@@ -54,27 +63,24 @@ def start_drawn(recipe: Recipe, home: Path, module: str) -> RunFolder:
     return run
 
 
-def compare_steps(
+def measure_and_save(
     name: str,
     measure: Callable[[list[str]], dict[str, Any]],
     ratios_of: Callable[[dict[str, Any]], list[Ratio]],
     words: list[str],
-    *,
-    peer: str,
-    alone: str,
     shape: Mapping[str, object],
 ) -> int:
-    """Measure on as many threads as the environment says, and keep the result.
-
-    ``alone`` says what is also timed without a step around it.
-    """
+    """Measure with the threads of ``OMP_NUM_THREADS`` and save the result."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     figures = measure(words)
-    context = circumstances(
-        peer=peer,
-        convention="wall clock from a step's batch until its record is kept, one process, in "
-        "turns; medians of paired ratios with their 95 % intervals; alone is what "
-        f"{alone} without a step",
-        shape={**shape, "threads": torch.get_num_threads()},
-    )
-    return keep_result(name, context | figures, ratios_of(figures))
+    context = benchmark_context(name, {**shape, "threads": torch.get_num_threads()})
+    return save_result(name, context | figures, ratios_of(figures))
+
+
+def train_rank(path: Path, callbacks: list[Callback], most_steps: int) -> RunFolder:
+    """Train the run of a folder in this process, which is one of its ranks."""
+    folder = RunFolder(path)
+    module, data = load_run(folder, read_recipe(folder.recipe))
+    trainer = make_trainer(recipe=module.recipe, callbacks=callbacks, most_steps=most_steps)
+    trainer.fit(module, datamodule=data)
+    return folder

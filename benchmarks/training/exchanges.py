@@ -1,4 +1,4 @@
-"""Other collectives under a step: that send each row once, or nothing."""
+"""Replacements of collectives: a reduce-scatter that sends each row once, or no sending."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,19 +11,19 @@ from torch import Tensor
 from components.distributed import collectives
 
 
-class ScatteredRows(NamedTuple):
-    """A reduce-scatter under way of which each row travels once."""
+class PendingScatter(NamedTuple):
+    """A running reduce-scatter that sends each row once."""
 
     output: Tensor
-    everyones: Tensor
+    received: Tensor
     work: dist.Work
     op: Any
 
     def wait(self) -> None:
         self.work.wait()
-        torch.sum(self.everyones, 0, out=self.output.view(-1))
+        torch.sum(self.received, 0, out=self.output.view(-1))
         if self.op == dist.ReduceOp.AVG:
-            self.output.div_(len(self.everyones))
+            self.output.div_(len(self.received))
 
 
 def scatter_once(
@@ -32,31 +32,31 @@ def scatter_once(
     op: Any = dist.ReduceOp.SUM,
     group: Any = None,
     async_op: bool = False,
-) -> ScatteredRows | None:
-    """Reduce and scatter as NCCL does; gloo sends as many bytes as for an all-reduce."""
-    everyones = torch.empty_like(input)
-    work = dist.all_to_all_single(everyones, input, group=group, async_op=True)
-    begun = ScatteredRows(output, everyones.view(dist.get_world_size(group), -1), work, op)
+) -> PendingScatter | None:
+    """Reduce-scatter with the bytes of NCCL; gloo's sends the bytes of an all-reduce."""
+    received = torch.empty_like(input)
+    work = dist.all_to_all_single(received, input, group=group, async_op=True)
+    pending = PendingScatter(output, received.view(dist.get_world_size(group), -1), work, op)
     if async_op:
-        return begun
-    begun.wait()
+        return pending
+    pending.wait()
     return None
 
 
-def sending(
+def run_with(
     step: Callable[[], object], *, gather: Callable[..., Any], scatter: Callable[..., Any]
 ) -> None:
-    """Take a step with other collectives; `fully_shard` looks them up when it calls them."""
+    """Run a step with other collectives; `fully_shard` looks them up at each call."""
     names = collectives.all_gather.__name__, collectives.reduce_scatter.__name__
-    theirs = dict(zip(names, (gather, scatter), strict=True))
+    torch_names = dict(zip(names, (gather, scatter), strict=True))
     with (
         patch.multiple(collectives, all_gather=gather, reduce_scatter=scatter),
-        patch.multiple(dist, **theirs),
+        patch.multiple(dist, **torch_names),
     ):
         step()
 
 
-def unsent(step: Callable[[], object]) -> None:
-    """Take a step whose collectives return at once, with whatever was there."""
-    done = Mock(return_value=Mock(wait=Mock()))
-    sending(step, gather=done, scatter=done)
+def run_unsent(step: Callable[[], object]) -> None:
+    """Run a step with collectives that return at once and leave their outputs unchanged."""
+    collective = Mock(return_value=Mock(wait=Mock()))
+    run_with(step, gather=collective, scatter=collective)

@@ -1,10 +1,10 @@
-"""How soon does a run go on that lost a rank, with local copies and without?
+"""How fast does a run recover from a lost rank, with and without local copies?
 
-A miniature of 126 MB of weights and moments trains on two gloo ranks and saves every 8 of 16
-steps. A rank is killed before step 15: without local copies 6 steps are computed again. With
-them, each rank copies its state after each step into the memory of the host. Runs of both kinds
-take turns; the medians over the rounds are kept, and both kinds must end bit for bit alike.
-The file system is a local disk: a shared one of thousands of readers is what copies are for.
+A miniature with 126 MB of weights and moments trains for 16 steps on two gloo ranks and saves
+every 8 steps. A rank is killed before step 15, so without local copies 6 steps are repeated.
+With local copies each rank copies its state to the memory of the host after each step. Runs of
+both kinds alternate; their last weights must be bit-identical. The result has medians over the
+rounds. The file system is a local disk; local copies are meant for shared file systems.
 
     python -m benchmarks.training.local_copies [ROUNDS]
 """
@@ -23,17 +23,17 @@ from benchmarks.chaos.runs import (
     OWN,
     Runs,
     are_equal,
-    ranks_at_hand,
-    seconds_to_go_on,
+    preloaded_ranks,
+    recovery_seconds,
     seconds_to_step,
     steps_of,
 )
-from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, here_and_now
+from benchmarks.entry import run_script
+from benchmarks.results_store import RESULTS, run_environment
 from components.run.history import read_lines
 
 RESULT = RESULTS / "local_copies.json"
-ROUNDS, STEPS, SAVED_STEPS, STRUCK, TOKENS = 3, 16, 8, 15, 512
+ROUNDS, STEPS, SAVED_STEPS, KILL_STEP, TOKENS = 3, 16, 8, 15, 512
 SHAPE = {
     "model.dim": 512,
     "model.num_layers": 4,
@@ -48,41 +48,41 @@ SHAPE = {
     "watchdog.replicas_every_steps": "never",
 }
 KINDS = {"checkpoints": (), "local": (LOCAL_COPIES,)}
-KILL = f"guard.inject=[{{fault: kill, rank: 1, step: {STRUCK}}}]"
+KILL = f"guard.inject=[{{fault: kill, rank: 1, step: {KILL_STEP}}}]"
 
 
-def measure(runs: Runs, run: Path, words: Sequence[str]) -> dict[str, Any]:
-    """Let one run be struck, and say how it went on."""
-    if status := runs.begin(run, [*words, KILL]):
+def measure_recovery(runs: Runs, run: Path, words: Sequence[str]) -> dict[str, Any]:
+    """Train a run with a killed rank; return its recovery times."""
+    if status := runs.start(run, [*words, KILL]):
         raise RuntimeError(f"{run}: exit status {status}")
-    events = read_lines(run / "journal.jsonl")
-    (resume,) = (one for one in events if one["kind"] == "resume")
-    before = [one["seconds"] for one in steps_of(run) if 1 < one["step"] < STRUCK]
+    events = read_lines(run / "events.jsonl")
+    (resume,) = (event for event in events if event["kind"] == "resume")
+    steps = [step["seconds"] for step in steps_of(run) if 1 < step["step"] < KILL_STEP]
     return {
         "source": resume["evidence"]["source"],
-        "steps_again": STRUCK - 1 - resume["step"],
+        "steps_again": KILL_STEP - 1 - resume["step"],
         "load_seconds": resume["evidence"]["load_seconds"],
-        "seconds_to_any_step": seconds_to_go_on(run, events),
+        "seconds_to_any_step": recovery_seconds(run, events),
         "seconds_to_its_step": seconds_to_step(run, events),
-        "step_seconds": median(before),
+        "step_seconds": median(steps),
     }
 
 
 def main(words: list[str]) -> int:
-    """Run all rounds, and keep medians and rows."""
+    """Run all rounds, and save medians and rows."""
     rounds = int(words[0]) if words else ROUNDS
-    told = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
+    console = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
     rows: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory(prefix="local-") as name,
-        ranks_at_hand(Path(f"{name}.log")),
+        preloaded_ranks(Path(f"{name}.log")),
     ):
         runs = Runs(Path(name), OWN | SHAPE)
         for number in range(rounds):
-            for kind, more in KINDS.items():
+            for kind, arguments in KINDS.items():
                 run = Path(name) / f"{kind}-{number}"
-                rows.append(measure(runs, run, more))
-                told.write(f"{rows[-1]}\n")
+                rows.append(measure_recovery(runs, run, arguments))
+                console.write(f"{rows[-1]}\n")
                 if not are_equal(run, Path(name) / "checkpoints-0"):
                     raise RuntimeError(f"{kind}: the last weights differ")
     keys = [key for key in rows[0] if key != "source"]
@@ -91,10 +91,10 @@ def main(words: list[str]) -> int:
         for kind in KINDS
     }
     tree = {"medians": medians, "rows": rows, "shape": SHAPE}
-    RESULT.write_text(json.dumps(tree | here_and_now(["torch"]), indent=1) + "\n", "utf-8")
-    told.write(f"{json.dumps(medians, indent=1)}\n")
+    RESULT.write_text(json.dumps(tree | run_environment(["torch"]), indent=1) + "\n", "utf-8")
+    console.write(f"{json.dumps(medians, indent=1)}\n")
     return 0
 
 
 if __name__ == "__main__":
-    enter(main, most=1)
+    run_script(main, max_words=1)

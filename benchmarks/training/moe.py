@@ -1,15 +1,14 @@
-"""How fast is a layer's mixture of experts beside the loop over experts and transformers' own?
+"""How fast is a mixture-of-experts layer, compared with a loop and with transformers?
 
-The shape is Mula-7B-A1B's, 64 experts of which 8 a token, ffn_dim half of dim, with the width
-cut to a quarter for a CPU. One block does its forward and backward pass, router included. All
-have the same weights, input and threads, and take turns; ratios are between medians of one run.
-"Compiled" is our block as `parallelism.compile=layers` takes it, anew for each size.
+The shape is Mula-7B-A1B's with a quarter of its width: 64 experts, 8 per token, ffn_dim half of
+dim. The measurement is a forward and backward pass of one block with its router. All
+implementations have the same weights, input and threads, and alternate; ratios use the medians
+of one run. "Compiled" is our block with `parallelism.compile=layers`, compiled for each size.
 
     python -m benchmarks.training.moe
 """
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -18,16 +17,16 @@ import transformers
 from torch import Tensor, nn
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 
-from benchmarks.entry import enter
-from benchmarks.kept import circumstances
-from benchmarks.machine import apart, peak_added_bytes
-from benchmarks.ratios import Ratio, keep_result
+from benchmarks.entry import run_script
+from benchmarks.machine import call_in_process, peak_added_bytes, time_in_turns
+from benchmarks.ratios import Ratio, save_result
+from benchmarks.results_store import benchmark_context
 from components.config.model_spec.feed_forward import ExpertsSpec
 from components.distributed.compile import compile_layers
 from components.model.moe import Experts
 
 THREADS, WARMUP_ROUNDS = 2, 2
-# The short ones are the noisy ones: rounds fall with the tokens.
+# Rounds by tokens: short passes are noisier.
 ROUNDS = {256: 9, 1_024: 7, 2_048: 9, 4_096: 5}
 MOST_TOKENS = max(ROUNDS)
 DIM, FFN_DIM, NUM_EXPERTS, TOP_K = 512, 256, 64, 8
@@ -39,13 +38,10 @@ SHAPE = {
     "rounds_by_tokens": ROUNDS,
     "threads": THREADS,
 }
-# Three products of two FLOPs a weight, forward, and twice that backward.
-FLOPS_PER_TOKEN = 3 * 3 * 2 * DIM * FFN_DIM * TOP_K
-Seconds = dict[str, list[float]]
 
 
 def our_block(path: Literal["grouped", "loop"]) -> Experts:
-    """Build our block; the seed makes all paths start alike."""
+    """Build our block; all paths have the same initial weights."""
     torch.manual_seed(0)
     return Experts(
         ExpertsSpec(
@@ -66,7 +62,7 @@ def our_block(path: Literal["grouped", "loop"]) -> Experts:
 
 
 def our_compiled_block() -> nn.Module:
-    """Build our block as a layer that is compiled when it is first called."""
+    """Build our block as a layer that its first call compiles."""
     block = our_block("grouped")
     model = nn.Module()
     model.layers = nn.ModuleDict({"0": block})
@@ -95,7 +91,7 @@ def reference_block(implementation: str) -> nn.Module:
     return block
 
 
-# `batched_mm` copies a matrix for each pair of token and expert, 34 GB here: left out.
+# `batched_mm` is excluded: it copies a matrix per pair of token and expert, 34 GB here.
 BLOCKS: dict[str, Callable[[], nn.Module]] = {
     "ours, grouped": lambda: our_block("grouped"),
     "ours, compiled": our_compiled_block,
@@ -104,12 +100,12 @@ BLOCKS: dict[str, Callable[[], nn.Module]] = {
     "transformers, loop": lambda: reference_block("eager"),
 }
 OURS, *OTHERS = BLOCKS
-# What the compiler itself takes would count as the pass's.
-WEIGHED = [name for name in BLOCKS if "compiled" not in name]
+# The compiler's own memory would count as memory of the pass.
+MEMORY_BLOCKS = [name for name in BLOCKS if "compiled" not in name]
 
 
-def step(block: nn.Module, hidden: Tensor, upstream: Tensor) -> Tensor:
-    """Do one forward and backward pass; return the gradient of the input."""
+def run_pass(block: nn.Module, hidden: Tensor, upstream: Tensor) -> Tensor:
+    """Run a forward and backward pass; return the gradient of the input."""
     block.zero_grad()
     inputs = hidden.clone().requires_grad_()
     block(inputs).backward(upstream)
@@ -117,80 +113,47 @@ def step(block: nn.Module, hidden: Tensor, upstream: Tensor) -> Tensor:
     return inputs.grad
 
 
-def batch(tokens: int) -> tuple[Tensor, Tensor]:
-    """Draw an input and a gradient of the output."""
+def draw_inputs(tokens: int) -> tuple[Tensor, Tensor]:
+    """Draw an input and an output gradient."""
     generator = torch.Generator().manual_seed(tokens)
     drawn = torch.randn(2, 1, tokens, DIM, generator=generator)
     return drawn[0], drawn[1]
 
 
-def measure(blocks: dict[str, nn.Module], tokens: int) -> tuple[Seconds, Seconds, float]:
-    """Return wall and processor seconds by name, and how far the gradients lie apart."""
-    wall: Seconds = {name: [] for name in blocks}
-    processor: Seconds = {name: [] for name in blocks}
-    given = batch(tokens)
-    difference = 0.0
-    for index in range(WARMUP_ROUNDS + ROUNDS[tokens]):
-        gradients = {}
-        # Whoever comes second finds a warmer cache: take turns.
-        for name in sorted(blocks, reverse=bool(index % 2)):
-            start, start_processor = time.perf_counter(), time.process_time()
-            gradients[name] = step(blocks[name], *given)
-            if index >= WARMUP_ROUNDS:
-                wall[name].append(time.perf_counter() - start)
-                processor[name].append(time.process_time() - start_processor)
-        largest = gradients[OURS].abs().max()
-        for name in OTHERS:
-            gap = (gradients[name] - gradients[OURS]).abs().max() / largest
-            difference = max(difference, gap.item())
-    return wall, processor, difference
+def measure_blocks(blocks: dict[str, nn.Module], tokens: int) -> dict[str, Any]:
+    """Alternate all blocks; return their times over ours, and the difference of gradients."""
+    inputs = draw_inputs(tokens)
 
+    def make_pass(block: nn.Module) -> Callable[[int], Tensor]:
+        return lambda index: run_pass(block, *inputs)
 
-def peak_bytes(name: str) -> int:
-    """Measure how much one pass adds to a fresh process's peak; the process must be new."""
-    torch.set_num_threads(THREADS)
-    block, given = BLOCKS[name](), batch(MOST_TOKENS)
-    step(block, *batch(1))  # loads the libraries that the first product loads
-    block.zero_grad(set_to_none=True)
-    return peak_added_bytes(lambda: step(block, *given))
-
-
-def summarize(
-    tokens: int, wall: Seconds, processor: Seconds, difference: float
-) -> dict[str, Any]:
-    """Turn one size's measurement into what is kept as data."""
-    medians = {name: statistics.median(values) for name, values in wall.items()}
-    fastest = {name: min(values) for name, values in wall.items()}
-    spent = {name: statistics.median(values) for name, values in processor.items()}
+    calls = {name: make_pass(block) for name, block in blocks.items()}
+    seconds, gradients = time_in_turns(calls, warmup=WARMUP_ROUNDS, rounds=ROUNDS[tokens])
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    ours = gradients[-1][OURS]
     return {
         "tokens": tokens,
         "ratio_median": {name: medians[name] / medians[OURS] for name in OTHERS},
-        "ratio_fastest": {name: fastest[name] / fastest[OURS] for name in OTHERS},
-        "ratio_processor_median": {name: spent[name] / spent[OURS] for name in OTHERS},
+        "ratio_fastest": {name: min(seconds[name]) / min(seconds[OURS]) for name in OTHERS},
         "wall_seconds_median": medians,
-        "wall_seconds_fastest": fastest,
-        "processor_seconds_median": spent,
-        "gigaflops_fastest": {
-            name: tokens * FLOPS_PER_TOKEN / value / 1e9 for name, value in fastest.items()
-        },
-        "largest_relative_gradient_difference": difference,
+        "largest_relative_gradient_difference": max(
+            ((gradients[-1][name] - ours).abs().max() / ours.abs().max()).item()
+            for name in OTHERS
+        ),
     }
 
 
-def gemm_gigaflops() -> float:
-    """Measure the products alone, on slices as large as an expert's: what nothing can beat."""
-    rows, inner = MOST_TOKENS * TOP_K // NUM_EXPERTS, torch.randn(FFN_DIM, DIM)
-    given, out = torch.randn(rows, DIM), torch.empty(rows, FFN_DIM)
-    seconds = []
-    for _ in range(200):
-        start = time.perf_counter()
-        torch.mm(given, inner.T, out=out)
-        seconds.append(time.perf_counter() - start)
-    return 2 * rows * DIM * FFN_DIM / min(seconds) / 1e9
+def measure_peak(name: str) -> int:
+    """Return the increase of peak memory by one pass; the process must be new."""
+    torch.set_num_threads(THREADS)
+    block, inputs = BLOCKS[name](), draw_inputs(MOST_TOKENS)
+    run_pass(block, *draw_inputs(1))  # loads the libraries of the first matrix product
+    block.zero_grad(set_to_none=True)
+    return peak_added_bytes(lambda: run_pass(block, *inputs))
 
 
 def ratios_of(sizes: Sequence[Mapping[str, Any]], memory: Mapping[str, int]) -> list[Ratio]:
-    """Divide the time of each other way by that of ours, and what a pass adds to memory."""
+    """Divide time and added memory of the other blocks by ours."""
     times = [
         Ratio(
             f"{size['tokens']:,} tokens",
@@ -209,26 +172,15 @@ def ratios_of(sizes: Sequence[Mapping[str, Any]], memory: Mapping[str, int]) -> 
 
 
 def main() -> int:
-    """Measure, and keep the result."""
-    memory = {name: apart(peak_bytes, name) for name in WEIGHED}
+    """Measure and save the result."""
+    memory = {name: call_in_process(measure_peak, name) for name in MEMORY_BLOCKS}
     torch.set_num_threads(THREADS)
     blocks = {name: build() for name, build in BLOCKS.items()}
-    sizes = [summarize(tokens, *measure(blocks, tokens)) for tokens in ROUNDS]
-    context = circumstances(
-        peer="transformers' OlmoeSparseMoeBlock, its grouped products and its loop",
-        convention="forward and backward pass of one sparse block with its router, "
-        "float32, eager unless it says compiled; interleaved rounds in one process; a "
-        "ratio is the other's time over ours",
-        shape=SHAPE,
-        packages=("torch", "transformers"),
-    )
-    figures = {
-        "sizes": sizes,
-        "peak_bytes_added_by_one_pass": memory,
-        "gemm_gigaflops": gemm_gigaflops(),
-    }
-    return keep_result("moe", context | figures, ratios_of(sizes, memory))
+    sizes = [measure_blocks(blocks, tokens) for tokens in ROUNDS]
+    context = benchmark_context("moe", SHAPE)
+    figures = {"sizes": sizes, "peak_bytes_added_by_one_pass": memory}
+    return save_result("moe", context | figures, ratios_of(sizes, memory))
 
 
 if __name__ == "__main__":
-    enter(lambda words: main(), most=0)
+    run_script(lambda words: main(), max_words=0)

@@ -1,8 +1,8 @@
-"""Does Muon learn more of the same tokens than AdamW, each at its best rate?
+"""Does Muon reach a lower loss than AdamW on the same tokens, each at its best rate?
 
-Miniatures through the real command: by each optimizer one run a rate from the first seed, and
-from two more seeds at the rate that left the least held-out loss. Batches are of many
-sequences: on a few hundred tokens a step the gradient's noise hides what an optimizer does.
+Miniatures train by the command. Each optimizer has one run per rate with the first seed, and
+two more seeds at the rate with the lowest held-out loss. Batches have many sequences, because
+with a few hundred tokens per step the gradient noise hides the effect of the optimizer.
 
     python -m benchmarks.training.muon RECIPE [RECIPE ...]
 """
@@ -11,12 +11,10 @@ import statistics
 from collections.abc import Sequence
 from functools import cache
 
-from rich.table import Table
-
-from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, ROOT, Row, circumstances, keep_recipes
-from benchmarks.training.masters import SEEDS, train
-from components.terminal import console
+from benchmarks.entry import run_script
+from benchmarks.results_store import RESULTS, ROOT, ResultRow, result_context, save_recipe_rows
+from benchmarks.training.masters import SEEDS, train_miniature
+from components.terminal import create_console
 
 RESULT = RESULTS / "muon.json"
 OPTIMIZERS = ("adamw", "muon")
@@ -27,7 +25,7 @@ SIZES = ("shrink.dim=128", "shrink.padded_vocab_size=2048")
 
 
 def words_of(recipe: str, optimizer: str, rate: float, seed: int) -> list[str]:
-    """Write the command of one run but for its folder."""
+    """Return the arguments of one run without its folder."""
     batch = SEQUENCE_LENGTH * BATCH_SEQUENCES
     tokens = STEPS * batch
     return [
@@ -45,17 +43,17 @@ def words_of(recipe: str, optimizer: str, rate: float, seed: int) -> list[str]:
     ]
 
 
-def row_of(recipe: str) -> Row:
-    """Find each optimizer's rate from the first seed, then train from every seed at it."""
+def row_of(recipe: str) -> ResultRow:
+    """Find the best rate of each optimizer with the first seed, then train all seeds."""
 
     @cache
     def loss(optimizer: str, rate: float, seed: int) -> float:
-        return train(words_of(recipe, optimizer, rate, seed), STEPS)[1]
+        return train_miniature(words_of(recipe, optimizer, rate, seed), STEPS)[1]
 
     by_rate = {
         name: {f"{rate:g}": loss(name, rate, SEEDS[0]) for rate in RATES} for name in OPTIMIZERS
     }
-    best = {name: float(min(found, key=found.__getitem__)) for name, found in by_rate.items()}
+    best = {name: float(min(rates, key=rates.__getitem__)) for name, rates in by_rate.items()}
     held_out = {name: [loss(name, best[name], seed) for seed in SEEDS] for name in OPTIMIZERS}
     mean = {name: statistics.fmean(losses) for name, losses in held_out.items()}
     spread = {name: max(losses) - min(losses) for name, losses in held_out.items()}
@@ -71,34 +69,24 @@ def row_of(recipe: str) -> Row:
     }
 
 
-def keep(rows: Sequence[Row]) -> None:
-    """Put what was found beside what is kept of other recipes."""
+def main(words: Sequence[str]) -> int:
+    """Train; save and print the rows. Exit status 1 if AdamW wins with any seed."""
     batch = SEQUENCE_LENGTH * BATCH_SEQUENCES
-    context = circumstances(
-        peer="AdamW at its own best rate, on the same tokens from the same seeds",
+    context = result_context(
+        peer="AdamW at its best rate, with the same tokens and seeds",
         convention=f"{STEPS} steps of {batch} tokens in float32, {WARMUP_STEPS} of warm-up and "
-        f"the last {DECAY_STEPS} of decay; held-out loss as a plain mean over sources, nats a "
-        "token, of each seed in turn at the rate that was best from the first; spread: the "
-        "largest less the smallest; muon_wins: seeds of which Muon's loss is lower",
+        f"the last {DECAY_STEPS} of decay; held-out loss as a plain mean over sources, nats "
+        "per token, of each seed at the best rate of the first seed; spread: largest minus "
+        "smallest; muon_wins: number of seeds with a lower loss for Muon",
         shape={"steps": STEPS, "tokens": batch, "smaller": list(SIZES), "rates": list(RATES)},
     )
-    keep_recipes(RESULT, context | {"seeds": list(SEEDS)}, rows)
-
-
-def main(words: Sequence[str]) -> int:
-    """Train, print the table, keep the result; exit status 1 if AdamW wins from any seed."""
-    title = f"held-out loss after {STEPS} steps, nats a token"
-    table = Table("recipe", "optimizer", "rate", "mean", "spread", title=title)
     rows = []
     for recipe in words:
         rows.append(row_of(recipe))
-        keep(rows)
-        for name in OPTIMIZERS:
-            figures = (f"{rows[-1][key][name]:.4f}" for key in ("best_rate", "mean", "spread"))
-            table.add_row(recipe, name, *figures)
-    console(width=80).print(table)
+        save_recipe_rows(RESULT, context | {"seeds": list(SEEDS)}, rows)
+    create_console().print_json(data=rows)
     return int(any(row["muon_wins"] < len(SEEDS) for row in rows))
 
 
 if __name__ == "__main__":
-    enter(main, least=1)
+    run_script(main, min_words=1)

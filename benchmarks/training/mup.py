@@ -1,11 +1,11 @@
-"""Does the best learning rate stay where it is when a model grows, with muP and without?
+"""Does the best learning rate stay the same for wider models, with and without muP?
 
-Miniatures of the recipe, 1, 2, 4 and 8 times as wide by as many times the heads, are trained by
-the real path on real text, three seeds each, at rates of whole powers of two: those around the
-best one of the narrower model, until the neighbours of the best are worse. The base of muP is
-the narrowest; the standard form's first weights deviate by 1/sqrt(width), too, but its rate and
-its logits know no width. Exit status 1 if muP's best rates are more than a factor of two apart,
-or those of the standard form are not farther.
+Miniatures of the recipe train on real text with three seeds each. Their widths and numbers of
+heads are 1, 2, 4 and 8 times the base. Rates are powers of two; the search starts at the best
+rate of the narrower model and ends when both neighbors of the best rate are worse. The base of
+muP is the narrowest model. The standard parametrization also initializes with 1/sqrt(width),
+but its rate and logits do not depend on the width. Exit status 1 if the best rates of muP
+differ by more than a factor of two, or those of the standard parametrization do not.
 
     python -m benchmarks.training.mup RECIPE
 """
@@ -22,18 +22,16 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
-from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, ROOT, Row, circumstances
+from benchmarks.entry import run_script
+from benchmarks.results_store import RESULTS, ROOT, ResultRow, result_context
+from benchmarks.training.drawn_run import train_drawn
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.check import check_recipe
 from components.config.recipe import Recipe
-from components.parity.coordinates import resized
-from components.run.folder import create_run_folder
-from components.terminal import say
-from components.train.fit import load_run
+from components.parity.coordinates import resize_recipe
+from components.terminal import log_line
 from components.train.module import Pretraining
-from components.train.trainer import make_trainer
 
 RESULT = RESULTS / "mup.json"
 STEPS, GLOBAL_BATCH_TOKENS, EDGE = 300, 1_024, 30
@@ -58,11 +56,11 @@ MUP = {
     "_partial_": True,
     "base_dim": BASE_DIM,
 }
-FORMS = {"standard": None, "muP": MUP}
+PARAMETRIZATIONS = {"standard": None, "muP": MUP}
 
 
-class LastLosses(Callback):
-    """Keep the loss of every step, on tokens that were not seen before."""
+class LossRecorder(Callback):
+    """Record the loss of every step, on tokens that were not used before."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -72,8 +70,8 @@ class LastLosses(Callback):
         self.losses.append(pl_module.last.loss)
 
 
-def prepare(recipe: str, home: Path) -> Path:
-    """Prepare the miniature's text by the command, and return its folder."""
+def prepare_data(recipe: str, home: Path) -> Path:
+    """Prepare the text of the miniatures by the command, and return its folder."""
     program = [sys.executable, str(ROOT / "run.py"), "action=prepare", f"recipe={recipe}"]
     subprocess.run(
         [*program, *WORDS, f"data.folder={home}"],
@@ -86,86 +84,82 @@ def prepare(recipe: str, home: Path) -> Path:
 
 
 def recipe_of(base: Recipe, form: str, factor: int, exponent: int, seed: int) -> Recipe:
-    """Make the model as many times as wide, with one rate and one seed."""
-    tree = resized(base, factor=factor, num_layers=NUM_LAYERS).model_dump(mode="json")
-    if FORMS[form] is None:
+    """Return the recipe of one width factor, rate and seed."""
+    tree = resize_recipe(base, factor=factor, num_layers=NUM_LAYERS).model_dump(mode="json")
+    if PARAMETRIZATIONS[form] is None:
         tree["model"]["initialization"]["std"] = STD / math.sqrt(factor)
     else:
-        tree["model"]["parametrization"] = FORMS[form]
+        tree["model"]["parametrization"] = PARAMETRIZATIONS[form]
     tree["optimizer"]["lr"] = math.ldexp(1.0, exponent)
     tree["budget"]["seed"] = seed
     return check_recipe(tree)
 
 
-def train(recipe: Recipe, data: Path) -> float:
+def train_miniature(recipe: Recipe, data: Path) -> float:
     """Train in this process; return the mean loss of the last steps."""
-    callback = LastLosses()
-    with tempfile.TemporaryDirectory() as home:
-        folder = create_run_folder(recipe, Path(home) / "run")
-        folder.write_json("data.json", {"folder": str(data), "unigram": {}})
-        module, loaded = load_run(folder, recipe)
-        make_trainer(recipe=recipe, callbacks=[callback]).fit(module, datamodule=loaded)
+    callback, _ = train_drawn(recipe, lambda folder: LossRecorder(), data=data)
     return statistics.fmean(callback.losses[-EDGE:])
 
 
-def search(base: Recipe, data: Path, form: str, factor: int, start: int) -> Row:
-    """Find the best rate of a width: its neighbours on the grid are worse."""
-    found: dict[int, list[float]] = {}
+def search_rate(base: Recipe, data: Path, form: str, factor: int, start: int) -> ResultRow:
+    """Find the rate of a width whose neighbors on the grid are worse."""
+    losses: dict[int, list[float]] = {}
 
-    def mean(exponent: int) -> float:
-        if exponent not in found:
-            found[exponent] = [
-                train(recipe_of(base, form, factor, exponent, seed), data) for seed in SEEDS
+    def mean_loss(exponent: int) -> float:
+        if exponent not in losses:
+            losses[exponent] = [
+                train_miniature(recipe_of(base, form, factor, exponent, seed), data)
+                for seed in SEEDS
             ]
-            say(f"{form} x{factor} 2^{exponent}: {statistics.fmean(found[exponent]):.4f}")
-        return statistics.fmean(found[exponent])
+            log_line(f"{form} x{factor} 2^{exponent}: {statistics.fmean(losses[exponent]):.4f}")
+        return statistics.fmean(losses[exponent])
 
     best = start
-    while (step := min((-1, 0, 1), key=lambda step: (mean(best + step), abs(step)))) != 0:
+    while (step := min((-1, 0, 1), key=lambda step: (mean_loss(best + step), abs(step)))) != 0:
         best += step
     return {
         "form": form,
-        "width": base.shape.dim * factor,
+        "width": base.decoder_spec.dim * factor,
         "best_exponent": best,
-        "losses": {str(exponent): found[exponent] for exponent in sorted(found)},
+        "losses": {str(exponent): losses[exponent] for exponent in sorted(losses)},
     }
 
 
-def moved(rows: Sequence[Row], form: str) -> int:
-    """Say by how many factors of two the best rates of a form are apart."""
+def exponent_range(rows: Sequence[ResultRow], form: str) -> int:
+    """Return the range of the best exponents of a parametrization."""
     exponents = [row["best_exponent"] for row in rows if row["form"] == form]
     return int(max(exponents) - min(exponents))
 
 
-def keep(recipe: str, rows: Sequence[Row]) -> None:
-    """Keep what was found, with how."""
-    context = circumstances(
-        peer="the standard form at the same widths, on the same tokens from the same seeds",
+def save_search(recipe: str, rows: Sequence[ResultRow]) -> None:
+    """Save the rows with their context."""
+    context = result_context(
+        peer="the standard parametrization with the same widths, tokens and seeds",
         convention=f"{STEPS} steps of {GLOBAL_BATCH_TOKENS} tokens in float32; mean loss of "
-        f"the last {EDGE} steps, nats a token, of each seed in turn, by the exponent of two of "
-        "the rate; best: the least mean over seeds; at the base both forms are the same",
+        f"the last {EDGE} steps, nats per token, of each seed, by the exponent of two of the "
+        "rate; best: lowest mean over seeds; at the base both parametrizations are equal",
         shape={"recipe": recipe, "widths": FACTORS, "words": list(WORDS)},
     )
-    apart = {form: moved(rows, form) for form in FORMS}
-    tree = context | {"seeds": list(SEEDS), "moved_factors_of_two": apart, "rows": list(rows)}
+    ranges = {form: exponent_range(rows, form) for form in PARAMETRIZATIONS}
+    tree = context | {"seeds": list(SEEDS), "moved_factors_of_two": ranges, "rows": list(rows)}
     RESULT.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
 
 
 def main(words: Sequence[str]) -> int:
-    """Search every width in both forms, keep the result, and say if the claim holds."""
+    """Search every width in both parametrizations and save the result."""
     base = compose_recipe(read_point([f"recipe={words[0]}", *WORDS]))
     with tempfile.TemporaryDirectory() as home:
-        data = prepare(words[0], Path(home))
-        first = search(base, data, "standard", FACTORS[0], FIRST_EXPONENT)
+        data = prepare_data(words[0], Path(home))
+        first = search_rate(base, data, "standard", FACTORS[0], FIRST_EXPONENT)
         rows = [first, first | {"form": "muP"}]
-        best: dict[str, int] = dict.fromkeys(FORMS, int(first["best_exponent"]))
+        best: dict[str, int] = dict.fromkeys(PARAMETRIZATIONS, int(first["best_exponent"]))
         for factor in FACTORS[1:]:
-            for form in FORMS:
-                rows.append(search(base, data, form, factor, best[form]))
+            for form in PARAMETRIZATIONS:
+                rows.append(search_rate(base, data, form, factor, best[form]))
                 best[form] = int(rows[-1]["best_exponent"])
-                keep(words[0], rows)
-    return int(not (moved(rows, "muP") <= 1 < moved(rows, "standard")))
+                save_search(words[0], rows)
+    return int(not (exponent_range(rows, "muP") <= 1 < exponent_range(rows, "standard")))
 
 
 if __name__ == "__main__":
-    enter(main, least=1, most=1)
+    run_script(main, min_words=1, max_words=1)

@@ -1,15 +1,14 @@
-"""Does a recipe of ``action=new`` train without a jump of its loss, whatever the text?
+"""Does a recipe of ``action=new`` train without loss spikes on any text?
 
-Twelve texts of different kinds, drawn from what every clone has without a network, at three
-sizes from three seeds are trained by the command through the warm-up and 50 steps of the
-recipe's own schedule. The largest size is tried on texts that give it a token for each of its
-parameters. A run's rise is how far its held-out loss, after every step, came above its own
-running minimum. Exit status 1 if one rises by more than 0.5 nats. The loss of training is kept,
-too, but shows the text of a batch as much as the model: four windows of some of 24 languages
-differ from the next four by 0.9 nats, and licences that the model has seen from others by 1.2.
+The command trains twelve kinds of text, which need no network, at three sizes with three seeds:
+the warm-up and 50 steps of the recipe's schedule. The largest size needs a text with at least
+one token per parameter. The rise of a run is the largest difference between its held-out loss
+and the running minimum of that loss. Exit status 1 if a rise exceeds 0.5 nats. The training
+loss is saved too, but it also depends on the text of the batch: batches of four windows differ
+by 0.9 nats with 24 languages, and by 1.2 nats between licenses seen and not seen in training.
 
-Each run is kept as soon as it has ended, and is not repeated by the next call. The words choose
-texts, sizes (``1M``) and seeds (``seed=1``); without any, all are run.
+Each finished run is saved and not repeated. The arguments select texts, sizes (``1M``) and
+seeds (``seed=1``); without arguments all runs are made.
 
     python -m benchmarks.training.new_recipes [TEXT ...] [SIZE ...] [seed=N ...]
 """
@@ -28,29 +27,29 @@ from importlib.metadata import distributions
 from itertools import accumulate, product
 from pathlib import Path
 
-from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, ROOT, Row, circumstances, fingerprints
+from benchmarks.entry import run_script
+from benchmarks.results_store import RESULTS, ROOT, ResultRow, hash_groups, result_context
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.key_groups import KeyGroup
 from components.config.recipe import Recipe
 from components.data.files import hash_file, replace_atomically
 from components.errors import RecipeError
-from components.terminal import say
+from components.terminal import log_line
 from data_prep.sources import CORPORA, library_docs, library_source
 
 RESULT = RESULTS / "new_recipes.json"
-SIZES = ("1M", "0.5M", "4M")  # the most telling first
+SIZES = ("1M", "0.5M", "4M")  # the most informative first
 LARGEST = "4M"
 SEEDS = (1, 2, 3)
 STEPS_AFTER_WARMUP = 50
 MOST_RISE = 0.5  # nats
-WINDOWS = 16  # of held-out text
+WINDOWS = 16  # held-out
 TEXT_BYTES, LARGE_TEXT_BYTES = 1_460_000, 8_000_000
 CYRILLIC = str.maketrans("abcdefghijklmnopqrstuvwxyz", "абцдефгхийклмнопярстувшжыз")
 FIRST_CJK, NUM_CJK = 0x4E00, 3_000
-Documents = Iterator[str]
-Key = tuple[str, str, int]  # text, size and seed of a run
+DocumentTexts = Iterator[str]
+RunKey = tuple[str, str, int]  # text, size and seed of a run
 
 
 def _shuffled_docs() -> list[str]:
@@ -59,81 +58,83 @@ def _shuffled_docs() -> list[str]:
     return docs
 
 
-def _topic() -> Documents:
-    yield "\n".join(one.text for one in library_docs() if str(one.group).startswith("topic/"))
+def _topic() -> DocumentTexts:
+    yield "\n".join(
+        doc.text for doc in library_docs() if str(doc.group_text).startswith("topic/")
+    )
 
 
-def _source() -> Documents:
+def _source() -> DocumentTexts:
     return (document.text for document in library_source())
 
 
-def _characters() -> Documents:
-    """A table: a row for each character that has a name."""
+def _characters() -> DocumentTexts:
+    """A table with a row per named character."""
     for number in range(0x20, 0x30000):
         character = chr(number)
         if name := unicodedata.name(character, ""):
             yield f"{number:04X};{name};{unicodedata.category(character)};{character}"
 
 
-def _numbers() -> Documents:
-    """Tables of numbers, as measurements are kept."""
-    drawn = random.Random(1)
+def _numbers() -> DocumentTexts:
+    """Tables of numbers, as of measurements."""
+    draw = random.Random(1)
     while True:
-        rows = (f"{i},{drawn.gauss(20, 5):.2f},{drawn.random():.4f}" for i in range(40))
+        rows = (f"{i},{draw.gauss(20, 5):.2f},{draw.random():.4f}" for i in range(40))
         yield "\n".join(("step,celsius,share", *rows))
 
 
-def _log() -> Documents:
-    """Many short documents: the lines of a log, nearly alike."""
-    drawn, parts = random.Random(2), ("cache", "disk", "fan", "network", "queue", "user")
+def _log() -> DocumentTexts:
+    """Many short documents: similar lines of a log."""
+    draw, parts = random.Random(2), ("cache", "disk", "fan", "network", "queue", "user")
     for second in range(10**6):
-        part, level = drawn.choice(parts), drawn.choice(("INFO", "INFO", "INFO", "WARNING"))
-        yield f"12:{second // 60 % 60:02}:{second % 60:02} {level} {part}: {drawn.random():.3f}"
+        part, level = draw.choice(parts), draw.choice(("INFO", "INFO", "INFO", "WARNING"))
+        yield f"12:{second // 60 % 60:02}:{second % 60:02} {level} {part}: {draw.random():.3f}"
 
 
-def _licences() -> Documents:
-    """Licences of the installed packages: long documents, many of them copies."""
-    for package in sorted(distributions(), key=lambda one: str(one.metadata["Name"])):
+def _licenses() -> DocumentTexts:
+    """Licenses of the installed packages: long documents, many of them copies."""
+    for package in sorted(distributions(), key=lambda package: str(package.metadata["Name"])):
         for file in package.files or ():
             if "LICENSE" in file.name.upper() and file.suffix in {"", ".txt", ".md"}:
                 yield Path(file.locate()).read_text("utf-8", errors="replace")
 
 
-def _languages() -> Documents:
+def _languages() -> DocumentTexts:
     """24 languages in three scripts, 57 kB together."""
     for file in sorted((CORPORA / "eu24").glob("*.txt")):
         yield from file.read_text("utf-8").split("\n\n")
 
 
-def _cyrillic() -> Documents:
+def _cyrillic() -> DocumentTexts:
     """English words in Cyrillic letters: two bytes a letter."""
     return (text.lower().translate(CYRILLIC) for text in _shuffled_docs())
 
 
-def _cjk() -> Documents:
-    """A sign of three bytes for each English word: many signs, no spaces."""
+def _cjk() -> DocumentTexts:
+    """A CJK character of three bytes per English word, without spaces."""
     for text in _shuffled_docs():
-        yield "".join(map(_sign, text.split()))
+        yield "".join(map(_character_of, text.split()))
 
 
 @cache
-def _sign(word: str) -> str:
+def _character_of(word: str) -> str:
     return chr(FIRST_CJK + int(hashlib.sha256(word.encode()).hexdigest(), 16) % NUM_CJK)
 
 
-def _mixed() -> Documents:
-    """Prose, code, a table and another script by turns."""
-    for several in zip(_shuffled_docs(), _source(), _numbers(), _cyrillic(), strict=False):
-        yield from several
+def _mixed() -> DocumentTexts:
+    """Prose, code, tables and another script, in alternation."""
+    for documents in zip(_shuffled_docs(), _source(), _numbers(), _cyrillic(), strict=False):
+        yield from documents
 
 
-def _lines() -> Documents:
+def _lines() -> DocumentTexts:
     """Many short documents of prose: the first line of every docstring."""
     for text in _shuffled_docs():
         yield from (paragraph.splitlines()[0] for paragraph in text.split("\n\n") if paragraph)
 
 
-TEXTS: Mapping[str, Callable[[], Documents]] = {
+TEXTS: Mapping[str, Callable[[], DocumentTexts]] = {
     "prose": lambda: iter(_shuffled_docs()),
     "languages": _languages,
     "code": _source,
@@ -144,62 +145,62 @@ TEXTS: Mapping[str, Callable[[], Documents]] = {
     "mixed": _mixed,
     "lines": _lines,
     "characters": _characters,
-    "licences": _licences,
+    "licences": _licenses,
     "cyrillic": _cyrillic,
 }
 
 
 def write_text(name: str, file: Path, most_bytes: int) -> int:
-    """Write the documents of a text, a line of JSON each, and return their bytes."""
+    """Write a line of JSON per document of a text; return the bytes of the documents."""
     num_bytes = 0
     with file.open("w", encoding="utf-8") as stream:
         for text in TEXTS[name]():
             if num_bytes >= most_bytes:
                 break
-            kept = text.encode()[: most_bytes - num_bytes].decode(errors="ignore")
-            if kept.strip():
-                stream.write(json.dumps({"text": kept}) + "\n")
-                num_bytes += len(kept.encode())
+            part = text.encode()[: most_bytes - num_bytes].decode(errors="ignore")
+            if part.strip():
+                stream.write(json.dumps({"text": part}) + "\n")
+                num_bytes += len(part.encode())
     return num_bytes
 
 
-def rise_of(losses: Sequence[float]) -> float:
-    """Return how far a loss came above the least one before it."""
+def compute_rise(losses: Sequence[float]) -> float:
+    """Return the largest difference between a loss and the running minimum."""
     minima = accumulate(losses, min)
-    return round(max(loss - least for loss, least in zip(losses, minima, strict=True)), 3)
+    return round(max(loss - minimum for loss, minimum in zip(losses, minima, strict=True)), 3)
 
 
-def call(home: Path, *words: str) -> None:
-    """Run the command in a folder of its own."""
+def run_command(home: Path, *words: str) -> None:
+    """Run the command in a folder."""
     program = [sys.executable, str(ROOT / "run.py"), *words]
-    done = subprocess.run(program, cwd=home, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{words} ended with {done.returncode}: {done.stderr[-2_000:]}")
+    process = subprocess.run(program, cwd=home, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise RuntimeError(f"{words}: status {process.returncode}: {process.stderr[-2_000:]}")
 
 
 class TooShortError(Exception):
-    """A text does not support the largest size."""
+    """A text has too few tokens for the largest size."""
 
 
 def text_file(home: Path, name: str, size: str) -> Path:
-    """Return where a text lies; that of the largest size is longer."""
+    """Return the file of a text; the largest size has a longer text."""
     return home / f"{name}{'_large' if size == LARGEST else ''}.jsonl"
 
 
 def write_recipe(home: Path, name: str, size: str) -> Recipe:
-    """Write a text and, by ``action=new``, a recipe for it; return the recipe."""
+    """Write a text, and a recipe for it by ``action=new``; return the recipe."""
     text, stem = text_file(home, name, size), f"{name}_{size.lower().replace('.', '_')}"
     if not text.exists():
         write_text(name, text, LARGE_TEXT_BYTES if size == LARGEST else TEXT_BYTES)
     file = home / f"{stem}.yaml"
     if not file.exists():
         words = (f"name={stem}", f"file={file}", f"data={text.name}", f"parameters={size}")
-        call(home, "action=new", *words)
+        run_command(home, "action=new", *words)
     return compose_recipe(read_point([f"recipe={file}"]))
 
 
-def train(home: Path, recipe: Recipe, seed: int) -> dict[str, list[float]]:
-    """Train as many steps as are watched; return the losses of both kinds of text."""
+def train_recipe(home: Path, recipe: Recipe, seed: int) -> dict[str, list[float]]:
+    """Train the measured steps; return training and held-out losses."""
     run = home / "run"
     shutil.rmtree(run, ignore_errors=True)
     batch, warmup = recipe.budget.global_batch_tokens, recipe.schedule["warmup_tokens"]
@@ -209,7 +210,7 @@ def train(home: Path, recipe: Recipe, seed: int) -> dict[str, list[float]]:
         f"evaluation.every_tokens={batch}",
         f"evaluation.max_windows_per_source={WINDOWS}",
     ]
-    call(home, f"recipe={recipe.name}.yaml", *words)
+    run_command(home, f"recipe={recipe.name}.yaml", *words)
     lines = [
         json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()
     ]
@@ -219,21 +220,23 @@ def train(home: Path, recipe: Recipe, seed: int) -> dict[str, list[float]]:
     }
 
 
-def measure(home: Path, name: str, size: str, seed: int, kept: Mapping[Key, Row]) -> Row | None:
-    """Train one recipe from one seed; return None if the run is kept already.
+def measure_run(
+    home: Path, name: str, size: str, seed: int, stored: Mapping[RunKey, ResultRow]
+) -> ResultRow | None:
+    """Train one recipe with one seed; return None if the run is stored already.
 
     Raises:
-        TooShortError: the text has fewer tokens in its recipe's budget than parameters.
+        TooShortError: the token budget of the recipe is smaller than its parameters.
     """
     recipe = write_recipe(home, name, size)
-    recipe_hash = fingerprints(recipe.model_dump(mode="json"), [KeyGroup.MATHEMATICS])
-    old = kept.get((name, size, seed))
+    recipe_hash = hash_groups(recipe.model_dump(mode="json"), [KeyGroup.MATHEMATICS])
+    old = stored.get((name, size, seed))
     if old and old["fingerprint"] == recipe_hash:
         return None
-    parameters = recipe.derived.parameters.total
+    parameters = recipe.derived_numbers.parameters.total
     if size == LARGEST and recipe.budget.total_tokens < parameters:
         raise TooShortError
-    losses = train(home, recipe, seed)
+    losses = train_recipe(home, recipe, seed)
     return {
         "text": name,
         "size": size,
@@ -241,28 +244,28 @@ def measure(home: Path, name: str, size: str, seed: int, kept: Mapping[Key, Row]
         "sha256": hash_file(text_file(home, name, size)),
         "fingerprint": recipe_hash,
         "parameters": parameters,
-        "vocabulary": recipe.shape.vocab_size,
+        "vocabulary": recipe.decoder_spec.vocab_size,
         "lr": recipe.optimizer["lr"],
         "steps": len(losses["step"]),
         "warmup_steps": recipe.schedule["warmup_tokens"] // recipe.budget.global_batch_tokens,
         "batch_tokens": recipe.budget.global_batch_tokens,
-        "rise": rise_of(losses["held_out"]),
-        "rise_in_training": rise_of(losses["step"]),
+        "rise": compute_rise(losses["held_out"]),
+        "rise_in_training": compute_rise(losses["step"]),
         "losses": losses,
     }
 
 
-def keep(rows: Mapping[Key, Row], too_short: set[str]) -> None:
-    """Keep the runs that have ended, with how they were measured."""
-    said = circumstances(
-        peer="none: a run is held against its own running minimum",
-        convention=f"nats a token through the warm-up and {STEPS_AFTER_WARMUP} steps; "
-        f"held_out: the loss of {WINDOWS} held-out windows before the first and after every "
-        "step; rise: the most that it was above the least before it",
+def save_runs(rows: Mapping[RunKey, ResultRow], too_short: set[str]) -> None:
+    """Save the finished runs with their context."""
+    context = result_context(
+        peer="none: the running minimum of the same run",
+        convention=f"nats per token during the warm-up and {STEPS_AFTER_WARMUP} steps; "
+        f"held_out: loss of {WINDOWS} held-out windows before the first and after every step; "
+        "rise: largest difference to the running minimum",
         shape={"texts": list(TEXTS), "sizes": list(SIZES), "seeds": list(SEEDS)},
         packages=("torch", "lightning", "tokenizers"),
     )
-    tree = said | {
+    tree = context | {
         "highest_rise": max(row["rise"] for row in rows.values()),
         "too_short_for_the_largest": sorted(too_short),
         "missing": [
@@ -276,15 +279,16 @@ def keep(rows: Mapping[Key, Row], too_short: set[str]) -> None:
         file.write((json.dumps(tree, indent=1) + "\n").encode())
 
 
-def choose_runs(words: Sequence[str]) -> list[Key]:
-    """Return the runs that the words choose, the most telling first.
+def choose_runs(words: Sequence[str]) -> list[RunKey]:
+    """Return the selected runs, the most informative first.
 
     Raises:
-        RecipeError: a word is neither text nor size nor seed.
+        RecipeError: an argument is not a text, a size or a seed.
     """
-    known = [*TEXTS, *SIZES, *(f"seed={seed}" for seed in SEEDS)]
-    if unknown := [word for word in words if word not in known]:
-        raise RecipeError(unknown[0], "is no text, size or seed", f"known: {', '.join(known)}")
+    valid = [*TEXTS, *SIZES, *(f"seed={seed}" for seed in SEEDS)]
+    if unknown := [word for word in words if word not in valid]:
+        problem, fix = "not a text, a size or a seed", f"choose from {', '.join(valid)}"
+        raise RecipeError(unknown[0], problem, fix)
     texts = [text for text in TEXTS if text in words] or [*TEXTS]
     sizes = [size for size in SIZES if size in words] or [*SIZES]
     seeds = [seed for seed in SEEDS if f"seed={seed}" in words] or [*SEEDS]
@@ -293,26 +297,28 @@ def choose_runs(words: Sequence[str]) -> list[Key]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run what is not kept yet, keep each run at once, and say if the claim holds."""
-    chosen = choose_runs(words)
+    """Train the selected runs that are not stored, and save each run."""
+    selected = choose_runs(words)
     old = json.loads(RESULT.read_text("utf-8")) if RESULT.exists() else {"rows": []}
-    rows: dict[Key, Row] = {(row["text"], row["size"], row["seed"]): row for row in old["rows"]}
+    rows: dict[RunKey, ResultRow] = {
+        (row["text"], row["size"], row["seed"]): row for row in old["rows"]
+    }
     too_short = set(old.get("too_short_for_the_largest", []))
     with tempfile.TemporaryDirectory() as folder:
-        for key in chosen:
+        for key in selected:
             try:
-                row = measure(Path(folder), *key, rows)
+                row = measure_run(Path(folder), *key, rows)
             except TooShortError:
                 if key[0] not in too_short:
                     too_short.add(key[0])
-                    keep(rows, too_short)
+                    save_runs(rows, too_short)
                 continue
             if row is not None:
                 rows[key] = row
-                say(f"{key}: {row['rise']:.3f} above the minimum, lr {row['lr']}")
-                keep(rows, too_short)
-    return int(any(rows[key]["rise"] > MOST_RISE for key in chosen if key in rows))
+                log_line(f"{key}: {row['rise']:.3f} above the minimum, lr {row['lr']}")
+                save_runs(rows, too_short)
+    return int(any(rows[key]["rise"] > MOST_RISE for key in selected if key in rows))
 
 
 if __name__ == "__main__":
-    enter(main)
+    run_script(main)

@@ -1,18 +1,18 @@
-"""Do gradients and updated weights travel while a rank computes?
+"""Does the communication of gradients and updated weights overlap with computation?
 
-Two ranks of one thread each take steps of a small decoder, dense or with experts, over a
-virtual link of this host (it takes root) on which gradients and weights of a step travel for as
-long as the backward pass computes. Our engine at ZeRO 1, 2 and 3 stands beside itself without
-overlap and with nothing sent, and beside torch's DDP and `fully_shard` of the same model and
-optimizer. All take turns in one run; a turn takes as long as its slower rank. What is hidden is
+Two ranks with one thread each run steps of a small decoder, dense or with experts. They use a
+virtual link of this host (needs root), whose rate is set so that sending the gradients and
+weights of a step takes as long as the backward pass. Our engine at ZeRO 1, 2 and 3 is compared
+with itself without overlap and without sending, and with torch's DDP and `fully_shard` for the
+same model and optimizer. All variants alternate; the slower rank counts. The hidden part is
 
-    1 - (with overlap - nothing sent) / (without overlap - nothing sent)
+    1 - (with overlap - without sending) / (without overlap - without sending)
 
-Without overlap all is sent after the passes. ZeRO 2 sends with one microbatch what 1 does, so
-1's time stands for it: alone it waits for each bucket, while the other rank computes.
+Without overlap, everything is sent after the passes. With one microbatch ZeRO 2 sends the same
+as ZeRO 1, so its reference is the time of ZeRO 1 without overlap.
 
-At ZeRO 3, which is torch's `fully_shard`, overlap is the device's, whose streams run side by
-side. A CPU has none, and no other way; there the link's own seconds stand for "without".
+ZeRO 3 is torch's `fully_shard`, which overlaps by streams of the device. A CPU has no streams;
+the reference without overlap is then the computation plus the seconds of the link.
 
     python -m benchmarks.training.overlap
 """
@@ -31,16 +31,22 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.entry import enter
-from benchmarks.kept import ROOT, circumstances
+from benchmarks.entry import run_script
 from benchmarks.planning.measured import dense_layout
-from benchmarks.ratios import Ratio, interval, keep_result, paired_ratio
-from benchmarks.training.exchanges import scatter_once, sending, unsent
-from benchmarks.training.link import LOOPBACK, linked
-from benchmarks.training.two_ranks import RANKS, Seconds, be_rank, measure_ranks, take_turns
+from benchmarks.ratios import Ratio, paired_ratio, save_result, to_interval
+from benchmarks.results_store import ROOT, benchmark_context
+from benchmarks.training.exchanges import run_unsent, run_with, scatter_once
+from benchmarks.training.link import LOOPBACK, create_link
+from benchmarks.training.two_ranks import (
+    RANKS,
+    SecondsByName,
+    measure_ranks,
+    run_rank,
+    time_alternating,
+)
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.build import build
+from components.build import build_node
 from components.distributed import collectives
 from components.distributed.data import DataParallel, shard_weights
 from components.distributed.devices import StateDtypes
@@ -49,65 +55,66 @@ from components.engine.parallelize import draw_weights
 from components.model.decoder import Decoder
 from components.model.moe import expert_layers, take_rows
 
-# The peer's time by ours; the hidden part of what is exposed without overlap.
-LEAST_OVERLAPPED, LEAST_HIDDEN = 0.95, 0.7
+# The peer's time over ours; the hidden part of the exposed communication.
+LEAST_RATIO, LEAST_HIDDEN = 0.95, 0.7
 WARMUP_ROUNDS, ROUNDS = 1, 9
 SEQUENCES, LENGTH, BUCKET_ELEMENTS = 8, 384, 2**17
-# Recipes at full size, and what is smaller of them.
+# Recipes at full size with smaller models.
 MODELS: dict[str, Any] = yaml.safe_load((ROOT / "benchmarks/data/overlap.yaml").read_text())
 VOCAB_SIZE = 1_024
 OURS = {f"zero {zero}": zero for zero in (1, 2, 3)}
-# As many bytes for each stage: DDP's all-reduce is ZeRO 1's scatter and gather.
+# The peers of a ZeRO stage send the same bytes: DDP's all-reduce is a scatter and a gather.
 PEERS = {"zero 1": ("DDP", "fully_shard"), "zero 2": ("DDP", "fully_shard")} | {
     "zero 3": ("fully_shard",)
 }
 LATE, UNSENT = "{}, no overlap", "{}, nothing sent"
-EVEN = StateDtypes(*[torch.float32] * 4)
-Step = Callable[[], object]
+FLOAT32 = StateDtypes(*[torch.float32] * 4)
+StepFunction = Callable[[], object]
 
 
-def decoder_of(model: str) -> Decoder:
-    """Build a decoder of the shapes above, initialized."""
+def build_decoder(model: str) -> Decoder:
+    """Build and initialize one of the models."""
     composed = compose_recipe(read_point(["scale=full", *MODELS[model]]))
-    decoder = build(composed.model, "model")
+    decoder = build_node(composed.model, "model")
     assert isinstance(decoder, Decoder)
     draw_weights(decoder, seed=0)
     return decoder
 
 
-def loss_of(model: nn.Module, decoder: Decoder) -> Tensor:
-    """Return the mean loss of drawn tokens."""
+def compute_loss(model: nn.Module, decoder: Decoder) -> Tensor:
+    """Return the mean loss of random tokens."""
     rows = torch.randint(VOCAB_SIZE, (SEQUENCES, LENGTH + 1))
     loss: Tensor = model(rows[:, :-1], targets=rows[:, 1:])
-    take_rows(expert_layers(decoder))  # balances are not of interest here
+    take_rows(expert_layers(decoder))  # discards the balance statistics
     return loss
 
 
-def our_step(decoder: Decoder, mesh: Mesh, *, zero: int, overlap: bool) -> Step:
+def make_our_step(decoder: Decoder, mesh: Mesh, *, zero: int, overlap: bool) -> StepFunction:
     """Return one step of our engine's data axis."""
     if zero == 3:
-        shard_weights(decoder, mesh, dtypes=EVEN)
+        shard_weights(decoder, mesh, dtypes=FLOAT32)
     parallel = DataParallel(
         [decoder],
         mesh,
         zero=zero,
-        dtypes=EVEN,
+        dtypes=FLOAT32,
         bucket_elements=BUCKET_ELEMENTS,
         overlap=overlap,
     )
-    optimizer = torch.optim.AdamW([one.parameter for one in parallel.shards], fused=True)
+    optimizer = torch.optim.AdamW([shard.parameter for shard in parallel.shards], fused=True)
 
     def step() -> None:
-        parallel.spread()  # what the update before left: a turn has all of its exchange
-        parallel.begin(1)
-        torch.autograd.backward(loss_of(decoder, decoder))
-        parallel.reduce()
+        # The gather of the previous update counts for this step, so each step is complete.
+        parallel.all_gather_updated()
+        parallel.start_step(1)
+        torch.autograd.backward(compute_loss(decoder, decoder))
+        parallel.reduce_gradients()
         optimizer.step()
 
     return step
 
 
-def their_step(decoder: Decoder, mesh: Mesh, *, peer: str) -> Step:
+def make_peer_step(decoder: Decoder, mesh: Mesh, *, peer: str) -> StepFunction:
     """Return one step of torch's DDP or `fully_shard`, layer by layer."""
     model: nn.Module = decoder
     if peer == "DDP":
@@ -123,71 +130,71 @@ def their_step(decoder: Decoder, mesh: Mesh, *, peer: str) -> Step:
 
     def step() -> None:
         optimizer.zero_grad()
-        torch.autograd.backward(loss_of(model, decoder))
+        torch.autograd.backward(compute_loss(model, decoder))
         optimizer.step()
 
     return step
 
 
-def sides_of(model: str, mesh: Mesh) -> dict[str, Step]:
-    """Make every side, each of a copy of the model."""
-    decoder = decoder_of(model)
-    sides: dict[str, Step] = {}
+def make_steps(model: str, mesh: Mesh) -> dict[str, StepFunction]:
+    """Return the steps of all variants, each with a copy of the model."""
+    decoder = build_decoder(model)
+    steps: dict[str, StepFunction] = {}
     for name, zero in OURS.items():
-        make = partial(our_step, mesh=mesh, zero=zero)
-        sides[name] = make(copy.deepcopy(decoder), overlap=True)
+        make = partial(make_our_step, mesh=mesh, zero=zero)
+        steps[name] = make(copy.deepcopy(decoder), overlap=True)
         if zero == 1:
-            sides[LATE.format(name)] = make(copy.deepcopy(decoder), overlap=False)
-        if zero != 2:  # which with one microbatch computes what 1 does
-            sides[UNSENT.format(name)] = make(copy.deepcopy(decoder), overlap=True)
+            steps[LATE.format(name)] = make(copy.deepcopy(decoder), overlap=False)
+        if zero != 2:  # with one microbatch ZeRO 2 computes the same as ZeRO 1
+            steps[UNSENT.format(name)] = make(copy.deepcopy(decoder), overlap=True)
     for peer in ("DDP", "fully_shard"):
-        sides[peer] = their_step(copy.deepcopy(decoder), mesh, peer=peer)
-    sent = partial(sending, gather=collectives.all_gather, scatter=scatter_once)
+        steps[peer] = make_peer_step(copy.deepcopy(decoder), mesh, peer=peer)
+    send = partial(run_with, gather=collectives.all_gather, scatter=scatter_once)
     return {
-        side: partial(unsent if side.endswith(UNSENT.format("")) else sent, step)
-        for side, step in sides.items()
+        name: partial(run_unsent if name.endswith(UNSENT.format("")) else send, step)
+        for name, step in steps.items()
     }
 
 
-def find(models: Sequence[str], *, alone: bool) -> dict[str, Seconds]:
-    """Let all sides of some models take turns, or of each the one that sends nothing."""
+def measure_models(models: Sequence[str], *, alone: bool) -> dict[str, SecondsByName]:
+    """Time all variants of the models; with ``alone`` only the variant without sending."""
     mesh = build_mesh("cpu", dense_layout(data=RANKS, zero=1))
     torch.manual_seed(dist.get_rank())
-    found = {}
+    seconds, rounds = {}, 3 if alone else ROUNDS
     for model in models:
-        sides = sides_of(model, mesh)
-        one = UNSENT.format("zero 1")
-        asked = {one: sides[one]} if alone else sides
-        found[model] = take_turns(asked, warmup=WARMUP_ROUNDS, rounds=3 if alone else ROUNDS)
-    return found
+        steps = make_steps(model, mesh)
+        if alone:
+            steps = {name: steps[name] for name in (UNSENT.format("zero 1"),)}
+        seconds[model] = time_alternating(steps, warmup=WARMUP_ROUNDS, rounds=rounds)
+    return seconds
 
 
-def sent_bytes(model: str) -> int:
-    """Count what a rank sends in a step of ZeRO 1: rows of gradients, and of weights."""
-    numbers = sum(weight.numel() for weight in decoder_of(model).parameters())
+def count_sent_bytes(model: str) -> int:
+    """Return the bytes that a rank sends in a step of ZeRO 1: gradients and weights."""
+    numbers = sum(weight.numel() for weight in build_decoder(model).parameters())
     return 2 * numbers * 4 * (RANKS - 1) // RANKS
 
 
-def gigabits_for(model: str, alone: Seconds) -> float:
-    """Choose the link that takes as long as a backward pass: two thirds of a step alone."""
+def choose_gigabits(model: str, alone: SecondsByName) -> float:
+    """Return the link rate at which sending takes two thirds of a step: the backward pass."""
     (seconds,) = alone.values()
-    return round(8 * sent_bytes(model) / (statistics.median(seconds) * 2 / 3) / 1e9, 3)
+    return round(8 * count_sent_bytes(model) / (statistics.median(seconds) * 2 / 3) / 1e9, 3)
 
 
-def row_of(model: str, gigabits: float, seconds: Seconds) -> dict[str, Any]:
-    """Describe what each stage hides, and how it stands beside its quicker peer."""
-    medians = {side: statistics.median(sofar) for side, sofar in seconds.items()}
-    exchange = 8 * sent_bytes(model) / gigabits / 1e9
+def row_of(model: str, gigabits: float, seconds: SecondsByName) -> dict[str, Any]:
+    """Return the hidden part of each ZeRO stage, and its ratio to the faster peer."""
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    exchange = 8 * count_sent_bytes(model) / gigabits / 1e9
     sides = {}
     for name, zero in OURS.items():
-        none = medians[UNSENT.format("zero 3" if zero == 3 else "zero 1")]
-        late = none + exchange * 3 / 2 if zero == 3 else medians[LATE.format("zero 1")]
+        unsent = medians[UNSENT.format("zero 3" if zero == 3 else "zero 1")]
+        late = unsent + exchange * 3 / 2 if zero == 3 else medians[LATE.format("zero 1")]
         best = min(PEERS[name], key=medians.__getitem__)
         sides[name] = {
             "seconds": medians[name],
             "seconds_without_overlap": late,
-            "seconds_unsent": none,
-            "hidden": 1 - (medians[name] - none) / (late - none),
+            "seconds_unsent": unsent,
+            "hidden": 1 - (medians[name] - unsent) / (late - unsent),
             "peer": best,
             "peer_seconds": medians[best],
             "ratio": paired_ratio(seconds[best], seconds[name]),
@@ -196,42 +203,38 @@ def row_of(model: str, gigabits: float, seconds: Seconds) -> dict[str, Any]:
 
 
 def ratios_of(rows: Sequence[dict[str, Any]]) -> list[Ratio]:
-    """Take each stage's ratio to its quicker peer, and the part of the exchange it hides."""
+    """Return each stage's ratio to its faster peer, and its hidden part."""
     ratios = []
     for row in rows:
         for name, side in row["sides"].items():
             case = f"{row['model']}, {name.replace('zero', 'ZeRO')}"
             ratios += [
-                Ratio(case, side["peer"], at_least=LEAST_OVERLAPPED, **interval(side["ratio"])),
+                Ratio(case, side["peer"], at_least=LEAST_RATIO, **to_interval(side["ratio"])),
                 Ratio(f"{case}, hidden", "no overlap", side["hidden"], at_least=LEAST_HIDDEN),
             ]
     return ratios
 
 
 def main(words: Sequence[str]) -> int:
-    """Find each model's link, measure over it, and keep the result."""
+    """Choose each model's link, measure over it, and save the result."""
     script = "benchmarks.training.overlap"
     if words:
         rank, folder, *models = words
-        task = partial(find, models or [*MODELS], alone=not models)
-        be_rank(int(rank), Path(folder), task)
+        task = partial(measure_models, models or [*MODELS], alone=not models)
+        run_rank(int(rank), Path(folder), task)
         return 0
     rows = []
     for model, alone in measure_ranks(script, LOOPBACK).items():
-        gigabits = gigabits_for(model, alone)
-        with linked(gigabits) as places:
-            rows.append(row_of(model, gigabits, measure_ranks(script, places, model)[model]))
-    context = circumstances(
-        peer="torch's DistributedDataParallel and fully_shard",
-        convention="seconds of a step of the slower of two ranks of one thread each, float32, "
-        "gloo, AdamW; medians, and of the better peer's by ours the median of paired ratios; "
-        "hidden: of what is exposed without overlap",
-        shape={"models": MODELS}
+        gigabits = choose_gigabits(model, alone)
+        with create_link(gigabits) as hosts:
+            rows.append(row_of(model, gigabits, measure_ranks(script, hosts, model)[model]))
+    context = benchmark_context(
+        "overlap",
+        {"models": MODELS}
         | {"sequences": SEQUENCES, "length": LENGTH, "ranks": RANKS, "rounds": ROUNDS},
-        packages=("torch",),
     )
-    return keep_result("overlap", context | {"rows": rows}, ratios_of(rows))
+    return save_result("overlap", context | {"rows": rows}, ratios_of(rows))
 
 
 if __name__ == "__main__":
-    enter(main)
+    run_script(main)

@@ -1,11 +1,11 @@
-"""What does a profile cost? Steps without, beside an idle one, and profiled take turns.
+"""How much time does the profiler cost, idle and active?
 
-The recipe's miniature trains on drawn tokens by the real path, in one process. In each round
-one step is as in a run that asks for no profile, one has the callback of a profile that is not
-due, and one is profiled; their order rotates. A step is timed from its batch until its record
-is kept; starting the profiler and writing what it saw lie outside. What an idle callback does
-in a step is timed alone, too: on a busy host the intervals of the ratios are wide. Exit status
-1 unless that is below 1 % of a step and the idle ratio's interval has 1 in it, or less.
+The recipe's miniature trains on random tokens in one process. Each round has a step without a
+profiler callback, a step with an idle callback and a profiled step, in rotating order. A step
+is timed from its batch until its record is saved; starting the profiler and writing the profile
+are not included. The idle callback is also timed alone, because the intervals of the ratios are
+wide on a busy host. Exit status 1 unless the idle callback alone takes less than 1 % of a step
+and the interval of the idle ratio starts at 1 or below.
 
     python -m benchmarks.training.profiler recipe=NAME [key=value ...]
 """
@@ -16,9 +16,9 @@ from typing import Any, cast
 
 from lightning.pytorch import Callback, Trainer
 
-from benchmarks.entry import enter
-from benchmarks.ratios import Ratio, interval, paired_ratio
-from benchmarks.training.drawn_run import compare_steps, compose, train_drawn
+from benchmarks.entry import run_script
+from benchmarks.ratios import Ratio, paired_ratio, to_interval
+from benchmarks.training.drawn_run import compose_with_defaults, measure_and_save, train_drawn
 from components.run.folder import RunFolder
 from components.train.callbacks.profiler import GraphCounter, ProfilerCallback
 from components.train.module import Pretraining
@@ -32,39 +32,39 @@ WORDS = (
 )
 
 
-class ProfilerTurns(Callback):
-    """Give each step its kind, and keep what the steps took."""
+class ProfilerAlternation(Callback):
+    """Switch between the kinds of steps, and record their seconds."""
 
     def __init__(self, *, folder: RunFolder) -> None:
         self.seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
         self._folder = folder
         self._kind = KINDS[0]
-        self._profiling: ProfilerCallback | None = None
+        self._profiler: ProfilerCallback | None = None
         self.last: ProfilerCallback | None = None
-        self._began = 0.0
+        self._start = 0.0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
-        turn, place = divmod(pl_module.progress.step, len(KINDS))
-        self._kind = KINDS[(turn + place) % len(KINDS)]
-        self._profiling = None if self._kind == "off" else self._make(pl_module)
-        if self._profiling is not None:
-            self._profiling.on_train_start(trainer, pl_module)
-            self.last = self._profiling
-        self._began = time.perf_counter()
-        if self._profiling is not None:
-            self._profiling.on_train_batch_start(trainer, pl_module)
+        round_number, index = divmod(pl_module.progress.step, len(KINDS))
+        self._kind = KINDS[(round_number + index) % len(KINDS)]
+        self._profiler = None if self._kind == "off" else self._make_callback(pl_module)
+        if self._profiler is not None:
+            self._profiler.on_train_start(trainer, pl_module)
+            self.last = self._profiler
+        self._start = time.perf_counter()
+        if self._profiler is not None:
+            self._profiler.on_train_batch_start(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
-        if self._profiling is not None and self._kind == "idle":
-            self._profiling.on_train_batch_end(trainer, pl_module)
-        seconds = time.perf_counter() - self._began
-        if self._profiling is not None and self._kind == "profiled":
-            self._profiling.on_train_batch_end(trainer, pl_module)
+        if self._profiler is not None and self._kind == "idle":
+            self._profiler.on_train_batch_end(trainer, pl_module)
+        seconds = time.perf_counter() - self._start
+        if self._profiler is not None and self._kind == "profiled":
+            self._profiler.on_train_batch_end(trainer, pl_module)
         if pl_module.progress.step > WARMUP_STEPS:
             self.seconds[self._kind].append(seconds)
 
-    def _make(self, module: Pretraining) -> ProfilerCallback:
-        """Profile the next step, or one that is a long way off."""
+    def _make_callback(self, module: Pretraining) -> ProfilerCallback:
+        """Return a callback that profiles the next step, or a step that is never reached."""
         distance = 1 if self._kind == "profiled" else 1_000_000
         first = module.progress.step + distance
         settings = module.recipe.profiler.model_copy(update={"first_step": first})
@@ -77,32 +77,32 @@ class ProfilerTurns(Callback):
         )
 
 
-def alone_seconds(profiling: ProfilerCallback, module: Pretraining) -> float:
-    """Time what a callback that is not due does in a step, without any step around it."""
-    trainer, began = cast("Trainer", None), time.perf_counter()
+def time_callback(profiler: ProfilerCallback, module: Pretraining) -> float:
+    """Return the seconds per step of an idle callback alone."""
+    trainer, start = cast("Trainer", None), time.perf_counter()
     for _ in range(ALONE):
-        profiling.on_train_batch_start(trainer, module)
-        profiling.on_train_batch_end(trainer, module)
-    return (time.perf_counter() - began) / ALONE
+        profiler.on_train_batch_start(trainer, module)
+        profiler.on_train_batch_end(trainer, module)
+    return (time.perf_counter() - start) / ALONE
 
 
-def measure(words: list[str]) -> dict[str, Any]:
-    """Train, and put the times of the three kinds of steps side by side."""
-    turns, module = train_drawn(
-        compose(words, WORDS),
-        lambda folder: ProfilerTurns(folder=folder),
+def measure_steps(words: list[str]) -> dict[str, Any]:
+    """Train, and compare the times of the three kinds of steps."""
+    steps, module = train_drawn(
+        compose_with_defaults(words, WORDS),
+        lambda folder: ProfilerAlternation(folder=folder),
         most_steps=WARMUP_STEPS + len(KINDS) * ROUNDS,
     )
     idle, profiled = (
-        paired_ratio(turns.seconds[kind], turns.seconds["off"]) for kind in KINDS[1:]
+        paired_ratio(steps.seconds[kind], steps.seconds["off"]) for kind in KINDS[1:]
     )
-    off = statistics.median(turns.seconds["off"])
-    assert turns.last is not None
-    alone = alone_seconds(turns.last, module)
+    off = statistics.median(steps.seconds["off"])
+    assert steps.last is not None
+    alone = time_callback(steps.last, module)
     return {
         "device": str(module.device),
         "rounds": ROUNDS,
-        "step_seconds": {kind: statistics.median(turns.seconds[kind]) for kind in KINDS},
+        "step_seconds": {kind: statistics.median(steps.seconds[kind]) for kind in KINDS},
         "idle_seconds_alone": alone,
         "idle_fraction_alone": alone / off,
         "idle_ratio": idle,
@@ -111,14 +111,14 @@ def measure(words: list[str]) -> dict[str, Any]:
 
 
 def ratios_of(figures: dict[str, Any]) -> list[Ratio]:
-    """Take the ratios of the steps, and what a profile that is not due computes alone."""
+    """Return the ratios of the steps, and the cost of an idle callback alone."""
     return [
         Ratio(
             "a step next to a profile that is not due",
             "no profile",
             at_most=1.0,
             judged="low",
-            **interval(figures["idle_ratio"]),
+            **to_interval(figures["idle_ratio"]),
         ),
         Ratio(
             "a step and what such a profile computes alone",
@@ -126,22 +126,15 @@ def ratios_of(figures: dict[str, Any]) -> list[Ratio]:
             1 + figures["idle_fraction_alone"],
             at_most=MOST_IDLE,
         ),
-        Ratio("a profiled step", "no profile", **interval(figures["profiled_ratio"])),
+        Ratio("a profiled step", "no profile", **to_interval(figures["profiled_ratio"])),
     ]
 
 
 def main(words: list[str]) -> int:
-    """Measure, and keep the result."""
-    return compare_steps(
-        "profiler",
-        measure,
-        ratios_of,
-        words,
-        peer="the same steps of a run that asks for no profile",
-        alone="a profile that is not due does",
-        shape={"recipe": [*WORDS, *words], "rounds": ROUNDS},
-    )
+    """Measure and save the result."""
+    shape = {"recipe": [*WORDS, *words], "rounds": ROUNDS}
+    return measure_and_save("profiler", measure_steps, ratios_of, words, shape)
 
 
 if __name__ == "__main__":
-    enter(main)
+    run_script(main)

@@ -1,7 +1,7 @@
-"""Two ranks of one thread each that a benchmark starts, on one host or over a link of it.
+"""Two ranks with one thread each for a benchmark, over the loopback or a virtual link.
 
-The benchmark's script starts itself once a rank; sides take turns, and a turn takes as long as
-its slower rank.
+The script of the benchmark starts itself once per rank. Variants alternate; the time of a call
+is that of the slower rank.
 """
 
 import json
@@ -17,52 +17,55 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
 
-from benchmarks.training.link import ProcessPlace
+from benchmarks.training.link import RankHost
 from components.child_process import python_environment
 
 RANKS = 2
-Seconds = dict[str, list[float]]
+SecondsByName = dict[str, list[float]]
+SecondsBySubject = Mapping[str, SecondsByName]
 
 
 def measure_ranks(
-    script: str, places: Sequence[ProcessPlace], *asked: str
-) -> dict[str, Seconds]:
-    """Run ``python -m script rank folder *asked`` in each place; return what ranks found."""
+    script: str, hosts: Sequence[RankHost], *words: str
+) -> dict[str, SecondsByName]:
+    """Run ``python -m script rank folder *words`` for both ranks; return their seconds."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             subprocess.Popen(
-                [*place.words, sys.executable, "-m", script, str(rank), folder, *asked],
-                env=python_environment(os.environ | dict(place.environment)),
+                [*host.words, sys.executable, "-m", script, str(rank), folder, *words],
+                env=python_environment(os.environ | dict(host.environment)),
             )
-            for rank, place in enumerate(places)
+            for rank, host in enumerate(hosts)
         ]
         assert [rank.wait() for rank in ranks] == [0] * RANKS
-        found: dict[str, Seconds] = json.loads(Path(folder, "found.json").read_text("utf-8"))
-        return found
+        seconds: dict[str, SecondsByName] = json.loads(
+            Path(folder, "seconds.json").read_text("utf-8")
+        )
+        return seconds
 
 
-def be_rank(rank: int, folder: Path, find: Callable[[], Mapping[str, Seconds]]) -> None:
-    """Join the other rank, and leave what both ``find``."""
+def run_rank(rank: int, folder: Path, measure: Callable[[], SecondsBySubject]) -> None:
+    """Join the other rank, measure, and write the seconds on rank 0."""
     torch.set_num_threads(1)
     store = FileStore(str(folder / "store"), RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    found = find()
+    seconds = measure()
     if rank == 0:
-        (folder / "found.json").write_text(json.dumps(found), "utf-8")
+        (folder / "seconds.json").write_text(json.dumps(seconds), "utf-8")
     dist.destroy_process_group()
 
 
-def take_turns(
-    sides: Mapping[str, Callable[[], object]], *, warmup: int, rounds: int
-) -> Seconds:
-    """Time each side once a round, after some rounds that do not count."""
-    seconds: Seconds = {side: [] for side in sides}
+def time_alternating(
+    calls: Mapping[str, Callable[[], object]], *, warmup: int, rounds: int
+) -> SecondsByName:
+    """Time each call once per round, after warm-up rounds."""
+    seconds: SecondsByName = {name: [] for name in calls}
     for _ in range(warmup + rounds):
-        for side, take in sides.items():
+        for name, call in calls.items():
             dist.barrier()
-            began = time.perf_counter()
-            take()
-            slower = torch.tensor(time.perf_counter() - began)
+            start = time.perf_counter()
+            call()
+            slower = torch.tensor(time.perf_counter() - start)
             dist.all_reduce(slower, dist.ReduceOp.MAX)
-            seconds[side].append(slower.item())
-    return {side: sofar[warmup:] for side, sofar in seconds.items()}
+            seconds[name].append(slower.item())
+    return {name: values[warmup:] for name, values in seconds.items()}

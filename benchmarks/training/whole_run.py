@@ -1,13 +1,13 @@
-"""What does a run take beside its bare steps, and how long until the first one?
+"""How much time does a run spend outside its steps, and until its first step?
 
-The recipe's miniature trains on its own prepared data by the real path, with all that a run has
-(guards, watchdog, metrics, display), in this process. From the first step on, the time within
-the engine's steps (forward, backward, averaging, judging, update) is set against the whole, and
-so is the time of reading batches. Evaluations and checkpoints are put at the end and do not
-count: their cadence is the recipe's choice. The time to the first step is that of the command
-itself, in a process of its own, from its start until its first step is noted; imports are timed
-apart. The first start reads programs that may not be in memory yet: all are kept, the median is
-judged. Compiled runs of the command are set beside eager ones, in turns.
+The recipe's miniature trains on its prepared data in this process, with guards, watchdog,
+metrics and display. After the first step, the time of the engine's steps (forward, backward,
+averaging, checks, update) and of reading batches is compared with the whole time. Evaluations
+and checkpoints are at the end and are not included, because recipes set their intervals. The
+time to the first step is measured for the command, from its start until the record of the first
+step; imports are also timed alone. The first start may read programs from the disk; all starts
+are saved, and the target applies to their median. Compiled and eager runs of the command
+alternate.
 
     python -m benchmarks.training.whole_run recipe=NAME [key=value ...]
 """
@@ -19,15 +19,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.entry import enter
-from benchmarks.kept import circumstances
-from benchmarks.ratios import Ratio, interval, keep_result, paired_ratio
+from benchmarks.entry import run_script
+from benchmarks.ratios import Ratio, paired_ratio, save_result, to_interval
+from benchmarks.results_store import benchmark_context
 from command.arguments import ROOT, read_point
 from command.composition.compose import compose_recipe
 from command.prepared_data import prepare_data
@@ -35,7 +35,7 @@ from components.child_process import python_environment
 from components.engine.mesh_engine import MeshEngine
 from components.run.folder import create_run_folder
 from components.run.history import read_lines
-from components.train.fit import fit
+from components.train.fit import fit_phase
 from components.train.prefetch import BatchThread
 
 MOST_OUTSIDE, MOST_LOADING, MOST_FIRST_SECONDS = 0.03, 0.02, 12.0
@@ -45,60 +45,60 @@ IMPORTS = "import components.train.fit"
 
 
 class CallTimer:
-    """Time the calls of some functions, and note when the engine's steps ended."""
+    """Record the seconds of calls, and the end times of the engine's steps."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {}
         self.ends: list[float] = []
 
-    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``function`` so that its calls are timed under ``name``."""
-        kept = self.seconds.setdefault(name, [])
+    def wrap_function(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function whose calls are timed under ``name``."""
+        seconds = self.seconds.setdefault(name, [])
 
-        def call(*arguments: Any, **named: Any) -> Any:
-            began = time.perf_counter()
+        def timed_call(*arguments: Any, **keywords: Any) -> Any:
+            start = time.perf_counter()
             try:
-                return function(*arguments, **named)
+                return function(*arguments, **keywords)
             finally:
                 end = time.perf_counter()
-                kept.append(end - began)
+                seconds.append(end - start)
                 if name == "step":
                     self.ends.append(end)
 
-        return call
+        return timed_call
 
 
-def own_words(words: list[str], steps: int, home: Path) -> list[str]:
-    """Let the recipe take ``steps`` steps, look at held-out text and save at the end alone."""
+def run_words(words: list[str], steps: int, home: Path) -> list[str]:
+    """Return arguments of a run of ``steps`` that evaluates and saves only at its end."""
     tokens = compose_recipe(read_point(words)).budget.global_batch_tokens * steps
-    cadences = ("evaluation.every_tokens", "checkpoint.every_tokens")
+    intervals = ("evaluation.every_tokens", "checkpoint.every_tokens")
     return [
         *words,
         f"budget.total_tokens={tokens}",
-        *(f"{key}={tokens}" for key in cadences),
+        *(f"{key}={tokens}" for key in intervals),
         "evaluation.max_windows_per_source=1",
         f"data.folder={home}/prepared",
     ]
 
 
-def steady(words: list[str], home: Path) -> dict[str, Any]:
-    """Train in this process and say where its time went, from the second step on."""
-    arguments = read_point(own_words(words, STEPS, home))
+def measure_overhead(words: list[str], home: Path) -> dict[str, Any]:
+    """Train in this process; return the shares of its time, from the second step on."""
+    arguments = read_point(run_words(words, STEPS, home))
     recipe = compose_recipe(arguments)
     folder = create_run_folder(recipe, home / "run")
     folder.write_json("data.json", prepare_data(recipe, arguments.site))
-    clock = CallTimer()
-    plain = MeshEngine.step, BatchThread.result
-    MeshEngine.step = clock.timed("step", plain[0])  # type: ignore[method-assign]  # a stopwatch
-    BatchThread.result = clock.timed("batch", plain[1])  # type: ignore[method-assign]  # a stopwatch
+    timer = CallTimer()
+    originals = MeshEngine.step, BatchThread.step_batch
+    MeshEngine.step = timer.wrap_function("step", originals[0])  # type: ignore[method-assign]  # for timing
+    BatchThread.step_batch = timer.wrap_function("batch", originals[1])  # type: ignore[method-assign]  # for timing
     try:
-        fit(folder, recipe)
+        fit_phase(folder, recipe)
     finally:
-        MeshEngine.step, BatchThread.result = plain  # type: ignore[method-assign]  # as before
-    whole = clock.ends[-1] - clock.ends[0]
-    inside, loading = (sum(clock.seconds[name][1:]) for name in ("step", "batch"))
+        MeshEngine.step, BatchThread.step_batch = originals  # type: ignore[method-assign]  # restores the methods
+    whole = timer.ends[-1] - timer.ends[0]
+    inside, loading = (sum(timer.seconds[name][1:]) for name in ("step", "batch"))
     return {
-        "steps": len(clock.ends) - 1,
+        "steps": len(timer.ends) - 1,
         "whole_seconds": whole,
         "step_seconds": inside,
         "outside_fraction": 1 - inside / whole,
@@ -108,56 +108,78 @@ def steady(words: list[str], home: Path) -> dict[str, Any]:
     }
 
 
-def train_by_command(words: Sequence[str], run: Path) -> tuple[float, list[dict[str, Any]]]:
-    """Train by the command; return the moment of its start, and what its steps noted."""
-    began = time.time()
+def train_by_command(
+    words: Sequence[str], run: Path, **environment: str
+) -> tuple[float, list[dict[str, Any]]]:
+    """Train by the command; return its start time and the records of its steps."""
+    start = time.time()
     command = [sys.executable, "run.py", *words, f"run={run}"]
-    subprocess.run(command, check=True, cwd=ROOT, env=python_environment(), capture_output=True)
-    return began, [one for one in read_lines(run / "metrics.jsonl") if one["kind"] == "step"]
+    subprocess.run(
+        command,
+        check=True,
+        cwd=ROOT,
+        env=python_environment(os.environ | environment),
+        capture_output=True,
+    )
+    return start, [row for row in read_lines(run / "metrics.jsonl") if row["kind"] == "step"]
 
 
-def to_the_first_step(words: list[str], home: Path) -> dict[str, Any]:
-    """Start the command some times, on data that are prepared already."""
-    firsts, imports = [], []
+def measure_starts(words: list[str], home: Path) -> dict[str, Any]:
+    """Measure starts of the command on prepared data, and imports alone."""
+    first_steps, imports = [], []
     for number in range(STARTS):
-        began, steps = train_by_command(own_words(words, 2, home), home / f"start-{number}")
-        firsts.append(steps[0]["time"] - began)
-        began = time.time()
+        start, steps = train_by_command(run_words(words, 2, home), home / f"start-{number}")
+        first_steps.append(steps[0]["time"] - start)
+        start = time.time()
         program = [sys.executable, "-c", IMPORTS]
         subprocess.run(program, check=True, cwd=ROOT, env=python_environment())
-        imports.append(time.time() - began)
-    return {"first_step_seconds": firsts, "imports_seconds": imports}
+        imports.append(time.time() - start)
+    return {"first_step_seconds": first_steps, "imports_seconds": imports}
 
 
-def compiled_beside_eager(words: list[str], home: Path) -> dict[str, Any]:
-    """Train by the command in turns, with layers compiled and without, evaluation and all.
+def train_alternating(
+    kinds: Mapping[str, Sequence[str]], words: Sequence[str], home: Path, *, warm_steps: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Train runs of several kinds by the command, in rotating order.
 
-    A run's rate is its median step's, after the first ones; those have the compiler's time.
+    Return the rate of the median step, the seconds to the first step and the results of each
+    run. The rate excludes the first steps, which include compilation.
     """
-    rates: dict[str, list[float]] = {"layers": [], "none": []}
-    firsts: dict[str, list[float]] = {"layers": [], "none": []}
-    counted: dict[str, Any] = {}
+    runs: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    names = list(kinds)
     for number in range(ROUNDS):
-        for kind, kept in rates.items():
-            run = home / f"{kind}-{number}"
-            own = (*own_words(words, ROUND_STEPS, home), f"parallelism.compile={kind}")
-            began, steps = train_by_command(own, run)
-            kept.append(
-                statistics.median(one["tokens_per_second"] for one in steps[WARM_STEPS:])
-            )
-            firsts[kind].append(steps[0]["time"] - began)
-            counted[kind] = json.loads((run / "results.json").read_text("utf-8"))["compiler"]
+        first = number % len(names)
+        for kind in (*names[first:], *names[:first]):
+            run = home / f"{kind}-{number}".replace(", ", "-")
+            start, steps = train_by_command([*words, *kinds[kind]], run)
+            runs[kind].append({
+                "rate": statistics.median(s["tokens_per_second"] for s in steps[warm_steps:]),
+                "first_seconds": steps[0]["time"] - start,
+                "results": json.loads((run / "results.json").read_text("utf-8")),
+            })
+    return runs
+
+
+def compare_compiled(words: list[str], home: Path) -> dict[str, Any]:
+    """Train by the command with compiled and with eager layers."""
+    kinds = {kind: (f"parallelism.compile={kind}",) for kind in ("layers", "none")}
+    arguments = run_words(words, ROUND_STEPS, home)
+    by_kind = train_alternating(kinds, arguments, home, warm_steps=WARM_STEPS)
+    rates = {kind: [run["rate"] for run in runs] for kind, runs in by_kind.items()}
     return {
         "compiled_by_eager": paired_ratio(rates["layers"], rates["none"]),
         "tokens_per_second": rates,
-        "compiled_first_step_seconds": firsts,
-        "compiler": counted,
+        "compiled_first_step_seconds": {
+            kind: [run["first_seconds"] for run in runs] for kind, runs in by_kind.items()
+        },
+        "compiler": {kind: runs[-1]["results"]["compiler"] for kind, runs in by_kind.items()},
     }
 
 
 def ratios_of(result: dict[str, Any]) -> list[Ratio]:
-    """Set the start and the parts of the run's time against limits, compiled against eager."""
+    """Compare start and shares of the run's time with limits, and compiled with eager."""
     first = statistics.median(result["first_step_seconds"])
+    compiled = to_interval(result["compiled_by_eager"])
     parts = {
         "time outside steps": (result["outside_fraction"], MOST_OUTSIDE),
         "time of reading batches": (result["loading_fraction"], MOST_LOADING),
@@ -171,39 +193,34 @@ def ratios_of(result: dict[str, Any]) -> list[Ratio]:
             unit="s",
         ),
         *(
-            Ratio(case, "the run's time", 100 * x, at_most=100 * most, unit="%")
-            for case, (x, most) in parts.items()
+            Ratio(case, "the run's time", 100 * share, at_most=100 * most, unit="%")
+            for case, (share, most) in parts.items()
         ),
-        Ratio(
-            "compiled layers, tokens/s", "eager layers", **interval(result["compiled_by_eager"])
-        ),
+        Ratio("compiled layers, tokens/s", "eager layers", **compiled),
     ]
 
 
 def main(words: list[str]) -> int:
-    """Measure, and keep the result."""
+    """Measure and save the result."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
-    with tempfile.TemporaryDirectory() as place:
-        home = Path(place)
-        found = {**steady(words, home), **to_the_first_step(words, home)}
-        found |= compiled_beside_eager(words, home)
-    found |= circumstances(
-        peer="our limits; of compiled layers, the same run without the compiler",
-        convention="wall clock; outside is the time between the engine's steps; starts one "
-        "after another, on prepared data, until the first step is noted; compiled and eager "
-        "runs of the command in turns, a run's rate that of its median step",
-        shape={
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        result = {**measure_overhead(words, home), **measure_starts(words, home)}
+        result |= compare_compiled(words, home)
+    result |= benchmark_context(
+        "whole_run",
+        {
             "recipe": words,
-            "steps": found["steps"],
-            "tokens_per_step": found["tokens_per_step"],
+            "steps": result["steps"],
+            "tokens_per_step": result["tokens_per_step"],
             "starts": STARTS,
             "compiled_rounds": ROUNDS,
             "compiled_steps": ROUND_STEPS,
             "threads": torch.get_num_threads(),
         },
     )
-    return keep_result("whole_run", found, ratios_of(found))
+    return save_result("whole_run", result, ratios_of(result))
 
 
 if __name__ == "__main__":
-    enter(main)
+    run_script(main)

@@ -1,1 +1,1 @@
-"""The program under every torch and Python of its range."""
+"""Checks of every supported version of torch and Python."""

@@ -1,4 +1,4 @@
-"""Virtual environments with one release of torch each, outside of the tree, and kept."""
+"""Virtual environments with one release of torch each, in the user's cache folder."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from benchmarks.kept import ROOT
+from benchmarks.results_store import ROOT
 from components.child_process import python_environment
 from components.errors import RecipeError
 from components.versions import LOCKED, TORCH_RELEASES
@@ -21,7 +21,7 @@ OWN_PYTHON, OTHER_PYTHONS = "3.11", ("3.12", "3.13")
 
 @dataclass(frozen=True)
 class TorchEnvironment:
-    """One torch under one Python; ``whole`` has its tests run and runs going on there."""
+    """One torch with one Python; ``whole`` adds the tests and the resumption of runs."""
 
     torch: str
     python: str
@@ -41,7 +41,7 @@ class TorchEnvironment:
         return str(self.folder / "bin" / "python")
 
 
-# Where the others' losses come from; the newest is also tried under the newer Pythons.
+# The losses of REFERENCE are the expected ones. Newer Pythons are tested with the newest torch.
 REFERENCE = TorchEnvironment(LOCKED, OWN_PYTHON, whole=True)
 ENVIRONMENTS = (
     *(TorchEnvironment(torch, OWN_PYTHON, whole=True) for torch in TORCH_RELEASES),
@@ -49,45 +49,45 @@ ENVIRONMENTS = (
 )
 
 
-def chosen(words: list[str]) -> Iterator[TorchEnvironment]:
-    """Choose environments by torch, or by torch and Python: ``2.15.0``, ``2.15.0-py3.12``.
+def select_environments(words: list[str]) -> Iterator[TorchEnvironment]:
+    """Select environments by torch, or by torch and Python: ``2.15.0``, ``2.15.0-py3.12``.
 
     Raises:
-        RecipeError: a word names none.
+        RecipeError: an argument is not an environment.
     """
     for word in words:
-        if not any(word in {one.torch, one.name} for one in ENVIRONMENTS):
-            names = ", ".join(one.name for one in ENVIRONMENTS)
-            raise RecipeError("versions", f"{word!r} is not tried", f"choose of {names}")
-    for one in ENVIRONMENTS:
-        if not words or {one.torch, one.name} & {*words}:
-            yield one
+        if not any(word in {tried.torch, tried.name} for tried in ENVIRONMENTS):
+            names = ", ".join(tried.name for tried in ENVIRONMENTS)
+            raise RecipeError("versions", f"{word!r} is not tested", f"choose from {names}")
+    for environment in ENVIRONMENTS:
+        if not words or {environment.torch, environment.name} & {*words}:
+            yield environment
 
 
-def build(environment: TorchEnvironment) -> None:
-    """Install torch and the locks, unless they were, by the same locks.
+def build_environment(environment: TorchEnvironment) -> None:
+    """Install torch and the locks, unless the same locks are already installed.
 
     Raises:
-        RecipeError: there is no such Python here.
-        CalledProcessError: an installation fails; it said why.
+        RecipeError: this machine does not have the Python version.
+        CalledProcessError: pip fails; its output contains the reason.
     """
     marker = environment.folder / "ready"
-    if marker.exists() and marker.read_text("utf-8") == digest():
+    if marker.exists() and marker.read_text("utf-8") == hash_locks():
         return
     sys.stderr.write(f"building {environment.folder}\n")
     python = shutil.which(f"python{environment.python}")
     if python is None:
-        problem = f"there is no python{environment.python} here"
-        raise RecipeError("versions", problem, "install it, or put its folder on PATH")
+        problem = f"this machine has no python{environment.python}"
+        raise RecipeError("versions", problem, "install it, or add its folder to PATH")
     shutil.rmtree(environment.folder, ignore_errors=True)
     subprocess.run(
         [python, "-m", "venv", str(environment.folder)], env=python_environment(), check=True
     )
     locked = ("--require-hashes", "--no-deps")
-    _install(environment, *locked, *_files(*LOCKS))
+    _install(environment, *locked, *_requirements(*LOCKS))
     _install(environment, f"torch=={environment.torch}")
-    _install(environment, *locked, "--no-build-isolation", *_files("deepspeed.lock"))
-    marker.write_text(digest(), "utf-8")
+    _install(environment, *locked, "--no-build-isolation", *_requirements("deepspeed.lock"))
+    marker.write_text(hash_locks(), "utf-8")
 
 
 def _install(environment: TorchEnvironment, *words: str) -> None:
@@ -98,12 +98,12 @@ def _install(environment: TorchEnvironment, *words: str) -> None:
     )
 
 
-def _files(*names: str) -> Iterator[str]:
+def _requirements(*names: str) -> Iterator[str]:
     for name in names:
         yield from ("-r", str(REQUIREMENTS / name))
 
 
-def digest() -> str:
-    """Hash what is installed beside torch."""
+def hash_locks() -> str:
+    """Hash the locks that are installed with torch."""
     files = [(REQUIREMENTS / name).read_bytes() for name in (*LOCKS, "deepspeed.lock")]
     return sha256(b"".join(files)).hexdigest()

@@ -1,90 +1,89 @@
-"""The page of what was tried under which torch, from the rows of `versions`."""
+"""Page of the tested versions of torch, from the rows of `versions`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.kept import ROOT
+from benchmarks.generated_section import replace_section, table_line
+from benchmarks.results_store import ROOT
 from components.versions import LOCKED, PYTHON, TORCH
 
 PAGE = ROOT / "docs" / "versions.md"
-# Relative, in float32: releases add the same numbers up in another order.
-MOST_APART = 1e-5
-BEGIN, END = "<!-- versions: written by `make versions` -->\n", "<!-- end of versions -->\n"
+# Relative, in float32: releases sum the same numbers in different orders.
+MOST_DIFFERENCE = 1e-5
 
-Row = Mapping[str, Any]
+VersionRow = Mapping[str, Any]
 
 
-def write_page(rows: Sequence[Row]) -> None:
-    """Put the table of all rows into the page, between its marks."""
+def write_page(rows: Sequence[VersionRow]) -> None:
+    """Replace the table of the page by the table of all rows."""
     text = PAGE.read_text("utf-8")
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    PAGE.write_text(f"{head}{BEGIN}{table(rows)}{END}{tail}", "utf-8")
+    page = replace_section(text, "versions", "make versions", render_table(rows))
+    PAGE.write_text(page, "utf-8")
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Lay out the rows by version, the range above them."""
+def render_table(rows: Sequence[VersionRow]) -> str:
+    """Return the supported range and a table of the rows, sorted by version."""
     heads = "Torch", "Python", "Trains", "Resumes", f"Resumes from {LOCKED}", "Parity", "Tests"
-    lines = [heads, ("---",) * 2 + ("---:",) * 5, *map(cells, sorted(rows, key=release))]
-    said = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return f"\n**{TORCH}, {PYTHON}**\n\n{said}\n{''.join(failures(rows))}"
+    lines = [heads, ("---",) * 2 + ("---:",) * 5, *map(row_cells, sorted(rows, key=sort_key))]
+    body = "".join(map(table_line, lines))
+    return f"\n**{TORCH}, {PYTHON}**\n\n{body}\n{''.join(failure_lines(rows))}"
 
 
-def release(row: Row) -> tuple[int, ...]:
-    """Order rows by torch, then by Python."""
+def sort_key(row: VersionRow) -> tuple[int, ...]:
+    """Return the sort key of a row: torch, then Python."""
     torch, _, python = row["name"].partition("-py")
     return tuple(int(part) for part in (*torch.split("."), *python.split(".")))
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    """Write a line of the table."""
+def row_cells(row: VersionRow) -> tuple[str, ...]:
+    """Return the cells of a row."""
     return (
         *(row["versions"][name] for name in ("torch", "python")),
-        *(_cell(row, name, _difference) for name in ("train", "resume", "moved")),
-        _cell(row, "parity", _parity),
-        _cell(row, "tests", _tests),
+        *(_cell(row, name, _describe_difference) for name in ("train", "resume", "moved")),
+        _cell(row, "parity", _describe_parity),
+        _cell(row, "tests", _describe_tests),
     )
 
 
-def _cell(row: Row, name: str, say: Callable[[Any], str]) -> str:
+def _cell(row: VersionRow, name: str, describe: Callable[[Any], str]) -> str:
     if name not in row:
         return "-"
-    return "FAILS" if is_error(row[name]) else say(row[name])
+    return "FAILS" if is_error(row[name]) else describe(row[name])
 
 
-def _difference(apart: float) -> str:
-    return "equal" if apart == 0.0 else f"{apart:.0e}"
+def _describe_difference(difference: float) -> str:
+    return "equal" if difference == 0.0 else f"{difference:.0e}"
 
 
-def _parity(proofs: Sequence[Row]) -> str:
+def _describe_parity(proofs: Sequence[VersionRow]) -> str:
     worst = max(proof[part] for proof in proofs for part in ("loss", "gradient", "weight"))
     return f"{worst:.0e}" + ("" if all(proof["holds"] for proof in proofs) else " FAILS")
 
 
-def _tests(tests: Row) -> str:
+def _describe_tests(tests: VersionRow) -> str:
     return f"{tests['passed']:,} passed, {tests['skipped']} skipped, {tests['failed']} failed"
 
 
-def is_error(found: Any) -> bool:
-    """Whether a check ended in an error instead of a finding."""
-    return isinstance(found, Mapping) and "error" in found
+def is_error(finding: Any) -> bool:
+    """Return whether a check ended with an error instead of a finding."""
+    return isinstance(finding, Mapping) and "error" in finding
 
 
-def failures(rows: Sequence[Row]) -> Iterator[str]:
-    """Name the tests that fail."""
-    for row in sorted(rows, key=release):
+def failure_lines(rows: Sequence[VersionRow]) -> Iterator[str]:
+    """Yield a line per failed test."""
+    for row in sorted(rows, key=sort_key):
         for name in row.get("tests", {}).get("failures", []):
             yield f"- {row['name']}: `{name}` fails\n"
 
 
-def holds(row: Row) -> bool:
-    """Whether all that was tried is as the page promises."""
+def has_passed(row: VersionRow) -> bool:
+    """Return whether all checks of a row passed."""
     if any(map(is_error, row.values())):
         return False
     return (
-        row.get("train", 0.0) <= MOST_APART
+        row.get("train", 0.0) <= MOST_DIFFERENCE
         and row.get("resume", 0.0) == 0.0
-        and row.get("moved", 0.0) <= MOST_APART
+        and row.get("moved", 0.0) <= MOST_DIFFERENCE
         and all(proof["holds"] for proof in row.get("parity", []))
         and row.get("tests", {"failed": 0})["failed"] == 0
     )

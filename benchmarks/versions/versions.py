@@ -1,117 +1,122 @@
-"""Does the program hold under every torch of its range? Each in an environment of its own.
+"""Does the program work with every supported torch? Each has a separate environment.
 
     python -m benchmarks.versions.versions recipe=NAME [TORCH ...] [CHECK ...]
 
-A TORCH is `2.11.0` or `2.15.0-py3.12`, a CHECK one of train, resume, moved, parity and tests:
-what is not named is not tried again, and keeps what was found. Environments are built below
-`$XDG_CACHE_HOME/kochbuch`, up to 8 GB each, and kept. In each a miniature trains and goes on
-from its checkpoint, a run begun under the locked torch goes on, tensor ranks and a pipeline are
-compared with one process, and the tests of what uses torch run. Every finding is kept at once,
-and docs/versions.md written. Exit status 1 if something does not hold.
+A TORCH is `2.11.0` or `2.15.0-py3.12`. A CHECK is train, resume, moved, parity or tests. Other
+environments and checks keep their results. Environments stay in
+`$XDG_CACHE_HOME/kochbuch`, up to 8 GB each. In each environment a miniature trains and resumes
+from its checkpoint, a run of the locked torch resumes, tensor ranks and a pipeline are compared
+with one process, and the tests of torch code run. Each finding is saved at once and written to
+docs/versions.md. Exit status 1 if a check fails.
 """
 
 import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, Row, here_and_now, keep_rows, read_rows
-from benchmarks.versions.checks import STEPS, go_on, losses_of, prove, test, train
-from benchmarks.versions.environments import REFERENCE, TorchEnvironment, build, chosen
-from benchmarks.versions.page import holds, write_page
+from benchmarks.entry import run_script
+from benchmarks.results_store import RESULTS, ResultRow, read_rows, run_environment, save_rows
+from benchmarks.versions import checks
+from benchmarks.versions.environments import (
+    REFERENCE,
+    TorchEnvironment,
+    build_environment,
+    select_environments,
+)
+from benchmarks.versions.page import has_passed, write_page
 from components.child_process import python_environment
-from components.terminal import say
+from components.terminal import log_line
 
 RESULT = RESULTS / "versions.json"
 CONVENTION = (
-    f"train, resume, moved: largest relative difference of {STEPS} losses of a miniature in "
-    "float32 on one thread, from those of the locked torch, of the same run left alone, and of "
-    "the locked torch's run left alone; parity in float64 over ten steps; tests: how many"
+    f"train, resume, moved: largest relative difference of {checks.STEPS} losses of a miniature"
+    " in float32 on one thread, from the locked torch, from the same run without interruption, "
+    "and from the locked torch's run without interruption; parity in float64 over ten steps"
 )
 WHOLE, SHORT = ("train", "resume", "moved", "parity", "tests"), ("train", "parity")
 Check = Callable[[], Any]
 
 
 def main(words: list[str]) -> int:
-    """Build, try, keep; every environment on its own."""
+    """Build each environment, run its checks and save the findings."""
     recipe, *others = words
-    environments = list(chosen([word for word in others if word not in WHOLE]))
+    environments = list(select_environments([word for word in others if word not in WHOLE]))
     names = {word for word in others if word in WHOLE} or {*WHOLE}
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_STATE_HOME"] = str(Path(folder) / "state")  # all runs are one user's
+        os.environ["XDG_STATE_HOME"] = str(Path(folder) / "state")  # shared by all runs
         reference = Path(folder) / "reference" / "run"
         reference.parent.mkdir()
         if names & {"train", "moved"}:
-            build(REFERENCE)
-            train(REFERENCE, recipe, reference)
+            build_environment(REFERENCE)
+            checks.train_miniature(REFERENCE, recipe, reference)
         for environment in environments:
-            build(environment)
+            build_environment(environment)
             home = Path(folder) / environment.name
             home.mkdir()
-            for name, check in checks(environment, recipe, home, reference).items():
+            for name, check in list_checks(environment, recipe, home, reference).items():
                 if name in names:
-                    keep(environment, {name: found_by(check)})
+                    save_finding(environment, {name: run_check(check)})
     rows = [row for row in read_rows(RESULT) if row["name"] in {e.name for e in environments}]
-    return 0 if all(map(holds, rows)) else 1
+    return 0 if all(map(has_passed, rows)) else 1
 
 
-def checks(
+def list_checks(
     environment: TorchEnvironment, recipe: str, home: Path, reference: Path
 ) -> dict[str, Check]:
-    """List what is asked of an environment, by name."""
-    own = home / "own"
+    """Return the checks of an environment by name."""
+    own, expected = home / "own", partial(checks.read_losses, reference)
+    resume = partial(checks.resume_copy, environment)
     every: dict[str, Check] = {
-        "train": lambda: apart(train(environment, recipe, own), losses_of(reference)),
-        "resume": lambda: apart(go_on(environment, own, home / "resumed"), losses_of(own)),
-        "moved": lambda: apart(
-            go_on(environment, reference, home / "moved"), losses_of(reference)
-        ),
-        "parity": lambda: prove(environment, recipe, home),
-        "tests": lambda: test(environment, home),
+        "train": lambda: loss_gap(checks.train_miniature(environment, recipe, own), expected()),
+        "resume": lambda: loss_gap(resume(own, home / "resumed"), checks.read_losses(own)),
+        "moved": lambda: loss_gap(resume(reference, home / "moved"), expected()),
+        "parity": lambda: checks.prove_layouts(environment, recipe, home),
+        "tests": lambda: checks.run_tests(environment),
     }
     return {name: every[name] for name in (WHOLE if environment.whole else SHORT)}
 
 
-def apart(losses: Sequence[float], expected: Sequence[float]) -> float:
-    """Take the largest relative difference; as many steps are wanted."""
+def loss_gap(losses: Sequence[float], expected: Sequence[float]) -> float:
+    """Return the largest relative difference of equally many losses."""
     pairs = zip(losses, expected, strict=True)
     return max(abs(loss / other - 1.0) for loss, other in pairs)
 
 
-def found_by(check: Check) -> Any:
-    """Return what a check finds, or the error that it ended in."""
+def run_check(check: Check) -> Any:
+    """Return the finding of a check, or its error."""
     try:
         return check()
     except (RuntimeError, OSError) as error:
-        say(str(error))
+        log_line(str(error))
         return {"error": str(error)[-1_000:]}
 
 
-def keep(environment: TorchEnvironment, found: Row) -> None:
-    """Put what was found beside what is known of this environment, and write the page."""
-    known = {row["name"]: row for row in read_rows(RESULT)}
-    row = known.get(environment.name, {"name": environment.name, "whole": environment.whole})
-    now = here_and_now(("lightning",))
-    now["versions"] |= builds(environment)
-    keep_rows(RESULT, CONVENTION, [row | found | now], lambda row: [row["name"]])
+def save_finding(environment: TorchEnvironment, finding: ResultRow) -> None:
+    """Add a finding to the row of its environment, and write the page."""
+    stored = {row["name"]: row for row in read_rows(RESULT)}
+    row = stored.get(environment.name, {"name": environment.name, "whole": environment.whole})
+    now = run_environment(("lightning",))
+    now["versions"] |= read_builds(environment)
+    save_rows(RESULT, CONVENTION, [row | finding | now], lambda row: [row["name"]])
     write_page(read_rows(RESULT))
 
 
-def builds(environment: TorchEnvironment) -> dict[str, str]:
-    """Describe which Python and which build of torch an environment has."""
-    asked = "import platform, torch; print(platform.python_version(), torch.__version__)"
-    done = subprocess.run(
-        [environment.program, "-c", asked],
+def read_builds(environment: TorchEnvironment) -> dict[str, str]:
+    """Return the versions of Python and torch in an environment."""
+    version_code = "import platform, torch; print(platform.python_version(), torch.__version__)"
+    process = subprocess.run(
+        [environment.program, "-c", version_code],
         env=python_environment(),
         capture_output=True,
         text=True,
         check=True,
     )
-    return dict(zip(("python", "torch"), done.stdout.split(), strict=True))
+    return dict(zip(("python", "torch"), process.stdout.split(), strict=True))
 
 
 if __name__ == "__main__":
-    enter(main, least=1)
+    run_script(main, min_words=1)

@@ -1,1 +1,1 @@
-"""Copies of Python's packages and of this code on each node, made before the ranks start."""
+"""Node-local copies of Python's packages and of this code, made before the ranks start."""

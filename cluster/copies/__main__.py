@@ -1,7 +1,8 @@
-"""Before the ranks start: ``python -m cluster.copies RUN PYTHON``, an environment or an image.
+"""Archive the code and Python before the ranks start: ``python -m cluster.copies RUN PYTHON``.
 
-``RUN/copies`` then holds ``code.tar``, in ``archives`` the path of each archive, and of each
-node its seconds or why it has no copy. The status is 2 if that fails, with the job's reason.
+PYTHON is a virtual environment or an image. ``RUN/copies`` then contains ``code.tar`` and
+``archives``, the paths of all archives. ``unpack.sh`` later adds the duration or the error of
+each node. If archiving fails, the exit status is 2 and the error is the job's reason.
 """
 
 import json
@@ -15,23 +16,20 @@ from components.errors import RecipeError
 from components.fault_tolerance.failures import MENDABLE, error_file
 from components.preflight.copies import FOLDER
 from components.run.provenance import ROOMS, ROOT
-from components.terminal import say
+from components.terminal import log_line
 
-# The preflight compares the packages with the locks.
+# The preflight compares the installed packages with the locks in requirements.
 CODE = sorted({room.partition("/")[0] for room in ROOMS} | {"requirements"})
 
 
 def list_archives(run: Path, python: Path, repository: Path) -> None:
-    """Make what is to be copied for this job, and say in the run's folder where it is.
+    """Write the archives to copy for this job and list their paths in the run folder.
 
-    ``python`` is a virtual environment, or an image, which is copied as it is.
-
-    Raises:
-        RecipeError: the environment cannot be archived.
+    ``python`` is a virtual environment, or an image, which is copied unchanged.
     """
     folder = run / FOLDER
     folder.mkdir(exist_ok=True)
-    for file in folder.iterdir():  # of the job before
+    for file in folder.iterdir():  # left by the previous job
         file.unlink()
     code = folder / "code.tar"
     with replace_atomically(code) as stream, tarfile.open(fileobj=stream, mode="w") as tar:
@@ -39,20 +37,20 @@ def list_archives(run: Path, python: Path, repository: Path) -> None:
             tar.add(
                 repository / room,
                 f"code/{room}",
-                filter=lambda one: None if Path(one.name).name == "__pycache__" else one,
+                filter=lambda info: None if Path(info.name).name == "__pycache__" else info,
             )
-    whole = archive_venv(python) if python.is_dir() else python
-    (folder / "archives").write_text(f"{code}\n{whole}\n", "utf-8")
+    archive = archive_venv(python) if python.is_dir() else python
+    (folder / "archives").write_text(f"{code}\n{archive}\n", "utf-8")
 
 
 def main(run: Path, python: Path) -> int:
-    """List the archives, or leave the error as a rank would."""
+    """List the archives, or write the error to rank 0's error file."""
     try:
         list_archives(run, python, ROOT)
     except RecipeError as error:
         message = {"message": f"{RecipeError.__name__}: {error}"}
         error_file(run / "ranks", 0).write_text(json.dumps(message), "utf-8")
-        say(str(error))
+        log_line(str(error))
         return MENDABLE
     return 0
 

@@ -1,18 +1,18 @@
 #!/bin/bash
-# One task a node, before the ranks start: put what RUN/copies/archives lists into FOLDER, or note
-# in RUN/copies/NODE.failed why that cannot be. It needs no Python.
+# Unpack the archives in RUN/copies/archives to FOLDER, in one task per node before the ranks
+# start, or write the error to RUN/copies/NODE.failed. The script needs no Python.
 #   bash unpack.sh RUN FOLDER
-# FOLDER.NAME is what was broadcast of the archive NAME; where it is not whole the archive is read.
+# FOLDER.NAME is the broadcast copy of the archive NAME. If it is incomplete, the archive is read.
 run=$1
 folder=$2
 partial=$folder.partial
 node=${SLURMD_NODENAME:-$(hostname)}
 node=${node%%.*}
 began=$(date +%s.%N)
-umask 077  # other users of the node may look into /tmp
+umask 077  # other users of the node can read /tmp
 
 fail() {
-  rm -rf "$folder".*  # what was broadcast, too
+  rm -rf "$folder".*  # also removes broadcast archives
   echo "$*" | tail -n 1 > "$run/copies/$node.failed"
   echo "copies: $node: $*" >&2
   exit 1
@@ -22,7 +22,7 @@ size() {
   stat --dereference --format %s "$1"
 }
 
-rm -rf "$partial" "$folder"  # of an attempt of this job that was interrupted
+rm -rf "$partial" "$folder"  # left by an interrupted attempt of this job
 said=$(mkdir "$partial" 2>&1) || fail "$said"
 mapfile -t archives < "$run/copies/archives"
 needed=0

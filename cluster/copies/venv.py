@@ -1,8 +1,8 @@
-"""An archive of a virtual environment that runs wherever it is unpacked.
+"""Relocatable archive of a virtual environment.
 
-Python finds an environment by the ``pyvenv.cfg`` above its own program, so ``bin/python`` works
-from any folder. What names the old one is changed on the way in: the first lines of scripts,
-and ``.pth`` files. The interpreter that the environment was made with stays where it is.
+Python finds its environment by the ``pyvenv.cfg`` above its program, so ``bin/python`` works
+from any folder. Shebangs of scripts and ``.pth`` files contain the old path and are rewritten
+in the archive. The base interpreter of the environment is not archived.
 """
 
 import io
@@ -17,14 +17,14 @@ from pathlib import Path
 from components.data.files import replace_atomically
 from components.errors import RecipeError
 
-FOLDER = "copies"  # in the environment, of which it is no part
-FORMAT = 1  # of the archive: another one makes all anew
-# The first lines of pip's scripts; the second form is for paths that the kernel would cut.
+FOLDER = "copies"  # in the environment, but not archived
+FORMAT = 1  # version of the archive format, part of its key
+# Shebangs of pip's scripts. The second form is for paths longer than the kernel's limit.
 SHEBANG = re.compile(rb"#!(?P<program>/[^ \n]+)\n")
 LONG_SHEBANG = re.compile(
     rb"#!/bin/sh\n'''exec' \"?(?P<program>/[^ \"\n]+)\"? \"\$0\" \"\$@\"\n' '''\n"
 )
-# The interpreter beside the script, as `uv venv --relocatable` writes it.
+# Starts the interpreter in the script's folder, as `uv venv --relocatable` writes it.
 RELOCATABLE = """#!/bin/sh
 '''exec' "$(dirname -- "$(realpath -- "$0")")"/'{name}' "$0" "$@"
 ' '''
@@ -32,12 +32,9 @@ RELOCATABLE = """#!/bin/sh
 
 
 def archive_venv(venv: Path) -> Path:
-    """Return the archive of ``venv`` as it is now, below the environment itself.
+    """Return the archive of ``venv``, which is stored in the environment's own folder.
 
-    One that is there is taken if no file has since been added, removed or touched.
-
-    Raises:
-        RecipeError: it is no environment, part of it is elsewhere, or there is no room.
+    It is reused until a file changes. An environment with parts elsewhere is a RecipeError.
     """
     _check_venv(venv)
     archive = venv / FOLDER / f"venv-{key_of(venv)}.tar"
@@ -52,19 +49,19 @@ def archive_venv(venv: Path) -> Path:
                     _add(tar, venv, file)
         except OSError as error:
             problem = f"cannot be written: {error.strerror}"
-            raise RecipeError(str(archive), problem, "make room there") from None
+            raise RecipeError(str(archive), problem, "free disk space there") from None
         for other in set(archive.parent.glob("venv-*.tar")) - {archive}:
             other.unlink()
     return archive
 
 
 def _check_venv(venv: Path) -> None:
-    """Refuse what would still be read from its old place by every rank."""
+    """Raise RecipeError if this is no virtual environment, or parts of it are elsewhere."""
     if not (venv / "pyvenv.cfg").is_file():
         raise RecipeError(
             "cluster.imports",
-            f"node_local, but {venv} has no pyvenv.cfg: it is no virtual environment",
-            "name one by site.venv, or set cluster.imports=shared",
+            f"node_local, but {venv} has no pyvenv.cfg, so it is not a virtual environment",
+            "set site.venv to a virtual environment, or set cluster.imports=shared",
         )
     for record in sorted(venv.glob("lib/*/site-packages/*.dist-info/direct_url.json")):
         if json.loads(record.read_text("utf-8")).get("dir_info", {}).get("editable"):
@@ -76,17 +73,17 @@ def _check_venv(venv: Path) -> None:
 
 
 def key_of(venv: Path) -> str:
-    """Digest names, sizes and times of all files but those that Python compiles by itself."""
+    """Return a hash of the names, sizes and times of all files except ``__pycache__``."""
     digest = sha256(f"{FORMAT}\n".encode())
     for file in _files(venv):
         if "__pycache__" not in file.parts:
-            name, found = file.relative_to(venv), file.lstat()
-            digest.update(f"{name}\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
+            name, status = file.relative_to(venv), file.lstat()
+            digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:16]
 
 
 def _files(venv: Path) -> Iterator[Path]:
-    """List all that is no folder, in an order that stays; links to folders are not followed."""
+    """Yield files and links in a stable order. Links to folders are not followed."""
     for parent, folders, names in os.walk(venv):
         here = Path(parent)
         if here == venv:
@@ -97,10 +94,10 @@ def _files(venv: Path) -> Iterator[Path]:
 
 
 def _add(tar: tarfile.TarFile, venv: Path, file: Path) -> None:
-    """Add a file as it is, as it has to be elsewhere, or what a link out of here leads to."""
+    """Add a file to the archive: unchanged, relocated, or the target of an outside link."""
     name, in_bin = f"venv/{file.relative_to(venv)}", file.parent == venv / "bin"
     if in_bin and file.name.lower().startswith("activate"):
-        return  # it says where the environment was; a job script sets what it would
+        return  # contains the old path; a job script sets the same variables
     interpreter = in_bin and file.name.startswith("python")
     may_lead_away = file.is_symlink() and not interpreter
     if may_lead_away and not file.resolve().is_relative_to(venv.resolve()):
@@ -110,8 +107,8 @@ def _add(tar: tarfile.TarFile, venv: Path, file: Path) -> None:
     info = tar.gettarinfo(file, arcname=name)
     if info.issym():
         target = file.readlink()
-        own = target.is_absolute() and target.is_relative_to(venv)
-        info.linkname = os.path.relpath(target, file.parent) if own else str(target)
+        is_inside = target.is_absolute() and target.is_relative_to(venv)
+        info.linkname = os.path.relpath(target, file.parent) if is_inside else str(target)
         tar.addfile(info)
     elif (text := _changed(venv, file)) is not None:
         info.type, info.size = tarfile.REGTYPE, len(text)
@@ -119,12 +116,12 @@ def _add(tar: tarfile.TarFile, venv: Path, file: Path) -> None:
     elif info.isreg():
         with file.open("rb") as content:
             tar.addfile(info, content)
-    else:  # a hard link to what is in the archive
+    else:  # a hard link to a file in the archive
         tar.addfile(info)
 
 
 def _changed(venv: Path, file: Path) -> bytes | None:
-    """Return what a script or a list of places has to say elsewhere, None if it says it."""
+    """Return the relocated text of a script or ``.pth`` file, None if it needs no change."""
     if file.suffix == ".pth" and file.parent.name == "site-packages":
         places = file.read_text("utf-8")
         for place in _places(file):
@@ -132,16 +129,16 @@ def _changed(venv: Path, file: Path) -> bytes | None:
         return places.encode()
     if file.parent != venv / "bin" or file.is_symlink():
         return None
-    text, own = file.read_bytes(), str(venv / "bin" / "python").encode()
+    text, prefix = file.read_bytes(), str(venv / "bin" / "python").encode()
     for form in (SHEBANG, LONG_SHEBANG):
-        if (found := form.match(text)) and found["program"].startswith(own):
-            name = Path(os.fsdecode(found["program"])).name
-            return RELOCATABLE.format(name=name).encode() + text[found.end() :]
+        if (shebang := form.match(text)) and shebang["program"].startswith(prefix):
+            name = Path(os.fsdecode(shebang["program"])).name
+            return RELOCATABLE.format(name=name).encode() + text[shebang.end() :]
     return None
 
 
 def _places(file: Path) -> list[Path]:
-    """List the absolute folders that a ``.pth`` file adds; other lines are code or relative."""
+    """Return a ``.pth`` file's absolute folders. Other lines are code or relative paths."""
     lines = (line.strip() for line in file.read_text("utf-8").splitlines())
     return [Path(line) for line in lines if line.startswith("/")]
 
@@ -149,6 +146,6 @@ def _places(file: Path) -> list[Path]:
 def _elsewhere(venv: Path, problem: str) -> RecipeError:
     return RecipeError(
         "cluster.imports",
-        f"node_local, but of {venv} {problem}: every rank would read there",
-        "install it into the environment as any other, or set cluster.imports=shared",
+        f"node_local, but in {venv} {problem}, so every rank would read outside it",
+        "install it normally into the environment, or set cluster.imports=shared",
     )

@@ -1,1 +1,4 @@
-"""One file an action, those of a cluster in `jobs`; its stem is what ``action=`` takes."""
+"""Actions, one module each; the module's name is the value of ``action=``.
+
+Actions on clusters and jobs are in `jobs`.
+"""

@@ -1,4 +1,4 @@
-"""Judge a checkpoint: its loss on held-out text or the user's own, or tasks of lm-eval."""
+"""Evaluate a checkpoint by held-out loss, by loss on the user's text, or with lm-eval tasks."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,11 @@ from components.report import numbers
 from components.report.held_out import AS_MIXTURE, PLAIN_MEAN
 from components.report.measurements import score_grid, task_grid, text_grid
 from components.report.tables import terminal_table
-from components.terminal import console
+from components.terminal import create_console
 
 
 def _print(result: Mapping[str, Any]) -> None:
-    out = console(width=160)
+    out = create_console(width=160)
     if "folder" in result:
         out.print(str(result["folder"]))
     else:
@@ -28,7 +28,7 @@ def _print(result: Mapping[str, Any]) -> None:
     if "held_out" in result:
         held_out = result["held_out"]
         keys = ("weighted_as_mixture", "mean_over_sources", "logged_in_training")
-        weighted, mean, logged = (numbers.loss(held_out[key]) for key in keys)
+        weighted, mean, logged = (numbers.format_loss(held_out[key]) for key in keys)
         out.print(
             f"held-out loss {weighted}, {AS_MIXTURE}; {PLAIN_MEAN} {mean}, training logged "
             f"{logged}; {held_out['compute']} on {held_out['device']}"
@@ -44,13 +44,13 @@ def _tell_all(arguments: Arguments, results: Sequence[Mapping[str, Any]]) -> Non
 
 
 def run(arguments: Arguments) -> None:
-    """Evaluate ``run=FOLDER``, or ask tasks of an exported ``file=FOLDER`` and keep nothing."""
+    """Evaluate ``run=FOLDER``, or run tasks on an exported ``file=FOLDER`` and save nothing."""
     if arguments.tasks_folder is not None and not arguments.tasks:
-        raise RecipeError("tasks_folder", "no task of it is named", "write tasks=[NAME]")
-    if arguments.executor == "array":  # on a login node: without torch
+        raise RecipeError("tasks_folder", "tasks_folder requires tasks", "write tasks=[NAME]")
+    if arguments.executor == "array":  # a login node may lack torch
         _tell_all(arguments, evaluate_in_jobs(arguments))
         return
-    os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports what reads it
+    os.environ["HF_HUB_OFFLINE"] = "1"  # before any import that reads it
     from command.evaluate.questions import (  # imports torch
         evaluate_all,
         evaluate_folder,
@@ -65,6 +65,6 @@ def run(arguments: Arguments) -> None:
     elif arguments.tasks:
         result = evaluate_folder(arguments.file, arguments)
     else:
-        problem = "an exported folder is asked for tasks only"
-        raise RecipeError("file", problem, "add tasks=[NAME], or name run=FOLDER instead")
+        problem = "an exported folder supports only tasks"
+        raise RecipeError("file", problem, "add tasks=[NAME], or write run=FOLDER instead")
     print_result(arguments.output, result, lambda: _print(result))

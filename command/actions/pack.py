@@ -1,6 +1,6 @@
-"""Freeze a recipe, or a run that was made, in one file: a bundle, or a lock alone.
+"""Pack a recipe or a finished run into one file: a bundle, or a lock alone.
 
-A bundle runs where nothing of the recipe's own files is; ``verify`` compares both later.
+A bundle runs on machines without the recipe's own files. ``verify`` compares both kinds later.
 """
 
 import os
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from command.arguments import Arguments, read_point
 from command.comparison import data_of, losses_in, software_of
-from command.composition.compose import compose
+from command.composition.compose import compose_run
 from command.composition.recipe_tree import compose_own_sections
-from command.recipe.lock_file import as_received, check_recipe_place, travels
+from command.recipe.lock_file import as_received, check_recipe_place, is_portable_key
 from command.recipe.path_checks import check_data_place
 from components.config.check import read_recipe
 from components.config.fingerprint import fingerprint_of
@@ -24,72 +24,62 @@ from components.run.folder import existing_run_folder
 from components.run.ownership import is_own
 from components.run.provenance import describe_software
 from components.run.records import EnvironmentRecord
-from components.sharing.lock import (
-    FORMAT,
-    HASH_DIGITS,
-    Lock,
-    without_own_folders,
-    write_text,
-)
+from components.sharing.lock import FORMAT, HASH_DIGITS, Lock, without_own_folders, write_text
 from components.sharing.prepared import describe_prepared, find_prepared
-from components.terminal import say, tell
+from components.terminal import log_line, print_output
 
 LOCK_SUFFIX = ".lock.yaml"
 
 
 def _make_lock(arguments: Arguments, *, bundle: bool) -> Lock:
-    """Freeze what the words choose, or what ``run=`` was made of.
-
-    Raises:
-        RecipeError: what is wrong with the words or the run; a layout that is searched for.
-    """
+    """Build the lock of the recipe that the words choose, or of ``run=``."""
     folder = existing_run_folder(arguments.run) if arguments.run else None
     if folder is not None:
         recipe = read_recipe(folder.recipe)
         check_data_place(folder, recipe, arguments.values)
-        words = folder.read("environment.json", EnvironmentRecord).command[2:]
+        words = folder.read_file("environment.json", EnvironmentRecord).command[2:]
         if not any(word.startswith("recipe=") for word in words):
             where = str(folder.path / "environment.json")
-            problem = "its command names no recipe"
-            raise RecipeError(where, problem, "freeze recipe=... instead")
+            problem = "the recorded command has no recipe="
+            raise RecipeError(where, problem, "pack recipe=... instead")
         arguments = as_received(read_point(words))
         if not is_own(folder.recipe):
             check_recipe_place(str(arguments.recipe), "environment.json: command")
     if arguments.searches:
-        problem = "auto: another search may find another layout"
-        raise RecipeError("parallelism", problem, "name the degrees that action=plan shows")
+        problem = "auto may find a different layout next time"
+        raise RecipeError("parallelism", problem, "set the degrees that action=plan shows")
     if folder is not None:
         software, data, losses = software_of(folder), data_of(folder), losses_in(folder)
         own_sections = compose_own_sections(arguments) if bundle else {}
     else:
-        composed = compose(arguments)
+        composed = compose_run(arguments)
         recipe, own_sections = composed.recipe, composed.draft.own_sections
-        found = find_prepared(recipe)
-        software, data, losses = None, describe_prepared(found) if found else None, None
+        prepared = find_prepared(recipe)
+        software, data, losses = None, describe_prepared(prepared) if prepared else None, None
     tree = without_own_folders(recipe.model_dump(mode="json"))
     values = arguments.all_values.items()
     own = {"scale": recipe.scale.name, "cluster": recipe.cluster.name}
     lock = {
         "lock": FORMAT,
-        "asked": {
+        "requested": {
             "recipe": _published_place(arguments.recipe),
             "choices": own if bundle else arguments.choices | own,
             "values": without_own_folders({
-                k: v for k, v in values if not bundle or travels(k)
+                k: v for k, v in values if not bundle or is_portable_key(k)
             }),
         },
         "fingerprint": {group.value: fingerprint_of(tree, group) for group in KeyGroup},
         "software": (software or describe_software()).model_dump(mode="json"),
         "data": data.model_dump(mode="json") if data else "none",
         "losses": losses.model_dump() if losses else "none",
-        "settled": tree,
+        "resolved": tree,
         "composed": without_own_folders(own_sections) if bundle else "none",
     }
     return read_section(Lock, lock, "")
 
 
 def _published_place(recipe: str | None) -> str | None:
-    """Write a recipe's path relative to the working folder, unless that tells whose it is."""
+    """Return a recipe's path relative to the working folder, without the user's name."""
     if recipe is None or not recipe.endswith(".yaml") or not recipe.startswith(("/", "~")):
         return recipe
     relative = os.path.relpath(Path(recipe).expanduser())
@@ -98,58 +88,54 @@ def _published_place(recipe: str | None) -> str | None:
 
 
 def _write_lock(lock: Lock, arguments: Arguments, *, bundle: bool) -> Path:
-    """Write beside, then rename; a file that is there is replaced only if the user named it.
-
-    Raises:
-        RecipeError: a file of that name is there, or it cannot be written.
-    """
-    settled = lock.settled
-    name = f"{settled['name']}-{lock.fingerprint.mathematics[:HASH_DIGITS]}.recipe.yaml"
+    """Write the lock to a temporary file and rename it; replace only a file that was named."""
+    resolved = lock.resolved
+    name = f"{resolved['name']}-{lock.fingerprint.mathematics[:HASH_DIGITS]}.recipe.yaml"
     file = arguments.file or Path(name)
     if file.is_dir():
         raise RecipeError("file", f"{file} is a folder", f"write file={file}/{name}")
     if arguments.file is None and file.exists():
         remedy = f"write file={file} to replace it"
-        raise RecipeError("file", f"{file} is there already", remedy)
-    lines = [f"{settled['name']}, {settled['scale']['name']}: {settled['why']}"]
+        raise RecipeError("file", f"{file} already exists", remedy)
+    lines = [f"{resolved['name']}, {resolved['scale']['name']}: {resolved['description']}"]
     if bundle:
-        lines.append(f"Run it: python run.py {shlex.quote(f'recipe=./{file.name}')}")
+        lines.append(f"Run: python run.py {shlex.quote(f'recipe=./{file.name}')}")
     verify = shlex.join(["action=verify", f"file={file.name}"])
-    lines.append(f"What differs now: python run.py {verify}")
+    lines.append(f"Compare with today: python run.py {verify}")
     try:
         with parents_of(file), replace_atomically(file) as stream:
             stream.write(write_text(lock, "\n".join(lines)).encode())
     except OSError as error:
         raise RecipeError(
-            "file", f"cannot write {file}: {error.strerror}", "name another"
+            "file", f"cannot write {file}: {error.strerror}", "choose another path"
         ) from None
     return file
 
 
 def run(arguments: Arguments) -> None:
-    """Write ``NAME-HASH.recipe.yaml``, or the file that is named, and say what it lacks.
+    """Write ``NAME-HASH.recipe.yaml`` or the named file, and print what it does not contain.
 
-    A file whose name ends in ``.lock.yaml`` is a lock, any other a bundle.
+    A file named ``*.lock.yaml`` is a lock. Any other file is a bundle.
     """
     bundle = arguments.file is None or not arguments.file.name.endswith(LOCK_SUFFIX)
     lock = _make_lock(arguments, bundle=bundle)
     file = _write_lock(lock, arguments, bundle=bundle)
     for line in _left_behind(lock) if bundle else ():
-        say(f"not in the file: {line}")
+        log_line(f"not included: {line}")
     if not bundle and isinstance(lock.data, str):
-        say("no data are prepared: the lock has no hashes of them")
-    tell(str(file))
+        log_line("the data are not prepared: the lock has no data hashes")
+    print_output(str(file))
 
 
 def _left_behind(lock: Lock) -> Iterator[str]:
-    """Name what a receiver has to bring: code, packages, text, tokenizer, weights."""
+    """List what a receiver must provide: code, packages, text, tokenizer, weights."""
     tree = lock.model_dump(mode="json")
     commit = tree["software"]["code"]["commit"]
-    yield f"the code (commit {commit}) and packages, by version and hash"
+    yield f"the code (commit {commit}) and packages, only versions and hashes"
     if tree["software"]["code"]["changes"] != "absent":
-        yield "changes of the code since that commit: commit them, or send them too"
-    data, model = tree["settled"]["data"], tree["settled"]["model"]
-    hashed = ", by hash" if tree["data"] != "none" else "; not prepared, so not even by hash"
+        yield "code changes since that commit: commit or send these changes"
+    data, model = tree["resolved"]["data"], tree["resolved"]["model"]
+    hashed = ", only hashes" if tree["data"] != "none" else "; not prepared, so no hashes"
     for name, source in data["sources"].items():
         places = [*source["files"], *source.get("tokens", ())]
         if places or source.get("dataset"):
@@ -157,4 +143,4 @@ def _left_behind(lock: Lock) -> Iterator[str]:
     if data["tokenizer_folder"] != "none":
         yield f"the tokenizer in {data['tokenizer_folder']}{hashed}"
     if model.get("init_from", "none") != "none":
-        yield f"the weights to begin with in {model['init_from']}, not hashed"
+        yield f"the initial weights in {model['init_from']}, not hashed"

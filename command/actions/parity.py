@@ -1,23 +1,22 @@
-"""Prove on this machine that the recipe's layout computes what one process computes."""
+"""Parity: check on this machine that a layout computes the same as one process."""
 
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
-
-from rich.table import Table
+from typing import Any
 
 from command.arguments import Arguments
-from command.composition.compose import compose
+from command.composition.compose import compose_run
 from command.outcome import ActionResult, Status, print_result
 from components.config.recipe import Recipe
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
 from components.parity import prover
 from components.parity.prover import JUDGED, ROUNDED, ParityProof
-from components.terminal import console
+from components.report.tables import Grid, terminal_table
+from components.terminal import create_console
 from components.train.launch import check_trainable
 from components.train.local_checks import check_builds
 
@@ -34,50 +33,49 @@ COLUMNS = (
     *("float32 loss", "seconds", ""),
 )
 FACTS = (
-    "In these runs dropout is 0 and every number is in {}, whatever the recipe says; "
-    "the tokens are drawn, no corpus is read."
+    "These runs compute in {} with dropout 0 and random tokens, whatever the recipe sets; "
+    "no corpus is read."
 )
 DEEPSPEED_FACTS = (
-    "DeepSpeed has no float64: its layouts are judged in float32, against the mesh engine, and "
+    "DeepSpeed has no float64: its layouts are compared with the mesh engine in float32 and "
     "differ by rounding."
 )
 
 
 def run(arguments: Arguments) -> ActionResult:
-    """Compare each layout with one process, or the model with wider ones; print the result."""
+    """Compare each layout with one process, or the model with wider models, and print."""
     if arguments.kind == "coordinates":
         from command import coordinates  # imports torch
 
-        return coordinates.run(arguments)
+        return coordinates.check_coordinates(arguments)
     recipes = list(layouts_of(arguments))
     for recipe in recipes:
         check_trainable(recipe)
         check_builds(recipe)
     with tempfile.TemporaryDirectory(prefix="parity-") as folder:
         ours = prover.Prover(Path(folder))
-        proofs = [ours.prove(recipe) for recipe in recipes]
-    print_result(arguments.output, as_json(proofs), lambda: show(proofs))
-    held = all(proof.holds for proof in proofs)
-    return ActionResult(Status.DONE if held else Status.DOES_NOT_HOLD)
+        proofs = [ours.prove_layout(recipe) for recipe in recipes]
+    print_result(arguments.output, as_json(proofs), lambda: print_proofs(proofs))
+    holds = all(proof.is_proven for proof in proofs)
+    return ActionResult(Status.DONE if holds else Status.DOES_NOT_HOLD)
 
 
 def layouts_of(arguments: Arguments) -> Iterator[Recipe]:
-    """Compose the dealt layout if ranks are named or nothing else is, then the listed ones.
+    """Compose the dealt layout if ranks or no ``layouts`` are named, then the listed layouts.
 
-    Raises:
-        RecipeError: a key is named that a proof sets otherwise, a layout breaks a rule, or
-            nothing is named that differs from one process.
+    A single rank, which would be compared with itself, is a RecipeError.
     """
     named = UserOverrides(arguments.values)
     for key, value in FIXED.items():
-        if named.covers(key) and arguments.values.get(key) != value:
-            raise RecipeError(key, f"a proof sets it to {value}", "leave it out")
+        if named.is_overridden(key) and arguments.values.get(key) != value:
+            raise RecipeError(key, f"action=parity sets {value}", f"remove {key}")
     choices = {"scale": "parity"} | arguments.choices
-    # Of a run with phases its first, unless another's keys are named in its place.
+    # Phases are removed, so the first phase is checked. To check another, the user sets its
+    # keys.
     values = {"phases": {}} | arguments.values | FIXED
-    if named.covers("cluster.ranks") or not arguments.layouts:
+    if named.is_overridden("cluster.ranks") or not arguments.layouts:
         dealt = _composed(replace(arguments, choices=choices, values=values))
-        if dealt.cluster.ranks == 1 and not named.covers("parallelism"):
+        if dealt.cluster.ranks == 1 and not named.is_overridden("parallelism"):
             problem = "one rank would be compared with itself"
             remedy = "write cluster.ranks=2 or more, or layouts=[{data: 2, tensor: 2}]"
             raise RecipeError("cluster.ranks", problem, remedy)
@@ -89,10 +87,12 @@ def layouts_of(arguments: Arguments) -> Iterator[Recipe]:
 
 
 def _composed(arguments: Arguments) -> Recipe:
-    """Compose in the dtype that every engine has, then take the one that is judged."""
+    """Compose in the dtype that every engine supports, then switch to the judged dtype."""
     dtypes = {key: ROUNDED for key, value in FIXED.items() if value == JUDGED}
-    asked = replace(arguments, values={**arguments.values, **dtypes})
-    recipe = compose(asked, weights_only=True).recipe  # a proof draws weights, and has no state
+    rounded = replace(arguments, values={**arguments.values, **dtypes})
+    recipe = compose_run(
+        rounded, weights_only=True
+    ).recipe  # a proof draws weights, has no state
     return prover.in_precision(recipe, prover.judged_in(recipe))
 
 
@@ -102,79 +102,75 @@ def as_json(proofs: Sequence[ParityProof]) -> dict[str, object]:
     if len(objects) == 1:
         return objects[0]
     return {
-        "holds": all(proof.holds for proof in proofs),
-        "tolerance": max(proof.tolerances.tensor for proof in proofs),
+        "holds": all(proof.is_proven for proof in proofs),
+        "tolerance": max(proof.dtype_tolerances.tensor for proof in proofs),
         "layouts": objects,
     }
 
 
 def _object(proof: ParityProof) -> dict[str, object]:
     tree: dict[str, object] = {
-        "holds": proof.holds,
-        "tolerance": proof.tolerances.tensor,
+        "holds": proof.is_proven,
+        "tolerance": proof.dtype_tolerances.tensor,
         "label": _label(proof.recipe),
         "layout": proof.recipe.parallelism.model_dump(mode="json"),
         "ranks": proof.recipe.cluster.ranks,
         "seconds": round(proof.seconds, 1),
-        "precision": proof.precision,
+        "precision": proof.compute_dtype,
         "dropout": 0.0,
         "failure": proof.failure,
     }
-    if (found := proof.comparison) is None:
+    if (comparison := proof.comparison) is None:
         return tree | {"loss": _difference(None), "gradient": _difference(None, parameter=None)}
-    loss, norm, gradient, weight = found.parts.values()
-    limit = proof.tolerances.loss
+    loss, norm, gradient, weight = comparison.largest_differences.values()
+    limit = proof.dtype_tolerances.loss
     return tree | {
         "loss": _difference(loss.difference, microbatch=loss.where, tolerance=limit),
         "gradient_norm": _difference(norm.difference, step=norm.where),
         "gradient": _difference(gradient.difference, parameter=gradient.where),
         "weight": _difference(weight.difference, parameter=weight.where),
         "float32": {"loss": _difference(proof.float32_loss_difference)},
-        "problems": found.problems,
+        "problems": comparison.failure_texts,
     }
 
 
 def _difference(value: float | None, **more: object) -> dict[str, object]:
-    """JSON has no word for what is no number."""
+    """Return a difference for JSON. A value that is not finite becomes null."""
     finite = value is not None and math.isfinite(value)
     return {"largest_relative_difference": value if finite else None, **more}
 
 
-def show(proofs: Sequence[ParityProof]) -> None:
-    """Print a row a layout, then what does not hold, then what these runs leave out."""
-    out = console(width=170)
-    table = Table(title="largest relative differences from one process", box=None)
-    table.title_justify = "left"
-    for place, column in enumerate(COLUMNS):
-        right = place > 0 and column.endswith(("ranks", "loss", "seconds"))
-        justify: Literal["left", "right"] = "right" if right else "left"
-        table.add_column(column, justify=justify, overflow="fold", no_wrap=place == 0)
+def print_proofs(proofs: Sequence[ParityProof]) -> None:
+    """Print one row per layout, then the problems, then the limits of these runs."""
+    out = create_console(width=170)
+    title = "largest relative differences from one process"
+    rows = list(map(_cells, proofs))
+    out.print(terminal_table(Grid(columns=COLUMNS, rows=rows, title=title)))
     for proof in proofs:
-        table.add_row(*_cells(proof))
-    out.print(table)
-    for proof in proofs:
-        problems = [proof.failure] if proof.comparison is None else proof.comparison.problems
+        problems = (
+            [proof.failure] if proof.comparison is None else proof.comparison.failure_texts
+        )
         for problem in problems[:MOST_PROBLEMS]:
             out.print(f"{_label(proof.recipe)}: {problem}")
         if len(problems) > MOST_PROBLEMS:
             out.print(f"... and {len(problems) - MOST_PROBLEMS} more")
-    precisions = sorted({proof.precision for proof in proofs}, reverse=True)
+    precisions = sorted({proof.compute_dtype for proof in proofs}, reverse=True)
     out.print(FACTS.format(" or ".join(precisions)))
     if ROUNDED in precisions:
         out.print(DEEPSPEED_FACTS)
 
 
-def _cells(proof: ParityProof) -> list[str]:
+def _cells(proof: ParityProof) -> tuple[str, ...]:
     cells = ["the ranks failed", "", "", "", ""]
-    if (found := proof.comparison) is not None:
-        cells = [f"{found.loss.difference:.1e}"]
-        for part in (found.gradient, found.weight):
+    if (comparison := proof.comparison) is not None:
+        cells = [f"{comparison.loss.difference:.1e}"]
+        for part in (comparison.gradient, comparison.weight):
             cells += [f"{part.difference:.1e}", part.where]
     difference = proof.float32_loss_difference
     rounded = "" if difference is None else f"{difference:.1e}"
-    said = "holds" if proof.holds else "DOES NOT HOLD"
+    verdict = "holds" if proof.is_proven else "DOES NOT HOLD"
     ranks = str(proof.recipe.cluster.ranks)
-    return [_label(proof.recipe), ranks, *cells, rounded, f"{proof.seconds:.0f}", said]
+    return (_label(proof.recipe), ranks, *cells, rounded, f"{proof.seconds:.0f}", verdict)
 
 
 def _label(recipe: Recipe) -> str:

@@ -1,1 +1,1 @@
-"""Compose a recipe: Hydra groups, files, words of the command line, its parent and children."""
+"""Compose a recipe from Hydra groups, files, command-line words, its parent and children."""

@@ -1,27 +1,32 @@
-"""Recipes of the runs below a run: the trunk's own, with the keys that each child sets."""
+"""Compose the recipes of child runs: the root recipe with each child's keys."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from command.arguments import Arguments, check_option, groups
+from command.arguments import Arguments, check_option, list_config_groups
 from command.composition.recipe_tree import compose_recipe_tree, resolve_recipe
-from components.config.children import CHILDREN, below, ordered, settled_tokens
+from components.config.children import (
+    CHILDREN,
+    resolve_parent_tokens,
+    select_subtree,
+    sort_by_parent,
+)
 from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe
 from components.config.schema.children import Child
-from components.config.schema.types import freeze
+from components.config.schema.types import to_frozen
 from components.config.start import START, check_start, shrink_budget, shrink_tokens
 from components.config.user_overrides import UserOverrides
 from components.config.validation import read_section
 from components.errors import RecipeError
 
-Tree = dict[str, Any]
+YamlTree = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class ComposedNode:
-    """A node that has checkpoints: its recipe, and its tokens at full size."""
+    """A node that has checkpoints: its recipe, and its token budget at full size."""
 
     recipe: Recipe
     full_tokens: int
@@ -29,21 +34,17 @@ class ComposedNode:
 
 @dataclass(frozen=True)
 class RootRun(ComposedNode):
-    """The run whose children are composed, from which words, and whether paths are checked."""
+    """The root run of composed children: its arguments, and whether it allows outside paths."""
 
     arguments: Arguments
     anywhere: bool
 
 
-def pop_children(tree: Tree) -> dict[str, Child]:
-    """Take the section out of a composed tree; its fields are checked.
-
-    Raises:
-        RecipeError: it is no mapping of nodes, or one of them has what no node has.
-    """
+def pop_children(tree: YamlTree) -> dict[str, Child]:
+    """Remove the ``children`` section from a composed tree and validate its fields."""
     section = tree.pop(CHILDREN, None) or {}
     if not isinstance(section, dict):
-        raise RecipeError(CHILDREN, f"{section!r} is no mapping", "write NAME: {with: ...}")
+        raise RecipeError(CHILDREN, f"{section!r} is not a mapping", "write NAME: {with: ...}")
     return {
         name: read_section(Child, node if isinstance(node, dict) else {}, f"{CHILDREN}.{name}")
         for name, node in section.items()
@@ -53,54 +54,50 @@ def pop_children(tree: Tree) -> dict[str, Child]:
 def compose_children(
     root: RootRun, children: Mapping[str, Child]
 ) -> tuple[Recipe, dict[str, Recipe]]:
-    """Compose every child; return the root's recipe with them settled, and the runs' recipes.
-
-    Raises:
-        RecipeError: a child that does not compose, or cannot come from its parent, by its name.
-    """
+    """Compose all children; return the root's recipe with them, and the runs' recipes."""
     nodes: dict[str | None, ComposedNode] = {None: root}
-    settled: dict[str, Child] = {}
-    for name in ordered(children):
+    resolved: dict[str, Child] = {}
+    for name in sort_by_parent(children):
         child, parent = children[name], nodes[children[name].of]
-        source = settled.get(child.of or "")
+        source = resolved.get(child.of or "")
         if source is not None and source.merge is not None:
             child = child.model_copy(update={"at_tokens": source.at_tokens})
         else:
             child = _shrink_tokens(root, name, child, parent)
-        tokens = settled_tokens(name, child, parent.recipe)
+        tokens = resolve_parent_tokens(name, child, parent.recipe)
         child = child.model_copy(update={"at_tokens": tokens})
         if child.takes is not None:
             nodes[name] = _compose_child(root, name, child, parent)
             fingerprint = compute_fingerprint(nodes[name].recipe)
             if child.fingerprint not in {None, fingerprint}:
-                problem = "it is another run than the one that this was made with"
-                fix = "action=diff says what differs"
+                problem = "the child has changed since this file was written"
+                fix = "compare the recipes with action=diff"
                 raise RecipeError(f"{CHILDREN}.{name}.fingerprint", problem, fix)
             child = child.model_copy(update={"fingerprint": fingerprint})
         elif child.merge is not None:
             nodes[name] = parent
-        settled[name] = child
+        resolved[name] = child
     runs = {
-        name: _with_children(nodes[name].recipe, below(settled, name))
-        for name, child in settled.items()
+        name: _with_children(nodes[name].recipe, select_subtree(resolved, name))
+        for name, child in resolved.items()
         if child.takes is not None
     }
-    return _with_children(root.recipe, settled), runs
+    return _with_children(root.recipe, resolved), runs
 
 
 def _with_children(recipe: Recipe, children: Mapping[str, Child]) -> Recipe:
-    return recipe.model_copy(update={CHILDREN: freeze(children)}) if children else recipe
+    return recipe.model_copy(update={CHILDREN: to_frozen(children)}) if children else recipe
 
 
 def _shrink_tokens(root: RootRun, name: str, child: Child, parent: ComposedNode) -> Child:
-    """Scale the place of a miniature's node, as that of a run that comes from one."""
+    """Scale the token positions of a node in a miniature run."""
     total = parent.recipe.budget.total_tokens
     if parent.recipe.scale.shrink == "none" or total >= parent.full_tokens:
         return child
     named, scaled = UserOverrides(root.arguments.values), {}
     for key in ("at_tokens", "every_tokens"):
         tokens = getattr(child, key)
-        if tokens is not None and not named.covers(f"{CHILDREN}.{name}.{key}"):
+        if tokens is not None and not named.is_overridden(f"{CHILDREN}.{name}.{key}"):
             multiple = shrink_tokens(tokens, parent.recipe, parent.full_tokens)
             scaled[key] = multiple if key == "every_tokens" else min(multiple, total)
     return child.model_copy(update=scaled)
@@ -109,12 +106,12 @@ def _shrink_tokens(root: RootRun, name: str, child: Child, parent: ComposedNode)
 def _compose_child(
     root: RootRun, name: str, child: Child, parent: ComposedNode
 ) -> ComposedNode:
-    """Compose the run of a child whose parent is composed."""
+    """Compose the run of a child after its parent."""
     arguments, keys = _child_arguments(root.arguments, child)
     try:
         with compose_recipe_tree(arguments, anywhere=root.anywhere, keys=keys) as draft:
             pop_children(draft.tree)
-        if UserOverrides(root.arguments.values).covers(f"{CHILDREN}.{name}.set"):
+        if UserOverrides(root.arguments.values).is_overridden(f"{CHILDREN}.{name}.set"):
             draft.values.update(keys)  # as final as the user's other words
         draft.tree[START] = {
             "recipe": parent.recipe.name,
@@ -133,8 +130,8 @@ def _compose_child(
 
 
 def _child_arguments(arguments: Arguments, child: Child) -> tuple[Arguments, dict[str, Any]]:
-    """Return the words of the root without those that the child replaces, and its own keys."""
-    known = groups()
+    """Return the root's arguments with the child's choices, and the child's keys."""
+    known = list_config_groups()
     chosen = {
         key: check_option(key, value, known[key])
         for key, value in child.set.items()
@@ -142,7 +139,7 @@ def _child_arguments(arguments: Arguments, child: Child) -> tuple[Arguments, dic
     }
     keys = {key: value for key, value in child.set.items() if key not in known}
     replaced = {CHILDREN, START, *chosen}
-    kept = {
+    remaining = {
         key: value
         for key, value in arguments.all_values.items()
         if key not in keys and key.partition(".")[0] not in replaced
@@ -150,7 +147,9 @@ def _child_arguments(arguments: Arguments, child: Child) -> tuple[Arguments, dic
     mine = replace(
         arguments,
         choices={**arguments.choices, **chosen},
-        values={key: value for key, value in kept.items() if key in arguments.values},
-        file_values={key: value for key, value in kept.items() if key not in arguments.values},
+        values={key: value for key, value in remaining.items() if key in arguments.values},
+        file_values={
+            key: value for key, value in remaining.items() if key not in arguments.values
+        },
     )
     return mine, keys

@@ -1,4 +1,4 @@
-"""Compose a recipe, the parent that it begins with and its children: each one once."""
+"""Compose a recipe, the parent that it starts from and its children, each once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ComposedRun:
-    """A run's recipe, and what composing it gave besides.
+    """A run's recipe with the other results of composition.
 
-    ``draft`` is the tree that the recipe was resolved from. ``children`` are the recipes of
-    the runs below it by their names, ``bundle`` the file that carried it, and ``search`` the
-    search for its layout, if there was one.
+    ``draft`` is the recipe's unresolved tree. ``children`` maps names to the recipes of the
+    runs below this run. The recipe came from ``bundle`` and the layout from ``search``, if any.
     """
 
     recipe: Recipe
@@ -34,34 +33,27 @@ class ComposedRun:
     search: "SearchResult | None" = None
 
     @property
-    def bundle(self) -> Lock | None:
+    def bundle_lock(self) -> Lock | None:
         return self.draft.bundle
 
 
 def compose_recipe(arguments: Arguments, *, anywhere: bool = False) -> Recipe:
-    """Compose, resolve and check the recipe that ``arguments`` choose.
-
-    Raises:
-        RecipeError: as `compose`.
-    """
-    return compose(arguments, anywhere=anywhere).recipe
+    """Compose, resolve and check the recipe that ``arguments`` choose."""
+    return compose_run(arguments, anywhere=anywhere).recipe
 
 
-def compose(
+def compose_run(
     arguments: Arguments,
     *,
     anywhere: bool = False,
     weights_only: bool = False,
     ancestors: tuple[str, ...] = (),
 ) -> ComposedRun:
-    """Compose a recipe and those of the runs that are its children.
+    """Compose a recipe and the recipes of its child runs.
 
     With ``anywhere`` a recipe that is only read may name files outside its folder. With
     ``weights_only`` the run does not load its parent's optimizer state. ``ancestors`` are the
     recipes that start from this recipe.
-
-    Raises:
-        RecipeError: whatever the user can mend, with its path and the fix.
     """
     with compose_recipe_tree(arguments, anywhere=anywhere) as draft:
         children = pop_children(draft.tree)
@@ -73,7 +65,7 @@ def compose(
         )
         if arguments.searches:
             return _search_layout(draft, parent, arguments, has_children=bool(children))
-        recipe = resolve_recipe(draft, reads_files=reads_files)
+        recipe = resolve_recipe(draft)
         if parent is not None:
             check_start(recipe, parent)
         if not children:
@@ -86,18 +78,18 @@ def compose(
 def _compose_parent(
     draft: RecipeTree, ancestors: tuple[str, ...], *, weights_only: bool, reads_files: bool
 ) -> Recipe | None:
-    """Compose the recipe that ``from`` names, if any, at the scale and on the cluster here."""
+    """Compose the recipe that ``from`` names, if any, at this scale and on this cluster."""
     start = read_start(draft.tree, weights_only=weights_only)
     if start is None:
         return None
     composed = None
     if (name := start.recipe) is not None:
         if name in ancestors:
-            problem = " comes from ".join([*ancestors, name])
-            raise RecipeError("from.recipe", problem, "name a parent that is none of its line")
+            problem = " starts from ".join([*ancestors, name])
+            raise RecipeError("from.recipe", problem, "choose a parent outside this cycle")
         chosen = (f"{group}={draft.tree[group]['name']}" for group in ("scale", "cluster"))
         arguments = read_point([f"recipe={name}", *chosen])
-        parent = compose(arguments, anywhere=not reads_files, ancestors=(*ancestors, name))
+        parent = compose_run(arguments, anywhere=not reads_files, ancestors=(*ancestors, name))
         composed = parent.recipe
         if draft.tree["scale"]["shrink"] != "none":
             shrink_start(draft.tree, composed, parent.draft.full_tokens, draft.values)
@@ -107,14 +99,14 @@ def _compose_parent(
 def _search_layout(
     draft: RecipeTree, parent: Recipe | None, arguments: Arguments, *, has_children: bool
 ) -> ComposedRun:
-    """Find the best layout for a recipe that leaves it open."""
+    """Search for the best layout of a recipe that leaves its layout open."""
     if has_children:
-        problem = "the layout is searched for, and each child has one of its own"
-        raise RecipeError("children", problem, "name the degrees that action=plan finds")
+        problem = "parallelism=auto does not support children"
+        raise RecipeError("children", problem, "set the degrees that action=plan finds")
     from command.composition import layout_search  # slow: the planner
 
     search_problem = layout_search.SearchProblem(draft.tree, draft.values, draft.full)
-    found = layout_search.find_layout(search_problem, within_days=arguments.within_days)
+    result = layout_search.find_layout(search_problem, within_days=arguments.within_days)
     if parent is not None:
-        check_start(found.recipe, parent)
-    return ComposedRun(found.recipe, draft, search=found)
+        check_start(result.recipe, parent)
+    return ComposedRun(result.recipe, draft, search=result)

@@ -1,4 +1,4 @@
-"""The tree of one recipe: what its files say, and over that the keys of the user."""
+"""The tree of one recipe: the values of its files, overridden by the user's keys."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,51 +11,48 @@ from command.composition.conf_groups import compose_groups
 from command.composition.references import REFERENCE, find_target, resolve_references
 from command.recipe.lock_file import with_bundle
 from command.recipe.recipe_chain import RecipeChain
-from command.recipe.recipe_file import SECTIONS, check_interpolations
+from command.recipe.recipe_file import SECTIONS, check_content
 from command.recipe.recipe_source import read_source
 from components.config.part_nodes import find_spec
 from components.config.recipe import Recipe
-from components.config.resolve import leaves_recompute_open, resolve
-from components.config.suggestions import suggest
+from components.config.resolve import leaves_recompute_open, resolve_tree
+from components.config.suggestions import suggest_key
 from components.config.user_overrides import REMOVABLE, UserOverrides, is_open
 from components.errors import RecipeError
 from components.sharing.lock import Lock
 
-Tree = dict[str, Any]
+YamlTree = dict[str, Any]
 NO_KEYS: Mapping[str, Any] = {}
-LOCAL = "local"  # the cluster where nothing chooses another
+LOCAL = "local"  # the default cluster
 
 
 @dataclass(frozen=True)
 class RecipeTree:
-    """A composed recipe before its rules: the tree, and what it was made of.
+    """A composed recipe before its rules are checked.
 
-    ``values`` are the keys that the user or a file set, ``full`` is the tree without them.
+    ``values`` are the keys that the user or a file set. ``full`` is the tree without them.
+    ``bundle`` is the recipe's bundle, if any.
     """
 
-    tree: Tree
-    values: Tree
-    full: Tree
+    tree: YamlTree
+    values: YamlTree
+    full: YamlTree
     bundle: Lock | None
 
     @property
     def full_tokens(self) -> int:
-        """The budget at full size."""
+        """The token budget at full size."""
         tokens: int = self.full["budget"]["total_tokens"]
         return tokens
 
     @property
-    def own_sections(self) -> Tree:
-        """What the recipe itself says at full size: neither its machine nor its scale."""
+    def own_sections(self) -> YamlTree:
+        """The recipe's own sections at full size, without machine and scale."""
         return {key: value for key, value in self.full.items() if key in SECTIONS}
 
 
-def compose_own_sections(arguments: Arguments) -> Tree:
-    """Compose the recipe's own sections, before any rule and any key of the user's.
-
-    Raises:
-        RecipeError: what is wrong with its files, with the line.
-    """
+def compose_own_sections(arguments: Arguments) -> YamlTree:
+    """Compose the recipe's own sections, before any rule and any key of the user."""
     with compose_recipe_tree(arguments, anywhere=True) as draft:
         return draft.own_sections
 
@@ -64,10 +61,10 @@ def compose_own_sections(arguments: Arguments) -> Tree:
 def compose_recipe_tree(
     arguments: Arguments, *, anywhere: bool = False, keys: Mapping[str, Any] = NO_KEYS
 ) -> Iterator[RecipeTree]:
-    """Give the tree that ``arguments`` choose, with ``keys`` as if the recipe had them.
+    """Yield the tree that ``arguments`` choose, with ``keys`` as if the recipe set them.
 
-    Errors that are raised inside the context name the lines of a file that was given by its
-    path. What a received file names lies in the working folder, unless ``anywhere``.
+    Errors raised inside the context name the lines of a file that was given by its path. Paths
+    in a received file must be in the working folder, unless ``anywhere``.
     """
     named, from_file = UserOverrides(arguments.values), UserOverrides(arguments.file_values)
     source = read_source(arguments.recipe)
@@ -87,27 +84,23 @@ def compose_recipe_tree(
             source.check_places(tree, named, from_file)
         yield RecipeTree(tree, values, full, bundle)
     except RecipeError as error:
-        raise error if named.covers(error.path) else source.told(error) from None
+        raise error if named.is_overridden(error.path) else source.locate_error(error) from None
 
 
-def resolve_recipe(draft: RecipeTree, *, reads_files: bool = True) -> Recipe:
-    """Resolve and check a tree; ``recompute: auto`` becomes the least that fits.
-
-    Raises:
-        RecipeError: whatever is wrong, with its YAML path.
-    """
+def resolve_recipe(draft: RecipeTree) -> Recipe:
+    """Resolve and check a tree. ``recompute: auto`` becomes the least one that fits."""
     if not leaves_recompute_open(draft.tree):
-        return resolve(draft.tree, draft.values, draft.full, reads_files=reads_files)
+        return resolve_tree(draft.tree, draft.values, draft.full)
     from command.composition.layout_search import resolve_with_recompute  # slow: the planner
 
-    return resolve_with_recompute(draft.tree, draft.values, draft.full, reads_files=reads_files)
+    return resolve_with_recompute(draft.tree, draft.values, draft.full)
 
 
 def _choose_at_home(arguments: Arguments, source: RecipeChain | Lock) -> dict[str, str]:
-    """Choose the home cluster for a plan, and full size on it, where nothing else is chosen."""
+    """Default to the home cluster for a plan, and to full size on the home cluster."""
     choices = dict(arguments.choices)
-    sections = source.composed if isinstance(source, Lock) else source.merged
-    home = sections.get("home") if isinstance(sections, Mapping) else None
+    sections = source.composed if isinstance(source, Lock) else source.merged_tree
+    home = sections.get("reference_cluster") if isinstance(sections, Mapping) else None
     if not isinstance(home, str):
         return choices
     if arguments.action == "plan":
@@ -117,9 +110,9 @@ def _choose_at_home(arguments: Arguments, source: RecipeChain | Lock) -> dict[st
     return choices
 
 
-def _set_key(tree: Tree, key: str, value: Any) -> None:
-    """Set a value at a key that exists, or below one that is open."""
-    _check_references(value, key)
+def _set_key(tree: YamlTree, key: str, value: Any) -> None:
+    """Set the value of an existing key, or of a key below an open section."""
+    check_content(value, key)
     *parents, last = key.split(".")
     here: Any = tree
     for depth, step in enumerate(parents):
@@ -129,36 +122,24 @@ def _set_key(tree: Tree, key: str, value: Any) -> None:
         _check_known(here, path, key, tree)
         text = here[step]
         if isinstance(text, str) and (whole := REFERENCE.fullmatch(text)):
-            # A copy of the mapping that it refers to, so that one key of it can be set.
+            # Copy the referenced mapping so that one key of the copy can be set.
             target = find_target(tree, whole[1])
             here[step] = dict(target) if isinstance(target, dict) else text
         here = here[step]
         if not isinstance(here, dict):
-            raise RecipeError(key, f"{path} is a value, it has no keys", f"write {path}=...")
+            raise RecipeError(key, f"{path} is a value and has no keys", f"write {path}=...")
     if not is_open(key) or (value is None and key.startswith(REMOVABLE)):
         _check_known(here, key, key, tree)
     here[last] = value
 
 
-def _check_known(here: Tree, path: str, key: str, tree: Tree) -> None:
-    """A step of ``key`` is known if the tree has it, or the class of its node takes it."""
+def _check_known(here: YamlTree, path: str, key: str, tree: YamlTree) -> None:
+    """Raise if neither the tree nor the class of its node has this step of ``key``."""
     parent, _, step = path.rpartition(".")
     known = list(here)
     if "_target_" in here:
         known += find_spec(here["_target_"], f"{parent}._target_").list_keys()
     if step not in known:
         top = [*COMMAND_KEYS] if not parent else []
-        fix = suggest(key, sorted({*known, *top}), tree, step=step)
+        fix = suggest_key(key, sorted({*known, *top}), tree, step=step)
         raise RecipeError(path, "unknown key", fix)
-
-
-def _check_references(value: Any, path: str) -> None:
-    """Hold the user's own values to the rule for references in a recipe."""
-    if isinstance(value, str):
-        check_interpolations(value, path)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _check_references(item, f"{path}.{key}")
-    elif isinstance(value, list):
-        for item in value:
-            _check_references(item, path)

@@ -1,1 +1,1 @@
-"""What `action=evaluate` asks of checkpoints, here, on ranks and in the queue."""
+"""Evaluations of `action=evaluate`: in this process, on ranks and in scheduler jobs."""

@@ -1,8 +1,8 @@
-"""Evaluate checkpoints in jobs of their own: an array on the run's cluster, a node an element.
+"""Evaluate checkpoints in a job array on the run's cluster, one node per element.
 
 An element is ``python -m command.evaluate.queue RUN K``: it evaluates the K-th group of
-checkpoints that ``evaluation/array/array.json`` of the run lists, one after the other, each
-on all devices of the node. What has an answer already is left alone.
+checkpoints in the run's ``evaluation/array/array.json`` in order, each on all devices of the
+node. It skips checkpoints that have a result.
 """
 
 import os
@@ -19,110 +19,103 @@ from command.arguments import ROOT, Arguments, read_point
 from command.received_site import check_received_site
 from command.recipe.path_checks import open_run
 from components.checkpoint.choice import no_checkpoint
-from components.checkpoint.metadata import kept_tokens
+from components.checkpoint.metadata import list_saved_tokens
 from components.config.check import check_recipe
 from components.config.recipe import Recipe
 from components.config.schema.types import Section
-from components.data.files import replace_atomically
+from components.data.files import write_atomically
 from components.errors import RecipeError
 from components.report.measurements import read_evaluations
 from components.run.folder import RunFolder
 from components.run.records import read_record
-from components.terminal import say
+from components.terminal import log_line
 from data_prep.task import deal_tasks
 
 Answer = Mapping[str, Any]
-MOST_JOBS = 64  # elements where no profile names a limit
-_NOT_ASKED = {"run", "executor", "checkpoints", "at_tokens", "output"}
-_AGAIN = "the same command says how far they are, and prints what they found"
+MOST_JOBS = 64  # most elements if the cluster profile has no limit
+_NOT_SENT = {"run", "executor", "checkpoints", "at_tokens", "output"}
+_AGAIN = "repeat the command to see progress and results"
 
 
 class EvaluationArray(Section):
-    """Checkpoints by their tokens, a group an element; the question's words; the ``job``."""
+    """Array record: tokens of the checkpoints per element, command-line words, job id."""
 
     groups: list[list[int]]
     words: list[str]
     job: str | None
 
-    def write(self, folder: Path) -> None:
-        with replace_atomically(folder / "array.json") as file:
-            file.write(self.model_dump_json().encode())
+    def save_array(self, folder: Path) -> None:
+        write_atomically(folder / "array.json", self.model_dump_json())
 
 
 def read_array(folder: Path) -> EvaluationArray | None:
-    """Read what was submitted last; nothing before the first time."""
-    file, remedy = folder / "array.json", "delete it: the same command writes another"
+    """Read the record of the last submitted array; None before the first."""
+    file, remedy = folder / "array.json", "delete it; the same command writes a new file"
     return read_record(file, EvaluationArray, remedy=remedy) if file.exists() else None
 
 
 def array_folder(run: RunFolder) -> Path:
-    """Return where the script, the record and the logs of a run's evaluations lie."""
+    """Return the folder of a run's array script, record and logs."""
     return run.path / "evaluation" / "array"
 
 
 def evaluate_in_jobs(arguments: Arguments) -> list[Answer]:
-    """Return the answers that there are, and see that jobs find the others.
+    """Return the existing results and submit jobs for the missing ones.
 
-    While the queue has jobs of these evaluations, no other ones are submitted. With
-    ``checkpoints=all`` those are evaluated that the run has kept by now.
-
-    Raises:
-        RecipeError: no such checkpoint, a cluster without a scheduler or what its user has not
-            said, or the scheduler refuses.
+    It submits nothing while the queue has jobs of an earlier array. ``checkpoints=all``
+    selects the checkpoints that the run has saved so far.
     """
     folder, recipe = open_run(arguments.run, arguments.values)
     check_received_site(folder, recipe)
-    kept = kept_tokens(folder.checkpoints)  # by name: an element checks what it reads
-    newest = kept[-1:] if arguments.at_tokens is None else [arguments.at_tokens]
-    asked = kept if arguments.checkpoints == "all" else newest
-    if not asked or not {*asked} <= {*kept}:
-        raise no_checkpoint(folder.checkpoints, arguments.at_tokens, kept)
-    return ask_in_jobs(folder, recipe, asked, arguments)
+    available = list_saved_tokens(
+        folder.checkpoints
+    )  # listed by name: an element checks the content
+    newest = available[-1:] if arguments.at_tokens is None else [arguments.at_tokens]
+    selected = available if arguments.checkpoints == "all" else newest
+    if not selected or not {*selected} <= {*available}:
+        raise no_checkpoint(folder.checkpoints, arguments.at_tokens, available)
+    return ask_in_jobs(folder, recipe, selected, arguments)
 
 
 def ask_in_jobs(
     folder: RunFolder,
     recipe: Recipe,
-    asked: Sequence[int],
+    selected: Sequence[int],
     arguments: Arguments,
     name: str = "evaluation",
 ) -> list[Answer]:
-    """Do so for checkpoints that are there, by their tokens; the job is called by ``name``.
-
-    Raises:
-        RecipeError: as above.
-    """
+    """Evaluate the checkpoints at these tokens, in an array with the job name ``name``."""
     answers = answers_of(folder, arguments)
-    found = [answers[tokens] for tokens in asked if tokens in answers]
-    missing = [tokens for tokens in asked if tokens not in answers]
+    results = [answers[tokens] for tokens in selected if tokens in answers]
+    missing = [tokens for tokens in selected if tokens not in answers]
     if not missing:
-        return found
-    done = f"{len(found)} of {len(asked)} checkpoints are evaluated"
+        return results
+    done = f"evaluated {len(results)} of {len(selected)} checkpoints"
     if queued := _queued(folder, recipe):
         running = queued.count("running")
-        say(f"{done}; {running} jobs run, {len(queued) - running} wait\n  {_AGAIN}")
+        log_line(f"{done}; {running} jobs running, {len(queued) - running} queued\n  {_AGAIN}")
     else:
         job = _submit(folder, recipe, missing, arguments, name)
-        say(f"{done}; submitted {job}, its logs are in {array_folder(folder)}/jobs\n  {_AGAIN}")
-    return found
+        log_line(f"{done}; submitted {job}, logs in {array_folder(folder)}/jobs\n  {_AGAIN}")
+    return results
 
 
 def answers_of(run: RunFolder, arguments: Arguments) -> dict[int, Answer]:
-    """Find the results that have what the words ask for, by the tokens of their checkpoints."""
-    kept = read_evaluations(run.path)
-    return {one["tokens_trained"]: one for one in kept if _answers(one, arguments)}
+    """Return the results that contain the requested evaluation, by checkpoint tokens."""
 
+    def is_answer(result: Answer) -> bool:
+        if arguments.tasks:
+            return {*arguments.tasks} <= {*result.get("tasks", {}), *result.get("scores", {})}
+        if arguments.text is not None:
+            return str(arguments.text.absolute()) in result.get("texts", {})
+        return "held_out" in result
 
-def _answers(kept: Answer, arguments: Arguments) -> bool:
-    if arguments.tasks:
-        return {*arguments.tasks} <= {*kept.get("tasks", {}), *kept.get("scores", {})}
-    if arguments.text is not None:
-        return str(arguments.text.absolute()) in kept.get("texts", {})
-    return "held_out" in kept
+    results = filter(is_answer, read_evaluations(run.path))
+    return {result["tokens_trained"]: result for result in results}
 
 
 def _queued(run: RunFolder, recipe: Recipe) -> list[str]:
-    """List the states of what the queue has of the array before."""
+    """Return the queue's states of the last array's jobs."""
     folder = array_folder(run)
     array = read_array(folder)
     if array is None:
@@ -134,16 +127,10 @@ def _queued(run: RunFolder, recipe: Recipe) -> list[str]:
 
 
 def _submit(
-    run: RunFolder,
-    recipe: Recipe,
-    missing: Sequence[int],
-    arguments: Arguments,
-    name: str,
+    run: RunFolder, recipe: Recipe, missing: Sequence[int], arguments: Arguments, name: str
 ) -> str:
     tree, folder = recipe.model_dump(mode="json"), array_folder(run)
-    tree["cluster"] |= {
-        "hours": arguments.values.get("cluster.hours", tree["cluster"]["hours"])
-    }
+    tree["cluster"]["hours"] = arguments.values.get("cluster.hours", tree["cluster"]["hours"])
     recipe = check_recipe(tree)
     user = read_user(recipe.cluster.name, arguments.site)
     groups = deal_tasks(missing, most_elements(recipe, user) or MOST_JOBS)
@@ -156,26 +143,26 @@ def _submit(
     )
     folder.mkdir(parents=True, exist_ok=True)
     array = EvaluationArray(groups=[*map(list, groups)], words=_question(arguments), job=None)
-    array.write(folder)
+    array.save_array(folder)
     job = submit_array(recipe, user, work, repository=ROOT)
-    array.model_copy(update={"job": job}).write(folder)
+    array.model_copy(update={"job": job}).save_array(folder)
     return job
 
 
 def _question(arguments: Arguments) -> list[str]:
-    """Keep the words that an element asks with; it is in another folder than the user."""
-    kept: list[str] = []
+    """Return the words for an element, with absolute paths: its working folder differs."""
+    words: list[str] = []
     for word in arguments.words:
         key, _, value = word.partition("=")
         if key in {"text", "tasks_folder"}:
-            kept.append(f"{key}={Path(value).expanduser().absolute()}")
-        elif key not in _NOT_ASKED and not key.startswith("site."):
-            kept.append(word)
-    return kept
+            words.append(f"{key}={Path(value).expanduser().absolute()}")
+        elif key not in _NOT_SENT and not key.startswith("site."):
+            words.append(word)
+    return words
 
 
 def main(words: Sequence[str]) -> int:
-    """Evaluate a group; 0 done, 2 something that a user can mend."""
+    """Evaluate a group; return 0, or 2 after an error that the user can fix."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports what reads it
     from command.evaluate.questions import evaluate_run  # imports torch
 
@@ -188,7 +175,7 @@ def main(words: Sequence[str]) -> int:
             if tokens not in answers_of(run, point):
                 evaluate_run(point)
         except RecipeError as error:
-            say(str(error))
+            log_line(str(error))
             return 2
     return 0
 

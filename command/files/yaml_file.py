@@ -1,13 +1,12 @@
-"""A YAML file that somebody sent, as plain data with the line of each key; nothing is imported.
+"""Read received YAML files as plain data, with the line of each key. Nothing is imported.
 
-Every guard is a function of its own, so that a test can take it away and see what it held off.
+Every guard is a separate function so that a test can disable it and show what it blocks.
 """
 
 import re
 import stat
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 from unicodedata import category
@@ -15,42 +14,44 @@ from unicodedata import category
 import yaml
 from yaml.constructor import ConstructorError
 
+from components.config.schema.earlier_names import update_names, update_path
 from components.errors import RecipeError
 
 MAX_BYTES = 1_000_000
 MOST_LEVELS = 40  # the deepest recipe here has 8
-# Characters that show a line otherwise than it is read: bidirectional controls (Boucher and
-# Anderson 2021, arXiv 2111.00169, table 1) and the mark of byte order.
+# Characters that display a line differently from its content: bidirectional controls (Boucher
+# and Anderson 2021, arXiv 2111.00169, table 1) and the byte order mark.
 HIDDEN = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
-# Beside these: what ends a line, controls of a terminal, halves of characters.
+# Also refused: line separators, terminal control characters, surrogates.
 ACTING = frozenset({"Cc", "Zl", "Zp", "Cs"})
 PLAIN_CONTROLS = frozenset("\n\t")
 TIMESTAMP = "tag:yaml.org,2002:timestamp"
 FLOAT = "tag:yaml.org,2002:float"
-# As YAML 1.2 and OmegaConf read it; PyYAML wants a point, and a sign in the exponent.
+# As in YAML 1.2 and OmegaConf. PyYAML requires a decimal point, and a sign in the exponent.
 EXPONENT = re.compile(r"[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")
 
 
 @dataclass(frozen=True)
 class ReceivedYaml:
-    """A file's mapping, the lines of its dotted keys counted from 1, and its text."""
+    """A file's mapping, the lines of its dotted keys (counted from 1), and its text."""
 
     file: Path
     tree: dict[str, Any]
     lines: Mapping[str, int]
     text: str
 
-    def told(self, error: RecipeError) -> RecipeError:
-        """Put file and line before an error's path, if a key of the file is meant."""
+    def locate_error(self, error: RecipeError) -> RecipeError:
+        """Prefix an error's path with file and line, if the path is a key of the file."""
         return tell_line((self,), error)
 
 
 def tell_line(files: Sequence[ReceivedYaml], error: RecipeError) -> RecipeError:
-    """Put the last file that has an error's key before its path, with the line."""
+    """Prefix an error's path with the last file that has its key, and the line."""
     path = error.path
     while path:
-        for key in (path, f"asked.values.{path}", f"composed.{path}"):  # as a bundle has it
-            for sent in (one for one in reversed(files) if key in one.lines):
+        # The last two are keys as in a bundle.
+        for key in (path, f"requested.values.{path}", f"composed.{path}"):
+            for sent in (file for file in reversed(files) if key in file.lines):
                 where = f"{sent.file.name}:{sent.lines[key]}: {error.path}"
                 return RecipeError(where, error.problem, error.remedy)
         path = path.rpartition("." if "[" not in path else "[")[0]
@@ -58,10 +59,10 @@ def tell_line(files: Sequence[ReceivedYaml], error: RecipeError) -> RecipeError:
 
 
 class PlainLoader(yaml.SafeLoader):
-    """YAML without tags, aliases, dates, repeated keys or depths."""
+    """YAML loader without tags, aliases, dates, repeated keys or deep nesting."""
 
-    # As OmegaConf reads it: a date is text.
-    yaml_implicit_resolvers = {  # noqa: RUF012 (the name and form that PyYAML asks for)
+    # As in OmegaConf: a date is text.
+    yaml_implicit_resolvers = {  # noqa: RUF012 (the name and form that PyYAML requires)
         first: [(tag, pattern) for tag, pattern in resolvers if tag != TIMESTAMP]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
@@ -82,11 +83,11 @@ class PlainLoader(yaml.SafeLoader):
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
-            found = super().construct_object(node, deep=deep)
-        except ValueError as error:  # an integer of more digits than Python reads
+            value = super().construct_object(node, deep=deep)
+        except ValueError as error:  # an integer with more digits than Python reads
             _stop(node, str(error))
-        refuse_acting(found, node)
-        return found
+        refuse_acting(value, node)
+        return value
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         refuse_repeated(node)
@@ -96,12 +97,15 @@ class PlainLoader(yaml.SafeLoader):
 PlainLoader.add_implicit_resolver(FLOAT, EXPONENT, list("-+0123456789"))
 
 
-def read_data(file: Path, kind: str) -> ReceivedYaml:
-    """Read a mapping; ``kind`` is the key of the command line that named the file.
+def read_sections(file: Path, kind: str, section: str = "") -> ReceivedYaml:
+    """Read sections of a recipe, below ``section``, with the present names of their keys."""
+    sent = read_data(file, kind)
+    lines = {update_path(key): line for key, line in sent.lines.items()}
+    return replace(sent, tree=update_names(sent.tree, section), lines=lines)
 
-    Raises:
-        RecipeError: it cannot be read, is too large, is no plain YAML or no mapping.
-    """
+
+def read_data(file: Path, kind: str) -> ReceivedYaml:
+    """Read a mapping; ``kind`` is the command-line key that named the file."""
     text = _read_text(file, kind)
     refuse_hidden(text, file)
     try:
@@ -116,7 +120,7 @@ def read_data(file: Path, kind: str) -> ReceivedYaml:
     except RecursionError:
         _refuse(file, 1, "nested too deeply")
     if not isinstance(tree, dict):
-        raise RecipeError(kind, f"{file} holds no mapping", "it has lines of key: value")
+        raise RecipeError(kind, f"{file} is not a mapping", "write lines of key: value")
     return ReceivedYaml(file, tree, lines=dict(_lines(node)) if node else {}, text=text)
 
 
@@ -128,72 +132,69 @@ def _read_text(file: Path, kind: str) -> str:
         refuse_size(content, file)
         return content.decode("utf-8")
     except FileNotFoundError:
-        beside = [one.stem for one in file.parent.glob("*.yaml")]
-        close = [str(file.with_stem(one)) for one in get_close_matches(file.stem, beside)]
-        way = f"did you mean {' or '.join(close)}?" if close else "check the path"
-        raise RecipeError(kind, f"there is no file {file}", way) from None
+        raise RecipeError(kind, f"{file} does not exist", "check the path") from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         problem = f"cannot read {file}: {error}"
-        raise RecipeError(f"{file.name}:{line}", problem, "write it in UTF-8") from None
+        raise RecipeError(f"{file.name}:{line}", problem, "save the file as UTF-8") from None
     except OSError as error:
         raise RecipeError(kind, f"cannot read {file}: {error}", "check the file") from None
 
 
 def _refuse(file: Path, line: int, problem: str) -> NoReturn:
     where = f"{file.name}:{line}"
-    raise RecipeError(where, f"{file} is no plain YAML: {problem}", "mend it there")
+    raise RecipeError(where, f"{file} is not plain YAML: {problem}", "correct the file")
 
 
 def refuse_device(file: Path, kind: str) -> None:
-    """Refuse what may never end or never begin: devices, pipes, folders."""
+    """Refuse devices, pipes and folders, where a read may never start or end."""
     if not stat.S_ISREG(file.stat().st_mode):
-        raise RecipeError(kind, f"{file} is no regular file", "name a file")
+        raise RecipeError(kind, f"{file} is not a regular file", "choose a file")
 
 
 def refuse_size(content: bytes, file: Path) -> None:
-    """Refuse more than :data:`MAX_BYTES`; no more than one byte beyond was read."""
+    """Refuse more than :data:`MAX_BYTES`. At most one more byte was read."""
     if len(content) > MAX_BYTES:
         line = content.count(b"\n") + 1
         problem = f"{file} is larger than {MAX_BYTES:,} bytes"
-        raise RecipeError(f"{file.name}:{line}", problem, "is it the file that you meant?")
+        raise RecipeError(f"{file.name}:{line}", problem, "check the path")
 
 
 def refuse_hidden(text: str, file: Path) -> None:
-    """Refuse characters that make a text look otherwise than it reads."""
+    """Refuse characters that make a text look different from its content."""
     for character in HIDDEN.intersection(text):
         line = text.count("\n", 0, text.index(character)) + 1
         _refuse(file, line, f"the invisible character U+{ord(character):04X}")
 
 
-def refuse_acting(found: object, node: Any) -> None:
-    """Refuse text that acts on a terminal, as escapes can write it, or reads otherwise."""
-    for character in found if isinstance(found, str) else "":
+def refuse_acting(value: object, node: Any) -> None:
+    """Refuse escaped text with terminal control characters or hidden characters."""
+    for character in value if isinstance(value, str) else "":
         hidden = character in HIDDEN or category(character) in ACTING
         if hidden and character not in PLAIN_CONTROLS:
-            _stop(node, f"a text holds the control character U+{ord(character):04X}")
+            _stop(node, f"a string contains the control character U+{ord(character):04X}")
 
 
 def refuse_alias(event: Any) -> None:
-    """Refuse what another place of the file says, and so bombs of aliases."""
+    """Refuse aliases, which can expand exponentially."""
     if isinstance(event, yaml.AliasEvent):
         _stop(event, "aliases are not allowed")
 
 
 def refuse_tag(event: Any) -> None:
-    """Refuse every tag: some make objects."""
+    """Refuse all tags: some create objects."""
     if (tag := getattr(event, "tag", None)) is not None:
         _stop(event, f"the tag {tag} is not allowed")
 
 
 def refuse_depth(level: int, event: Any) -> None:
-    """Refuse what would exhaust whoever walks it."""
+    """Refuse deep nesting, which would exhaust recursive readers."""
     if level > MOST_LEVELS:
         _stop(event, f"more than {MOST_LEVELS} levels")
 
 
 def refuse_repeated(node: Any) -> None:
-    """Refuse a key that is given twice, and the merge key, which gives keys unseen."""
+    """Refuse a repeated key, and the merge key, which adds keys invisibly."""
     seen = set()
     for key, _ in node.value:
         if key.value == "<<":

@@ -1,1 +1,1 @@
-"""Jobs: runs that are checked on the login node and submitted, and their status."""
+"""Jobs: check runs on the login node, submit them, and report their status."""

@@ -1,1 +1,1 @@
-"""What ``action=new`` writes: the user's text and tokenizer, sizes by rule, and the page."""
+"""Components of ``action=new``: the user's text and tokenizer, sizes by rule, and the file."""

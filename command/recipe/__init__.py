@@ -1,1 +1,1 @@
-"""Files of recipes, options and locks: read as data, checked, and trusted by their place."""
+"""Read recipe, option and lock files as data, check them, and decide trust by their folder."""

@@ -1,8 +1,7 @@
-"""Options that Hydra does not find by itself, read as data: private ones, those of a family."""
+"""Option files that Hydra does not find: private ones and ones in subfolders, read as data."""
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,24 +9,22 @@ from typing import Any
 from command.files.trusted_paths import (
     conf_folder,
     find_option,
-    is_of_family,
-    is_private_option,
     is_trusted,
     option_names,
     real_path,
 )
-from command.files.yaml_file import ReceivedYaml, read_data
+from command.files.yaml_file import ReceivedYaml, read_sections
 from command.recipe.recipe_file import check_content
-from components.config.suggestions import nearest
+from components.config.suggestions import suggest_similar
 from components.errors import RecipeError
 
 PART = re.compile(r"([a-z0-9_]+/[a-z0-9_]+)@_here_")
-PACKAGE = re.compile(r"^# @package (\S+)$", re.MULTILINE)
+PACKAGES = {"preparation": "data.preparation"}  # of groups that are no sections
 
 
 @dataclass(frozen=True)
 class StoredConfig:
-    """What Hydra is given beside the files of ``conf/``: a text, so that equals are equal."""
+    """A config for Hydra's store. Its content is text, so that equal configs compare equal."""
 
     group: str | None
     name: str
@@ -35,37 +32,33 @@ class StoredConfig:
     package: str
 
     @property
-    def tree(self) -> Any:
+    def plain_tree(self) -> Any:
         """The content as plain data."""
         return json.loads(self.text)
 
 
 def read_options(choices: Mapping[str, str]) -> list[StoredConfig]:
-    """Read such files among what is chosen, and those that they start from.
-
-    Raises:
-        RecipeError: such a file is wrong, is somebody else's, or has a name of this repository.
-    """
-    return [one for group, name in choices.items() for one in _follow(group, name, ())]
+    """Read the chosen options that Hydra does not find, and those that they start from."""
+    return [config for group, name in choices.items() for config in _follow(group, name, ())]
 
 
 def _follow(group: str, name: str, above: tuple[str, ...]) -> Iterator[StoredConfig]:
     file = find_option(group, name)
-    if not (is_private_option(file) or is_of_family(group, file)):
-        return
+    if file.parent == conf_folder() / group:
+        return  # Hydra finds this file
     if name in above:
         problem = f"{group} {name!r} starts from itself: {' -> '.join((*above, name))}"
-        raise RecipeError(group, problem, f"mend the defaults of {file}")
-    if is_private_option(file) and not is_trusted(file):
-        problem = f"{file} leads to {real_path(file)}, which is no place of yours"
-        raise RecipeError(group, problem, "put a copy in the place of the link")
-    sent = read_data(file, group)
-    package = _package(group)
+        raise RecipeError(group, problem, f"correct the defaults of {file}")
+    if not (file.is_relative_to(conf_folder()) or is_trusted(file)):
+        problem = f"{file} links to {real_path(file)}, outside your trusted folders"
+        raise RecipeError(group, problem, "replace the link with a copy")
+    package = PACKAGES.get(group, group)
+    sent = read_sections(file, group, package)
     try:
         parents = list(_check(sent, group, package))
     except RecipeError as error:
         path = error.path.removeprefix(f"{package}.")
-        raise sent.told(RecipeError(path, error.problem, error.remedy)) from None
+        raise sent.locate_error(RecipeError(path, error.problem, error.remedy)) from None
     for parent in parents:
         yield from _follow(group, parent, (*above, name))
     yield StoredConfig(group, name, json.dumps(sent.tree), package)
@@ -77,25 +70,17 @@ def _check(sent: ReceivedYaml, group: str, package: str) -> Iterator[str]:
     check_content(own, package)
     entries = sent.tree.get("defaults", [])
     if not isinstance(entries, list):
-        raise RecipeError("defaults", f"{entries!r} is no list", "write - NAME")
+        raise RecipeError("defaults", f"{entries!r} is not a list", "write - NAME")
     known = option_names(group)
     for entry in entries:
         if entry in known:
             yield entry
         elif entry != "_self_" and not _is_part(entry, group):
-            problem = f"there is no {group} {entry!r}"
-            raise RecipeError("defaults", problem, nearest(str(entry), known))
+            problem = f"unknown {group}: {entry!r}"
+            raise RecipeError("defaults", problem, suggest_similar(str(entry), known))
 
 
 def _is_part(entry: object, group: str) -> bool:
-    """Tell whether this repository has such a part of options, as ``parts/dense@_here_``."""
+    """Return whether this repository has such a part, as ``parts/dense@_here_``."""
     part = PART.fullmatch(entry) if isinstance(entry, str) else None
     return part is not None and (conf_folder() / group / f"{part[1]}.yaml").is_file()
-
-
-def _package(group: str) -> str:
-    """Return where a group's options stand in the tree: where most of this repository's do."""
-    files = sorted((conf_folder() / group).glob("*.yaml"))
-    texts = (file.read_text("utf-8") for file in files)
-    found = Counter(match[1] for text in texts if (match := PACKAGE.search(text)))
-    return found.most_common(1)[0][0] if found else group

@@ -1,9 +1,8 @@
-"""Path checks: where received files and run folders may point to; the runs a command names.
+"""Path checks: allowed paths of received files and run folders; the runs that a command names.
 
-What a user names on the command line may lie anywhere, and so may what a file in a place of the
-user's own names (`command.files.trusted_paths`); what any other file names has to lie below the
-working folder. Of a run that this user made here every place is honoured, for the user named
-it; of any other, those below the working folder and those that are named again.
+Paths on the command line, in the user's own files (`command.files.trusted_paths`) and in runs
+that this user made here may point anywhere. All other paths must be below the working folder,
+unless the user names them again.
 """
 
 import re
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import Arguments
-from command.files.trusted_paths import trust_command
+from command.files.trusted_paths import recipes_folder
 from components.config.check import read_recipe
 from components.config.part_nodes import find_spec
 from components.config.recipe import Recipe
@@ -31,69 +30,62 @@ FOLDER = "data.folder"
 def check_places(
     tree: Mapping[str, Any], named: UserOverrides, given: UserOverrides | None = None
 ) -> None:
-    """Check every place that a recipe's sections name and the user does not.
+    """Refuse outside paths (absolute, with ``..``, by a link) that the user does not name.
 
-    Of a recipe of the user's own, only those that a file beside it has ``given``.
-
-    Raises:
-        RecipeError: an absolute or climbing path, or one that a link leads out.
+    With ``given``, as for the user's own recipe, check only the keys that another file set.
     """
     for path, text in _unnamed(tree, named):
-        if given is None or given.covers(path.partition("[")[0]):
+        if given is None or given.is_overridden(path.partition("[")[0]):
             refuse_outside(text, path)
 
 
 def explain_received(error: RecipeError, files: Sequence[Path]) -> RecipeError:
-    """Add to the refusal of a place whose it is, and the command that makes it the user's."""
+    """Add the received files' names and the trusted folder to a refusal."""
     whose = " and ".join(file.name for file in files)
     problem = f"{error.problem}, and {whose} {'were' if files[1:] else 'was'} received"
-    way = f"{error.remedy}, or make it your own: {trust_command(files)}"
-    return RecipeError(error.path, problem, way)
+    fix = f"{error.remedy}, or trust the file: move it to {recipes_folder()}"
+    return RecipeError(error.path, problem, fix)
 
 
 def places_outside(tree: Mapping[str, Any], named: UserOverrides) -> dict[str, str]:
-    """Return the places that lead out of the working folder and that the user does not name."""
+    """Return the paths outside the working folder that the user does not name."""
     return {path: text for path, text in _unnamed(tree, named) if _leads_out(text)}
 
 
 def refuse_outside(text: str, path: str) -> None:
-    """Refuse a place that is not below the working folder once links are followed.
-
-    Raises:
-        RecipeError: it is not, or is no path.
-    """
+    """Refuse a path that leads, through links or not, outside the working folder."""
     if (how := _leads_out(text)) is not None:
-        remedy = f"if you trust it, name it yourself: {path.partition('[')[0]}=..."
+        remedy = f"if you trust it, set {path.partition('[')[0]}=..."
         raise RecipeError(path, f"{text!r} {how}", remedy)
 
 
 def _leads_out(text: str) -> str | None:
-    """Describe how a place leaves the working folder; nothing where it stays inside."""
+    """Return how a path leaves the working folder, or None if it stays inside."""
     place = Path(text)
     if place.is_absolute() or text.startswith("~") or ".." in place.parts:
-        return "leads out of the working folder"
+        return "leads out of the working directory"
     here = Path.cwd()
     plain = takewhile(lambda part: not PATTERN.search(part), place.parts)
     try:
-        # What stands before a pattern first: a folder outside is not even listed.
+        # The part before a wildcard first: a folder outside must not even be listed.
         meant = chain([here.joinpath(*plain), here / place], here.glob(text))
-        inside = all(one.resolve().is_relative_to(here.resolve()) for one in meant)
+        inside = all(candidate.resolve().is_relative_to(here.resolve()) for candidate in meant)
     except (ValueError, NotImplementedError, OSError, RuntimeError) as error:
-        return f"is no path: {error}"
-    return None if inside else "leads out of the working folder by a link"
+        return f"is not a valid path: {error}"
+    return None if inside else "leads out of the working directory by a link"
 
 
 def _unnamed(tree: Mapping[str, Any], named: UserOverrides) -> Iterator[tuple[str, str]]:
-    """Yield every place that the tree names and the user does not, with its path."""
+    """Yield YAML path and text of the file paths that the user does not name."""
     for path, text in _places(tree, (), ""):
-        if text not in NOWHERE and not named.covers(path.partition("[")[0]):
+        if text not in NOWHERE and not named.is_overridden(path.partition("[")[0]):
             yield path, text
 
 
 def _places(
     value: object, location: tuple[Any, ...], path: str, *, marked: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Yield the texts that name files or folders: the schema says which, or a constructor."""
+    """Yield the texts that name files or folders, according to the schema or a constructor."""
     if isinstance(value, Mapping):
         node = value.get("_target_")
         for key, item in value.items():
@@ -112,11 +104,7 @@ def _takes_place(target: object, key: str, path: str) -> bool:
 
 
 def check_run_places(folder: RunFolder, recipe: Recipe, arguments: Arguments) -> None:
-    """Refuse, before a run goes on, places outside that are not the user's own words.
-
-    Raises:
-        RecipeError: the first such place of the recipe.
-    """
+    """Refuse outside paths before a run continues, unless the user names them."""
     try:
         if not is_own(folder.recipe):
             check_places(recipe.model_dump(mode="json"), UserOverrides(arguments.values))
@@ -125,26 +113,18 @@ def check_run_places(folder: RunFolder, recipe: Recipe, arguments: Arguments) ->
 
 
 def check_data_place(folder: RunFolder, recipe: Recipe, values: Mapping[str, Any]) -> None:
-    """Refuse to read prepared data outside that are not the user's own words.
-
-    Raises:
-        RecipeError: the recipe's ``data.folder`` leads out, or the data lie elsewhere.
-    """
-    if error := strange_data(folder, recipe, values):
+    """Refuse prepared data outside the working folder, unless the user names their folder."""
+    if error := untrusted_data(folder, recipe, values):
         raise error
 
 
-def strange_data(
+def untrusted_data(
     folder: RunFolder, recipe: Recipe, values: Mapping[str, Any]
 ) -> RecipeError | None:
-    """Describe why the prepared data of a run are not read, if they are not.
-
-    Raises:
-        RecipeError: ``data.json`` cannot be read.
-    """
+    """Return the reason why a run's prepared data may not be read, or None."""
     if not (folder.path / "data.json").exists():
         return None
-    place, wanted = Path(folder.data.folder), str(values.get(FOLDER, recipe.data.folder))
+    place, wanted = Path(folder.data_record.folder), str(values.get(FOLDER, recipe.data.folder))
     own = is_own(folder.recipe)
     if own and is_own(folder.path / "data.json"):
         return None
@@ -155,42 +135,34 @@ def strange_data(
         return _theirs(folder, error)
     if place.resolve().is_relative_to(Path(wanted).resolve()):
         return None
-    problem = f"{place} is not below {FOLDER}, which is {wanted}"
-    remedy = f"if you trust it, name it yourself: {FOLDER}={place.parent}"
+    problem = f"{place} is not inside {FOLDER}={wanted}"
+    remedy = f"if you trust it, set {FOLDER}={place.parent}"
     return _theirs(folder, RecipeError(str(folder.path / "data.json"), problem, remedy))
 
 
 def _theirs(folder: RunFolder, error: RecipeError) -> RecipeError:
-    problem = f"{error.problem}, and {folder.path} was not made by you on this machine"
+    problem = f"{error.problem}, and {folder.path} was received"
     return RecipeError(error.path, problem, error.remedy)
 
 
 def named_runs(arguments: Arguments) -> list[Path]:
-    """List the run folders that are named; a folder of run folders stands for all of them.
-
-    Raises:
-        RecipeError: none is named, or there is none.
-    """
+    """List the named run folders. A folder of run folders yields all of them."""
     named = [*arguments.runs, *([arguments.run] if arguments.run else [])]
     if not named:
-        raise RecipeError("run", "no run is named", "write run=FOLDER, or runs=[FOLDER,...]")
-    found: list[Path] = []
+        raise RecipeError("run", "a run is required", "write run=FOLDER, or runs=[FOLDER,...]")
+    folders: list[Path] = []
     for folder in named:
         inside = sorted(file.parent for file in folder.glob("*/recipe.json"))
         alone = (folder / "recipe.json").is_file() or not inside
-        found += [folder] if alone else inside
-    return [existing_run_folder(one).path for one in found]
+        folders += [folder] if alone else inside
+    return [existing_run_folder(folder).path for folder in folders]
 
 
 def open_run(run: Path | None, values: Mapping[str, Any]) -> tuple[RunFolder, Recipe]:
-    """Open ``run=FOLDER`` and read its recipe; no checkpoint is touched.
-
-    Raises:
-        RecipeError: no run is named, it is none, or its data are not where the user says.
-    """
+    """Open ``run=FOLDER`` and read its recipe; check where its data are; open no checkpoint."""
     if run is None:
         remedy = "write run=FOLDER"
-        raise RecipeError("run", "no run is named, and a recipe alone has no weights", remedy)
+        raise RecipeError("run", "a run is required: a recipe has no weights", remedy)
     folder = existing_run_folder(run)
     recipe = read_recipe(folder.recipe)
     check_data_place(folder, recipe, values)

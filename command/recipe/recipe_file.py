@@ -1,18 +1,18 @@
-"""Recipe files as data: which sections, defaults, targets and references they may hold."""
+"""Check recipe files as data: allowed sections, defaults, targets and references."""
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from command.arguments import groups
+from command.arguments import list_config_groups
 from command.files.trusted_paths import NAME
 from command.files.yaml_file import ReceivedYaml
 from command.recipe.replacement import without_marks
 from components.config.part_nodes import NODE_KEYS, find_spec
 from components.config.recipe import Recipe
 from components.config.schema.types import fields_of
-from components.config.suggestions import nearest, suggest
+from components.config.suggestions import suggest_key, suggest_similar
 from components.errors import RecipeError
 
 OVERRIDE = "override /"
@@ -23,39 +23,35 @@ SECTIONS = frozenset(fields_of(Recipe)) - {"cluster", "scale"}
 
 
 def check_recipe_file(sent: ReceivedYaml) -> None:
-    """Check what was read; nothing of it is used before.
-
-    Raises:
-        RecipeError: it holds what a recipe may not hold; with the line.
-    """
+    """Check a recipe file. Its content must not be used before. An error has the line."""
     own = {key: value for key, value in sent.tree.items() if key != "defaults"}
     try:
         _check_sections(own)
         _check_defaults(sent.tree.get("defaults", []), sent.file)
         check_content(without_marks(own))
     except RecipeError as error:
-        raise sent.told(error) from None
+        raise sent.locate_error(error) from None
 
 
 def _check_sections(tree: Mapping[str, Any]) -> None:
-    for key in (one for one in tree if one not in SECTIONS):
+    for key in (section for section in tree if section not in SECTIONS):
         if key in {"cluster", "scale"}:
-            problem = "a recipe never sets its machine or its scale; it names its home"
-            way = f"leave it out here, and write {key}=NAME on the command line"
-            raise RecipeError(str(key), problem, way)
-        problem = "a recipe has no such section"
-        raise RecipeError(str(key), problem, suggest(str(key), sorted(SECTIONS)))
+            problem = "a recipe cannot set cluster or scale, only reference_cluster"
+            remedy = f"remove {key}, and write {key}=NAME on the command line"
+            raise RecipeError(str(key), problem, remedy)
+        problem = "unknown section"
+        raise RecipeError(str(key), problem, suggest_key(str(key), sorted(SECTIONS)))
 
 
 def _check_defaults(entries: object, file: Path) -> None:
-    """Only options of groups and recipes to start from are allowed."""
+    """Allow only group options, and recipes to start from."""
     if not isinstance(entries, list):
-        problem = f"{entries!r} is no list"
+        problem = f"{entries!r} is not a list"
         raise RecipeError("defaults", problem, "write - override /model: NAME")
-    known = groups()
+    known = list_config_groups()
     for entry in entries:
         if isinstance(entry, str):
-            _check_start(entry, known["recipe"], file)
+            _check_start(entry, known["recipe"])
         elif isinstance(entry, Mapping) and len(entry) == 1:
             [(key, option)] = entry.items()
             _check_override(str(key), option, known, file)
@@ -64,21 +60,20 @@ def _check_defaults(entries: object, file: Path) -> None:
             raise RecipeError("defaults", problem, "write override /group: option")
 
 
-def is_beside(entry: str) -> bool:
-    """Return whether an entry of the defaults is a path from the file that has it."""
+def is_relative(entry: str) -> bool:
+    """Return whether a defaults entry is a path relative to its file."""
     return entry.startswith(("./", "../"))
 
 
-def _check_start(entry: str, known: list[str], file: Path) -> None:
-    if entry == "_self_" or entry in known or is_beside(entry):
+def _check_start(entry: str, known: list[str]) -> None:
+    if entry == "_self_" or entry in known or is_relative(entry):
         return
     if not NAME.fullmatch(entry):
         problem = f"{entry!r} is refused"
-        remedy = "write the name of a recipe, ./FILE, or override /group: option"
+        remedy = "write a recipe name, ./FILE, or override /group: option"
         raise RecipeError("defaults", problem, remedy)
-    there = (file.parent / f"{entry}.yaml").is_file()
-    remedy = f"write ./{entry}" if there else f"{nearest(entry, known)}; a file's is ./NAME"
-    raise RecipeError("defaults", f"there is no recipe {entry!r}", remedy)
+    fix = f"{suggest_similar(entry, known)}; for a file, write ./NAME"
+    raise RecipeError("defaults", f"unknown recipe: {entry!r}", fix)
 
 
 def _check_override(
@@ -88,18 +83,16 @@ def _check_override(
     group = key.removeprefix(OVERRIDE)
     if group == key or group not in legal:
         problem = f"{key!r} is refused in {file.name}"
-        raise RecipeError("defaults", problem, nearest(group, legal))
+        raise RecipeError("defaults", problem, suggest_similar(group, legal))
     if option not in known[group]:
-        problem = f"there is no {group} {option!r}"
-        raise RecipeError(f"defaults.{group}", problem, nearest(str(option), known[group]))
+        problem = f"unknown {group}: {option!r}"
+        raise RecipeError(
+            f"defaults.{group}", problem, suggest_similar(str(option), known[group])
+        )
 
 
 def check_content(value: object, path: str = "") -> None:
-    """Check the keys, targets and references of a recipe's sections.
-
-    Raises:
-        RecipeError: with the YAML path of the first that is refused.
-    """
+    """Check the keys, targets and references of a recipe's sections."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             here = f"{path}.{key}" if path else str(key)
@@ -114,20 +107,16 @@ def check_content(value: object, path: str = "") -> None:
 
 def _check_key(key: object, value: object, path: str) -> None:
     if not isinstance(key, str):
-        raise RecipeError(path, f"the key {key!r} is no text", "quote it")
+        raise RecipeError(path, f"the key {key!r} is not a string", "quote it")
     if key.startswith("_") and key not in NODE_KEYS:
-        problem = "only Hydra's own instantiation reads such a key"
-        raise RecipeError(path, problem, "leave it out")
+        problem = "keys of Hydra's own instantiation are not supported"
+        raise RecipeError(path, problem, "remove the key")
     if key == "_target_":
         find_spec(value, path)
 
 
 def check_interpolations(text: str, path: str) -> None:
-    """Allow ``${section.key}``; refuse resolvers, which can read the environment and files.
-
-    Raises:
-        RecipeError: anything in ``${...}`` but a dotted path.
-    """
+    """Allow ``${section.key}``; refuse resolvers, which can read the environment and files."""
     if not all(map(PLAIN_PATH.fullmatch, INTERPOLATION.findall(text))):
-        remedy = "only ${section.key} may be referred to"
+        remedy = "write a reference as ${section.key}"
         raise RecipeError(path, f"{text!r} is refused", remedy)

@@ -1,7 +1,7 @@
-"""Mappings of a recipe that take the place of those below them instead of being merged in.
+"""Replacement marks: mappings of a recipe that replace earlier ones instead of merging.
 
-A mixture is whole: the shares of a recipe replace those that it starts from. Of any other
-mapping ``_replace_: true`` says so.
+The shares of a mixture always replace the parent's. Any other mapping needs
+``_replace_: true``.
 """
 
 import re
@@ -13,21 +13,17 @@ from components.errors import RecipeError
 REPLACE = "_replace_"
 WHOLE = re.compile(r"data\.(phases\.[^.]+\.)?shares")
 Steps = tuple[str, ...]
-Tree = dict[str, Any]
+YamlTree = dict[str, Any]
 
 
 def without_marks(value: Any, path: str = "") -> Any:
-    """Return a copy of a value without the marks of replacement.
-
-    Raises:
-        RecipeError: a mark is anything but true.
-    """
+    """Return a copy of a value without replacement marks; a mark must be true."""
     if not isinstance(value, Mapping):
         return value
     if (mark := value.get(REPLACE, True)) is not True:
-        problem = f"{mark!r} is not true"
+        problem = f"expected true, got {mark!r}"
         where = f"{path}.{REPLACE}" if path else REPLACE
-        raise RecipeError(where, problem, f"leave {REPLACE} out, and the mapping is merged")
+        raise RecipeError(where, problem, f"remove {REPLACE} to merge the mapping")
     return {
         key: without_marks(item, f"{path}.{key}" if path else str(key))
         for key, item in value.items()
@@ -35,18 +31,18 @@ def without_marks(value: Any, path: str = "") -> Any:
     }
 
 
-def merge(below: Any, above: Any, path: str = "") -> Any:
-    """Merge a recipe's value over that of the one it starts from; marks are kept."""
+def merge_values(below: Any, above: Any, path: str = "") -> Any:
+    """Merge a recipe's value over its parent's. Replacement marks are kept."""
     mappings = isinstance(below, Mapping) and isinstance(above, Mapping)
     if not mappings or _is_whole(above, path):
         return above
     dot = "." if path else ""
-    over = {key: merge(below.get(key), above[key], f"{path}{dot}{key}") for key in above}
+    over = {key: merge_values(below.get(key), above[key], f"{path}{dot}{key}") for key in above}
     return {**below, **over}
 
 
-def replace_in(tree: Tree, recipe: Mapping[str, Any]) -> None:
-    """Put the whole mappings of a merged recipe into a tree that has it merged in."""
+def replace_in(tree: YamlTree, recipe: Mapping[str, Any]) -> None:
+    """Replace the merged mappings in a tree that the recipe marks as whole."""
     for (*before, last), value in _wholes(recipe, ()):
         here: Any = tree
         for step in before:

@@ -19,22 +19,20 @@ from components.run.provenance import write_provenance
 def create_child_folders(
     root: Path, runs: Mapping[str, Recipe], site: Mapping[str, Any]
 ) -> None:
-    """Create the folder of every run below ``root``; its recipe names the folder of its parent.
+    """Create the folder of every run below ``root``, with the parent's folder in its recipe.
 
-    A repeated call creates what is missing, and renews the recipes of runs that did not start.
-
-    Raises:
-        RecipeError: the data of a child cannot be prepared, or a folder cannot be created.
+    A repeated call creates missing folders, and updates the recipes of runs that were not
+    submitted.
     """
     for node in nodes_of(root.absolute()) if runs else ():
-        if node.child.kind != "run":
+        if node.child.node_kind != "run":
             continue
-        folder, tree = RunFolder(node.path), runs[node.name].model_dump(mode="json")
-        tree[START]["run"] = str(node.parent.path)
+        folder, tree = RunFolder(node.folder_path), runs[node.name].model_dump(mode="json")
+        tree[START]["run"] = str(node.parent_run.path)
         recipe = check_recipe(tree)
         if not folder.recipe.exists():
-            create_run_folder(recipe, node.path)
-        elif not Jobs(folder).record.exists():  # a run that was submitted keeps its recipe
+            create_run_folder(recipe, node.folder_path)
+        elif not Jobs(folder).record.exists():  # a submitted run keeps its recipe
             check_continues(read_recipe(folder.recipe), recipe, folder.path)
             folder.write_recipe(recipe)
         if not (folder.path / "data.json").exists():

@@ -1,8 +1,8 @@
-"""Nodes of a tree by its folders: where each is, what it waits for, how it stands.
+"""Nodes of a run tree and their state, read from the root run's folders.
 
-children/NAME        below the trunk: the folder of a run, a merge or an export, whatever of
-children/NAME.json   the job of a merge or an export, written before it is handed over
-children/jobs/NAME   the logs of that job
+children/NAME        folder of a run, merge or export, also of a nested node
+children/NAME.json   job record of a merge or an export, written before submission
+children/jobs/NAME   logs of that job
 children/submit.lock held while a process submits or cancels nodes of the tree
 """
 
@@ -14,9 +14,9 @@ from cluster.records import Jobs
 from cluster.scheduler import JobState, check_id
 from command.arguments import Arguments, read_point
 from command.evaluate.queue import answers_of, array_folder, read_array
-from components.checkpoint.metadata import kept_tokens
+from components.checkpoint.metadata import list_saved_tokens
 from components.config.check import read_recipe
-from components.config.children import CHILDREN, ordered
+from components.config.children import CHILDREN, sort_by_parent
 from components.config.schema.children import Child
 from components.errors import RecipeError
 from components.run.folder import RunFolder, existing_run_folder
@@ -26,79 +26,86 @@ DONE, DUE, WAITING, QUEUED, UNSURE = "finished", "due", "waiting", "submitted", 
 
 @dataclass(frozen=True)
 class TreeNode:
-    """A node in its trunk's folder."""
+    """A node in its root run's folder."""
 
     root: Path
     name: str
     child: Child
 
     @property
-    def path(self) -> Path:
-        """Where its own folder is or will be."""
+    def folder_path(self) -> Path:
+        """The path of the node's folder, which may not exist yet."""
         return self.root / CHILDREN / self.name
 
     @property
-    def parent(self) -> RunFolder:
+    def parent_run(self) -> RunFolder:
         return RunFolder(
             self.root if self.child.of is None else self.root / CHILDREN / self.child.of
         )
 
     @property
-    def note(self) -> Path:
-        """The record of its job, where it is no run."""
-        return self.path.with_suffix(".json")
+    def job_file(self) -> Path:
+        """The job record of a merge or an export."""
+        return self.folder_path.with_suffix(".json")
 
     @property
-    def words(self) -> list[str]:
-        """The words of the command that does it, once its checkpoint is there."""
-        if self.child.kind == "run":
-            return ["action=train", f"resume={self.path}"]
-        found = [f"action={self.child.kind}", f"run={self.parent.path}"]
+    def command_words(self) -> list[str]:
+        """The words of the command that executes the node."""
+        if self.child.node_kind == "run":
+            return ["action=train", f"resume={self.folder_path}"]
+        words = [f"action={self.child.node_kind}", f"run={self.parent_run.path}"]
         if self.child.at_tokens is not None:
-            found.append(f"at_tokens={self.child.at_tokens}")
+            words.append(f"at_tokens={self.child.at_tokens}")
         if (merge := self.child.merge) is not None:
-            found += [f"last={merge.last}", f"average={merge.average}"]
-            found += [] if merge.ema_decay is None else [f"ema_decay={merge.ema_decay}"]
-        if (asked := self.child.evaluate) is not None and asked.tasks:
-            found.append(f"tasks=[{','.join(asked.tasks)}]")
-        return found if self.child.kind == "evaluate" else [*found, f"file={self.path}"]
+            words += [f"last={merge.last}", f"average={merge.average}"]
+            words += [] if merge.ema_decay is None else [f"ema_decay={merge.ema_decay}"]
+        if (evaluation := self.child.evaluate) is not None and evaluation.tasks:
+            words.append(f"tasks=[{','.join(evaluation.tasks)}]")
+        return (
+            words
+            if self.child.node_kind == "evaluate"
+            else [*words, f"file={self.folder_path}"]
+        )
 
     @property
-    def missing(self) -> list[int]:
-        """Tokens of checkpoints that are there and still unanswered, of an evaluation."""
-        answered = answers_of(self.parent, read_point(self.words))
+    def missing_tokens(self) -> list[int]:
+        """For an evaluation, the tokens of existing checkpoints without results."""
+        answered = answers_of(self.parent_run, read_point(self.command_words))
         return [tokens for tokens in self._there() if tokens not in answered]
 
     def _there(self) -> list[int]:
-        kept, every = kept_tokens(self.parent.checkpoints), self.child.every_tokens
+        checkpoints, every = (
+            list_saved_tokens(self.parent_run.checkpoints),
+            self.child.every_tokens,
+        )
         if every is None:
-            return [tokens for tokens in kept if tokens == self.child.at_tokens]
+            return [tokens for tokens in checkpoints if tokens == self.child.at_tokens]
         firsts: dict[int, int] = {}
-        for tokens in kept:
+        for tokens in checkpoints:
             firsts.setdefault(tokens // every, tokens)
         return [tokens for multiple, tokens in firsts.items() if multiple]
 
     @property
     def is_done(self) -> bool:
-        kind, folder = self.child.kind, RunFolder(self.path)
+        kind, folder = self.child.node_kind, RunFolder(self.folder_path)
         if kind == "run":
-            return folder.recipe.exists() and folder.ended == "finished"
+            return folder.recipe.exists() and folder.end_status == "finished"
         if kind == "merge":
             return folder.merge.exists()
         if kind == "export":
-            return self.path.exists()
-        whole = self.child.at_tokens is not None or self.parent.ended == "finished"
-        return bool(whole and self._there() and not self.missing)
+            return self.folder_path.exists()
+        whole = self.child.at_tokens is not None or self.parent_run.end_status == "finished"
+        return bool(whole and self._there() and not self.missing_tokens)
 
     @property
     def is_due(self) -> bool:
-        """Whether its checkpoints are there; of an evaluation, whether one is unanswered."""
-        there = self.parent.recipe.exists() and self._there()
-        return bool(there and (self.child.kind != "evaluate" or self.missing))
+        """Whether the node's checkpoints exist and, for an evaluation, one lacks results."""
+        there = self.parent_run.recipe.exists() and self._there()
+        return bool(there and (self.child.node_kind != "evaluate" or self.missing_tokens))
 
 
 def root_of(run: Path) -> Path:
-    """Return the folder of the trunk that a run is below of, or its own."""
+    """Return the folder of the root run above a run, or the run's own folder."""
     above = run.absolute().parent
     if above.name == CHILDREN and (file := above.parent / "recipe.json").is_file():
         return above.parent if run.name in read_recipe(file).children else run.absolute()
@@ -106,16 +113,15 @@ def root_of(run: Path) -> Path:
 
 
 def nodes_of(root: Path) -> list[TreeNode]:
-    """List the nodes of a trunk's folder, each after the one that it is of."""
+    """List the nodes of a root run's folder, each after its parent."""
     children = read_recipe(root / "recipe.json").children
-    return [TreeNode(root, name, children[name]) for name in ordered(children)]
+    return [TreeNode(root, name, children[name]) for name in sort_by_parent(children)]
 
 
 def continues_tree(arguments: Arguments) -> bool:
-    """Whether ``resume=`` names a trunk that has finished before all of its tree was done.
+    """Return whether ``resume=`` names a finished root run with an unfinished tree.
 
-    Raises:
-        RecipeError: keys are given, which such a trunk has no use for.
+    Keys have no effect on such a root run, so they are a RecipeError.
     """
     run = arguments.resume
     if run is None or arguments.at_tokens is not None:
@@ -123,58 +129,58 @@ def continues_tree(arguments: Arguments) -> bool:
     if not is_left(existing_run_folder(run, "resume").path):
         return False
     for key in arguments.values:
-        problem = f"{run} has finished, and its children go on"
-        raise RecipeError(key, problem, f"resume={run}/children/NAME with it")
+        problem = f"{run} has finished; only its children continue"
+        raise RecipeError(key, problem, f"set {key} with resume={run}/children/NAME")
     return True
 
 
 def is_left(run: Path) -> bool:
-    """Whether a run is a trunk that has finished, and some of its tree is not done."""
+    """Return whether a run is a finished root run with unfinished nodes."""
     folder = RunFolder(run)
-    if not folder.recipe.exists() or folder.ended != "finished":
+    if not folder.recipe.exists() or folder.end_status != "finished":
         return False
     root = run.absolute()
     return root_of(root) == root and not all(node.is_done for node in nodes_of(root))
 
 
 def state_of(node: TreeNode) -> str:
-    """Say in a word how a node is, by what is in the folders alone."""
+    """Return the state of a node as a word, read from its folders only."""
     if node.is_done:
         return DONE
-    if node.child.kind == "run" and Jobs(RunFolder(node.path)).record.exists():
-        chain = Jobs(RunFolder(node.path)).chain()
-        return QUEUED if chain.ids else UNSURE if chain.submissions else DUE
-    if node.note.exists():
+    if node.child.node_kind == "run" and Jobs(RunFolder(node.folder_path)).record.exists():
+        chain = Jobs(RunFolder(node.folder_path)).load_chain()
+        return QUEUED if chain.job_ids else UNSURE if chain.submissions else DUE
+    if node.job_file.exists():
         return QUEUED if job_of(node) else UNSURE
     return DUE if node.is_due else WAITING
 
 
 def job_of(node: TreeNode) -> str | None:
-    """Name the job of a node that is no run, if one was submitted."""
-    if node.child.kind == "evaluate":
-        array = read_array(array_folder(node.parent))
+    """Return the job id of a node that is not a run, if one was submitted."""
+    if node.child.node_kind == "evaluate":
+        array = read_array(array_folder(node.parent_run))
         return None if array is None else array.job
-    if not node.note.exists():
+    if not node.job_file.exists():
         return None
-    job = RunFolder(node.root).read_json(f"{CHILDREN}/{node.note.name}").get("job")
+    job = RunFolder(node.root).read_json(f"{CHILDREN}/{node.job_file.name}").get("job")
     return None if job is None else str(job)
 
 
 def logs_of(node: TreeNode) -> Path:
-    """Return where the logs of such a job are."""
-    if node.child.kind == "evaluate":
-        return array_folder(node.parent) / "jobs"
+    """Return the log folder of a node that is not a run."""
+    if node.child.node_kind == "evaluate":
+        return array_folder(node.parent_run) / "jobs"
     return node.root / CHILDREN / "jobs" / node.name
 
 
 def queued_jobs(node: TreeNode) -> list[JobState]:
-    """List what the queue has of a merge, an export or an evaluation.
+    """List the queued jobs of a merge, an export or an evaluation.
 
     Raises:
-        RecipeError: what is recorded as its job is no id of one.
-        SchedulerError: the scheduler does not answer, or the job is somebody else's.
+        RecipeError: the recorded job id is malformed.
+        SchedulerError: the scheduler does not answer, or the job belongs to another user.
     """
     scheduler, job = scheduler_for(read_recipe(node.root / "recipe.json").cluster), job_of(node)
     if job is not None:
         check_id(scheduler, job, logs_of(node))
-    return scheduler.states(job or "", logs_of(node)) if logs_of(node).is_dir() else []
+    return scheduler.list_jobs(job or "", logs_of(node)) if logs_of(node).is_dir() else []

@@ -1,7 +1,7 @@
 """Study journal: Optuna's records, checked before Optuna applies them.
 
 A study folder can come from elsewhere, and parameters in its journal become keys of a recipe.
-So each record must belong to this study, and each parameter must lie in its search space.
+Therefore each record must belong to this study, and each parameter to its search space.
 """
 
 import fcntl
@@ -22,12 +22,12 @@ from optuna.distributions import (
 )
 from optuna.storages.journal import BaseJournalBackend
 
-from command.study.schema import Interval, SearchStudy, Values, as_scalar
+from command.study.schema import Interval, SearchStudy, ValueList, as_scalar
 from components.errors import RecipeError
 from components.json_file import MOST_BYTES, parse_json
 
-REMEDY = "move it away to search from the beginning; runs that finished are not repeated"
-SAMPLER_NOTE = 9  # the samplers that this program uses never read it
+REMEDY = "move the file away to restart the search; finished runs are not repeated"
+SAMPLER_NOTE = 9  # the samplers in use never read it
 # The fields of each kind of record by op_code, without op_code and worker_id.
 FIELDS: Mapping[int, frozenset[str]] = {
     0: frozenset({"study_name", "directions"}),
@@ -39,7 +39,7 @@ FIELDS: Mapping[int, frozenset[str]] = {
 }
 
 
-def distribution_of(values: Values | Interval) -> BaseDistribution:
+def distribution_of(values: ValueList | Interval) -> BaseDistribution:
     """Return Optuna's distribution for one key of a search space."""
     if isinstance(values, Interval):
         return FloatDistribution(values.low, values.high, log=values.log)
@@ -47,21 +47,17 @@ def distribution_of(values: Values | Interval) -> BaseDistribution:
 
 
 class StudyJournal(BaseJournalBackend):
-    """Records of one study in ``file``; an incomplete last line is removed."""
+    """Records of one study in ``file``. An incomplete last line is removed."""
 
     def __init__(self, file: Path, study: SearchStudy) -> None:
-        """Create the file if it is missing.
-
-        Raises:
-            RecipeError: it is not a regular file, has a second name, or is too large.
-        """
+        """Create the file if it is missing; refuse links, special files and large files."""
         self._file, self._study = file, study
         self._records: list[Mapping[str, Any]] = []
         self._lines = self._bytes = self._trials = 0
         if os.path.lexists(file):
             status = file.lstat()
             if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-                raise RecipeError(str(file), "is no regular file with one name", REMEDY)
+                raise RecipeError(str(file), "is not a regular file with one name", REMEDY)
             if status.st_size > MOST_BYTES:
                 raise RecipeError(str(file), f"has more than {MOST_BYTES:,} bytes", REMEDY)
         with file.open("ab+") as stream:
@@ -69,11 +65,7 @@ class StudyJournal(BaseJournalBackend):
             stream.truncate(stream.read().rfind(b"\n") + 1)
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """Yield the records from a number on, with new records of other processes.
-
-        Raises:
-            RecipeError: a line is not a record of this study.
-        """
+        """Yield records from a number on, including new records of other processes."""
         with self._file.open("rb") as stream:
             stream.seek(self._bytes)
             text = stream.read()
@@ -82,7 +74,7 @@ class StudyJournal(BaseJournalBackend):
             try:
                 record = parse_json(line, finite=True)
                 if not self._is_record(record):
-                    raise ValueError("is no record of this study and its search space")
+                    raise ValueError("is not a record of this study and search space")
             except (ValueError, OverflowError) as error:
                 raise RecipeError(f"{self._file}:{self._lines}", str(error), REMEDY) from None
             if record["op_code"] != SAMPLER_NOTE:
@@ -130,7 +122,7 @@ class StudyJournal(BaseJournalBackend):
         return code == SAMPLER_NOTE
 
     def _is_inside(self, key: str, record: Mapping[str, Any]) -> bool:
-        """Return whether a parameter lies in the search space of the study."""
+        """Return whether a parameter is in the search space of the study."""
         values, number = self._study.space.get(key), record["param_value_internal"]
         if values is None or type(number) not in {int, float}:
             return False

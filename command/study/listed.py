@@ -1,81 +1,101 @@
-"""Run a study. Its listed points are planned, run where asked, set beside the work's."""
+"""Run a listed study: plan its points, run them, and compare them with published figures."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from cluster.scheduler_command import cached_answers
 from command.outcome import Status, print_result
 from command.study import runs
-from command.study.outcomes import PENDING, PointOutcome, read_figure_or_none, result_in
+from command.study.outcomes import (
+    PENDING,
+    PointOutcome,
+    Poll,
+    attempt_point,
+    read_figure_or_none,
+    result_in,
+)
 from command.study.page import write_study
 from command.study.point_results import (
     PointResult,
+    divide_by_baselines,
     divide_figures,
     median_deviation,
-    relative,
     study_grid,
-    summary,
+    summarize_points,
 )
-from command.study.request import StudyRequest, ask
+from command.study.request import StudyRequest, ask_sweep, read_study_request
 from command.study.schema import ListedStudy
-from components.config.schema.types import thaw
+from components.config.schema.types import to_plain
 from components.errors import RecipeError
 from components.report.html import check_destination, check_plotly
-from components.terminal import console, say, tell
+from components.terminal import create_console, log_line, print_output
 
 
 def run_study(words: Sequence[str]) -> Status:
-    """Try the points of a study and print what was found.
-
-    Raises:
-        RecipeError: the study, or a word beside it, is wrong.
-    """
-    request = ask(words)
+    """Run the points of a study and print the results."""
+    request = read_study_request(words)
     if isinstance(request.study, ListedStudy):
         return try_points(request, request.study)
     if request.action == "report":
-        remedy = "action=report runs=[...] compares its runs"
-        raise RecipeError("action", f"{request.study.name} searches: it has no figure", remedy)
+        remedy = "compare its runs: action=report runs=[...]"
+        raise RecipeError("action", f"{request.study.name} is a search: no figure", remedy)
     from command.study.search import search_points  # slow: optuna
 
     return search_points(request, request.study)
 
 
-def try_points(request: StudyRequest, study: ListedStudy) -> Status:
-    """Plan all points, run them unless plans are all that is asked for, and say what came out.
+def run_sweep(points: Sequence[Sequence[str]]) -> Status:
+    """Train or submit the points of a sweep, or write the page of those that have run."""
+    request = ask_sweep(points)
+    assert isinstance(request.study, ListedStudy)
+    return try_points(request, request.study)
 
-    Raises:
-        RecipeError: the page has no place, or a result lacks what is compared.
-    """
-    plans = [runs.plan_point(request, point) for point in study.points]
-    ended = [PENDING for _ in study.points]  # a plan needs no run
+
+def try_points(request: StudyRequest, study: ListedStudy) -> Status:
+    """Plan all points and print results; run them unless ``action=plan`` or ``report``."""
+    plans = [
+        attempt_point(partial(runs.plan_point, request, p), request, p) for p in study.points
+    ]
+    ended = [PENDING for _ in study.points]  # plans need no runs
     try:
         if request.action == "report":
-            ended = [result_in(request, point) or PENDING for point in study.points]
+            results = (
+                attempt_point(partial(result_in, request, point), request, point)
+                for point in study.points
+            )
+            ended = [result or PENDING for result in results]
         else:
-            runner = runs.runner_of(request)  # refuses what no plan knows
-            ended = ended if request.action == "plan" else run_points(study, runner)
+            runner = runs.runner_of(request)  # raises for figures that no plan contains
+            ended = ended if request.action == "plan" else run_points(request, study, runner)
     except KeyboardInterrupt:
-        say(f"stopped; the same command goes on. Kept in {request.folder}")
+        log_line(f"stopped; repeat the command to continue. Results: {request.folder}")
         return Status.STOPPED
     tried = _results(study, plans, ended)
-    found = [*plans, *ended] if request.action in {"plan", "report"} else ended
-    known = any(one.figure is not None for one in found)
+    outcomes = [*plans, *ended] if request.action in {"plan", "report"} else ended
+    known = any(outcome.figure is not None for outcome in outcomes)
     if request.action == "report":
-        tell(str(_write_page(request, study, tried, known=known)))
+        print_output(str(_write_page(request, study, tried, known=known)))
     else:
         print_result(
-            request.output, _as_json(study, tried), lambda: _print(request, study, tried)
+            request.output,
+            _as_json(request, study, tried),
+            lambda: _print(request, study, tried),
         )
-        if not known:
-            say(f"no point has a figure: {_first_reason(tried)}")
+        if not known and request.action == "plan":  # errors of runs are already printed
+            log_line(f"no point has a figure: {_first_reason(tried)}")
+    failed = max(outcome.status for outcome in (*plans, *ended))
+    is_run = request.action not in {"plan", "report"}
+    if failed >= Status.FAULT or (is_run and not study.published.values):
+        return failed
     return Status.DONE if known else Status.WRONG_INPUT
 
 
 def plan_points(request: StudyRequest, study: ListedStudy) -> list[PointResult]:
-    """Plan every point and run none; figures are divided by the baseline's."""
+    """Plan every point and run none. Figures are divided by the baseline's."""
     plans = [runs.plan_point(request, point) for point in study.points]
     return _results(study, plans, [PENDING for _ in plans])
 
@@ -83,15 +103,15 @@ def plan_points(request: StudyRequest, study: ListedStudy) -> list[PointResult]:
 def _results(
     study: ListedStudy, plans: Sequence[PointOutcome], ended: Sequence[PointOutcome]
 ) -> list[PointResult]:
-    """Set what was planned and run of each point beside each other."""
-    return relative(study, [
+    """Combine the plan and the run of each point into a result."""
+    return divide_by_baselines(study, [
         PointResult(
             point=point,
             planned=plan.figure,
             fits=plan.figure is not None and not plan.why,
             measured=run.figure,
             why="; ".join(why for why in (plan.why, run.why) if why),
-            quotes=study.quotes(point),
+            quotes=study.find_quotes(point),
             columns=_columns(study, plan, run),
         )
         for point, plan, run in zip(study.points, plans, ended, strict=True)
@@ -101,59 +121,68 @@ def _results(
 def _columns(
     study: ListedStudy, plan: PointOutcome, run: PointOutcome
 ) -> dict[str, float | None]:
-    """Read the further figures of a point: the plan's over the result's, where both are."""
-    found: dict[str, float | None] = {}
+    """Read a point's additional figures. If both exist, the figure is plan over result."""
+    figures: dict[str, float | None] = {}
     for name, column in study.columns.items():
         planned, measured = (
-            read_figure_or_none(one.found, key, f"columns.{name}")
-            if key and one.found
+            read_figure_or_none(outcome.run_results, key, f"columns.{name}")
+            if key and outcome.run_results
             else None
-            for key, one in ((column.planned, plan), (column.measured, run))
+            for key, outcome in ((column.planned, plan), (column.measured, run))
         )
         if column.planned and column.measured:
-            found[name] = None if planned is None else divide_figures(planned, measured)
+            figures[name] = None if planned is None else divide_figures(planned, measured)
         else:
-            found[name] = measured if planned is None else planned
-    return found
+            figures[name] = measured if planned is None else planned
+    return figures
 
 
 def _write_page(
     request: StudyRequest, study: ListedStudy, tried: Sequence[PointResult], *, known: bool
 ) -> Path:
-    """Write the page, but none without a figure.
-
-    Raises:
-        RecipeError: no point of the study has a plan or a run, or the page has no place.
-    """
+    """Write the page of a study with at least one figure."""
     check_destination(request.page)
     if not known:
         problem = f"no point of {study.name} has a figure: {_first_reason(tried)}"
-        way = "run its points first: -m before study=, without action=report"
-        if f"cluster={study.cluster}" not in request.words:
-            way = f"leave cluster= out: its points are planned on {study.cluster}"
-        raise RecipeError("study", problem, way)
+        remedy = "run the points first: replace action=report with -m"
+        if study.needs_plans and f"cluster={study.cluster}" not in request.words:
+            remedy = f"remove cluster=: the points are planned on {study.cluster}"
+        raise RecipeError("study", problem, remedy)
     check_plotly("action")
     return write_study(study, tried, request.changed, request.page)
 
 
 def _first_reason(tried: Sequence[PointResult]) -> str:
-    return next((one.why for one in tried if one.why), "none was planned or has been run")
+    return next((result.why for result in tried if result.why), "no point was planned or run")
 
 
-def run_points(study: ListedStudy, runner: runs.Runner) -> list[PointOutcome]:
-    """Keep as many runs under way as the study wants until every point has ended."""
-    ended: dict[int, PointOutcome] = {}
+def run_points(
+    request: StudyRequest, study: ListedStudy, check: runs.Runner
+) -> list[PointOutcome]:
+    """Check all points, then run those that passed. An error ends only its own point."""
+    with cached_answers():
+        checked = [attempt_point(partial(check, p), request, p) for p in study.points]
+    if any(not isinstance(begin, PointOutcome) for begin in checked):
+        log_line(f"study: {request.folder}  (repeat the command to continue)")
+    begun: list[Poll | PointOutcome] = []
+    for number, (begin, point) in enumerate(zip(checked, study.points, strict=True), start=1):
+        if isinstance(begin, PointOutcome):
+            begun.append(begin)
+            continue
+        log_line(f"[{request.folder_of(point).name}] {number} of {len(study.points)}")
+        begun.append(attempt_point(begin, request, point))
+    with cached_answers():
+        ended = [
+            poll if isinstance(poll, PointOutcome) else attempt_point(poll, request, point)
+            for poll, point in zip(begun, study.points, strict=True)
+        ]
+    return [outcome or PENDING for outcome in ended]
 
-    def finish(place: int, found: PointOutcome) -> None:
-        ended[place] = found
-        runs.say_ended(len(ended), study.points[place], found)
 
-    runs.run_all(runner, enumerate(study.points), finish, study.queue)
-    return [ended[place] for place in range(len(study.points))]
-
-
-def _as_json(study: ListedStudy, tried: list[PointResult]) -> Mapping[str, Any]:
-    """Return what ``output=json`` prints; figures are in the published unit."""
+def _as_json(
+    request: StudyRequest, study: ListedStudy, tried: list[PointResult]
+) -> Mapping[str, Any]:
+    """Return the object of ``output=json``. Figures are in the published unit."""
     return {
         "study": study.name,
         "objective": study.objective.model_dump(mode="json"),
@@ -162,18 +191,19 @@ def _as_json(study: ListedStudy, tried: list[PointResult]) -> Mapping[str, Any]:
         "convention": study.published.convention,
         "points": [
             {
-                "point": thaw(study.shown(one.point)),
-                "planned": one.planned,
-                "fits": one.fits,
-                "measured": one.measured,
-                "why": one.why,
-                **({"columns": one.columns} if study.columns else {}),
+                "point": to_plain(study.list_shown_values(result.point)),
+                "run": str(request.folder_of(result.point)),
+                "planned": result.planned,
+                "fits": result.fits,
+                "measured": result.measured,
+                "why": result.why,
+                **({"columns": result.columns} if study.columns else {}),
                 "published": [
-                    {"value": q.value, "deviation": one.deviation(q), "place": q.place}
-                    for q in one.quotes
+                    {"value": q.value, "deviation": result.plan_deviation(q), "place": q.place}
+                    for q in result.quotes
                 ],
             }
-            for one in tried
+            for result in tried
         ],
         "median_deviation": median_deviation(tried),
     }
@@ -187,11 +217,15 @@ def _print(request: StudyRequest, study: ListedStudy, tried: list[PointResult]) 
         table.add_column(column, justify="left" if left else "right", overflow="fold")
     for row in grid.rows:
         table.add_row(*row)
-    out = console(width=160)
-    out.print(f"{study.figure.title} ({study.figure.of}); {study.published.unit}")
+    out = create_console(width=160)
+    work, published = study.chart_axes.of, study.published
+    unit = f"; {published.unit}" if published.unit else ""
+    out.print(f"{study.chart_axes.title}{f' ({work})' if work else ''}{unit}")
     out.print(table)
-    out.print(f"published by {study.published.source}")
-    out.print(f"counted: {study.published.convention}")
+    if published.source:
+        out.print(f"published by {published.source}")
+    if published.convention:
+        out.print(f"counted: {published.convention}")
     if request.changed:
-        out.print(f"changed by {' '.join(request.changed)}: published is the file's study")
-    out.print(summary(tried))
+        out.print(f"changed by {' '.join(request.changed)}: published values are for the file")
+    out.print(summarize_points(tried))

@@ -1,11 +1,17 @@
-"""The page of a listed study: the paper's figure drawn again, and all points."""
+"""The page of a listed study: the paper's figure redrawn, and a table of all points."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any
 
-from command.study.point_results import PointResult, median_deviation, study_grid, summary
+from command.study.point_results import (
+    PointResult,
+    median_deviation,
+    study_grid,
+    summarize_points,
+)
 from command.study.schema import ListedStudy, as_scalar, point_text
 from components.report import numbers
 from components.report.document import (
@@ -15,7 +21,7 @@ from components.report.document import (
     ReportSection,
     write_document,
 )
-from components.report.figures import PlotlyFigure, colour, empty_figure
+from components.report.figures import PlotlyFigure, choose_color, empty_figure
 from components.report.html import check_destination
 from components.report.tables import Card
 
@@ -25,11 +31,7 @@ SYMBOLS = {"published": "circle", "planned": "circle-open", "measured": "diamond
 def write_study(
     study: ListedStudy, tried: Sequence[PointResult], changed: Sequence[str], destination: Path
 ) -> Path:
-    """Write the page whole or not at all; ``changed`` are words that the study lacks.
-
-    Raises:
-        RecipeError: the destination is a folder.
-    """
+    """Write the page atomically; ``changed`` are words that differ from the study's file."""
     check_destination(destination)
     return write_document(study_document(study, tried, changed), destination)
 
@@ -37,23 +39,28 @@ def write_study(
 def study_document(
     study: ListedStudy, tried: Sequence[PointResult], changed: Sequence[str]
 ) -> ReportDocument:
-    """Describe what is published, planned and measured of each point."""
-    axes, published = study.figure, study.published
+    """Build the document with each point's published, planned and measured figures."""
+    axes, published = study.chart_axes, study.published
     changed_words = (
-        f"Planned and measured with {' '.join(changed)}; what is published is of the study as "
-        "its file has it."
+        f"Planned and measured with {' '.join(changed)}; published values are for the study "
+        "as in its file."
     )
-    marks = (
-        "Filled: published. Open, dotted line: planned; a cross where the plan does not fit. "
-        f"Diamonds: measured in runs of this study. Published by {published.source}; unit: "
-        f"{published.unit}. Counted: {published.convention}."
-    )
+    marks = "Diamonds: measured in runs of this study."
+    if published.values or study.needs_plans:
+        marks = (
+            "Filled: published. Open, dotted line: planned; a cross where the plan does not "
+            f"fit. {marks}"
+        )
+    if published.source:
+        marks += f" Published by {published.source}; unit: {published.unit}."
+    if published.convention:
+        marks += f" Counted: {published.convention}."
     label = f"{axes.y_title} over {axes.x_title}; the table below has the numbers"
     chart = Figure("study", lambda: study_figure(study, tried), label)
     return ReportDocument(
-        kind=f"Study · {axes.of}",
+        kind=f"Study · {axes.of}" if axes.of else "Study",
         title=axes.title,
-        why=study.why,
+        why=study.description,
         tags=((study.recipe, ""), (study.cluster, "")),
         notices=(changed_words,) if changed else (),
         cards=_cards(tried),
@@ -71,8 +78,8 @@ def _points(study: ListedStudy, tried: Sequence[PointResult]) -> str:
     quantity = f"Measured: `{objective.measured}`"
     if objective.planned:
         quantity = f"Planned: `{objective.planned}` of the plan"
-    divided = f", divided by that of {baseline}" if baseline else ""
-    return f"{summary(tried)}. {quantity}{divided}."
+    divided = f", relative to {baseline}" if baseline else ""
+    return f"{summarize_points(tried)}. {quantity}{divided}."
 
 
 def _commands(study: ListedStudy) -> Iterator[str]:
@@ -83,37 +90,38 @@ def _commands(study: ListedStudy) -> Iterator[str]:
 
 
 def _cards(tried: Sequence[PointResult]) -> tuple[Card, ...]:
-    published = sum(len(one.quotes) for one in tried)
-    quoted = sum(bool(one.quotes) for one in tried)
-    planned = sum(one.planned is not None for one in tried)
-    measured = sum(one.measured is not None for one in tried)
-    middle = numbers.written(median_deviation(tried), ".1%")
+    published = sum(len(result.quotes) for result in tried)
+    quoted = sum(bool(result.quotes) for result in tried)
+    planned = sum(result.planned is not None for result in tried)
+    measured = sum(result.measured is not None for result in tried)
+    middle = numbers.format_value(median_deviation(tried), ".1%")
     return (
-        Card("plans off by", middle, ("at the median of what is published",)),
+        Card("plans off by", middle, ("median of published points",)),
         Card("published figures", str(published), (f"of {quoted} points",)),
         Card("points planned", str(planned), (f"of {len(tried)}", f"{measured} measured")),
     )
 
 
 def study_figure(study: ListedStudy, tried: Sequence[PointResult]) -> PlotlyFigure:
-    """Draw published as filled marks, planned as open ones on a line, measured as diamonds."""
-    axes = study.figure
+    """Draw published figures as filled marks, planned as open marks, measured as diamonds."""
+    axes = study.chart_axes
     figure = empty_figure(axes.x_title, axes.y_title, height=440)
-    figure.update_yaxes(exponentformat="none", rangemode="tozero")
-    numeric = all(not isinstance(_place(study, one), str) for one in tried)
+    rangemode = "tozero" if study.figure else "normal"  # a sweep's losses differ little
+    figure.update_yaxes(exponentformat="none", rangemode=rangemode)
+    numeric = all(not isinstance(_place(study, result), str) for result in tried)
     if not numeric:
         figure.update_xaxes(type="category")
     if "x" in axes.log:
-        places = sorted({_place(study, one) for one in tried}, key=float)
-        ticks = {"tickvals": places, "ticktext": [numbers.exact(p) for p in places]}
+        places = sorted({_place(study, result) for result in tried}, key=float)
+        ticks = {"tickvals": places, "ticktext": [numbers.format_exact(p) for p in places]}
         figure.update_xaxes(type="log", **ticks)
     if "y" in axes.log:
         figure.update_yaxes(type="log", **_log_ticks(tried))
     groups: dict[str, list[PointResult]] = {}
-    for one in tried:
-        groups.setdefault(_label(study, axes.series, one), []).append(one)
+    for result in tried:
+        groups.setdefault(_label(study, axes.series, result), []).append(result)
     for index, (name, group) in enumerate(groups.items()):
-        for trace in _series(study, name, colour(index), group, line=numeric):
+        for trace in _series(study, name, choose_color(index), group, line=numeric):
             figure.add_scatter(legendgroup=name, **trace)
     return figure
 
@@ -123,55 +131,71 @@ def _series(
 ) -> Iterator[dict[str, Any]]:
     named = f"{name}, " if name else ""
 
-    def drawn(marks: list[tuple[Any, float, PointResult]], symbol: str) -> dict[str, Any]:
+    def draw_series(marks: list[tuple[Any, float, PointResult]], symbol: str) -> dict[str, Any]:
         outline = {"width": 2, "color": shade}
         marker = {"symbol": symbol, "size": 9, "color": shade, "line": outline}
         return {"x": [x for x, _, _ in marks], "y": [y for _, y, _ in marks], "marker": marker}
 
     for kind, symbol in SYMBOLS.items():
         marks = [
-            (_place(study, one), value, one) for one in group for value in _figures(one, kind)
+            (_place(study, result), value, result)
+            for result in group
+            for value in _figures(result, kind)
         ]
         if line:
             marks.sort(key=lambda mark: float(mark[0]))
         if marks:
             mode = "lines+markers" if line and kind == "planned" else "markers"
             dots = {"color": shade, "width": 1.5, "dash": "dot"}
-            yield {"mode": mode, "name": f"{named}{kind}", "line": dots, **drawn(marks, symbol)}
-        # In a trace of their own: a legend shows the mark of a trace's first point.
+            yield {
+                "mode": mode,
+                "name": f"{named}{kind}",
+                "line": dots,
+                **draw_series(marks, symbol),
+            }
+        # A separate trace, because a legend shows the mark of a trace's first point.
         crossed = [mark for mark in marks if kind == "planned" and not mark[2].fits]
         if crossed:
-            hidden = {"showlegend": False, "hoverinfo": "skip", **drawn(crossed, "x-thin")}
+            hidden = {
+                "showlegend": False,
+                "hoverinfo": "skip",
+                **draw_series(crossed, "x-thin"),
+            }
             yield {"mode": "markers", "name": f"{named}does not fit", **hidden}
 
 
 def _log_ticks(tried: Sequence[PointResult]) -> dict[str, list[Any]]:
-    """Name 1, 2 and 5 of each power of ten, as numbers are written elsewhere on the page."""
-    values = (value for one in tried for kind in SYMBOLS for value in _figures(one, kind))
+    """Return ticks at 1, 2 and 5 of each power of ten, in the page's number format."""
+    values = (value for result in tried for kind in SYMBOLS for value in _figures(result, kind))
     drawn = [value for value in values if value]
     if not drawn:
         return {}
     powers = range(floor(log10(min(drawn))), ceil(log10(max(drawn))) + 1)
     places = [step * 10.0**power for power in powers for step in (1, 2, 5)]
-    return {"tickvals": places, "ticktext": [numbers.measured(place) for place in places]}
+    return {
+        "tickvals": places,
+        "ticktext": [numbers.format_measured(place) for place in places],
+    }
 
 
-def _figures(one: PointResult, kind: str) -> list[float]:
+def _figures(result: PointResult, kind: str) -> list[float]:
     if kind == "published":
-        return [quote.value for quote in one.quotes if not isinstance(quote.value, str)]
-    figure = one.planned if kind == "planned" else one.measured
+        return [quote.value for quote in result.quotes if not isinstance(quote.value, str)]
+    figure = result.planned if kind == "planned" else result.measured
     return [] if figure is None else [figure]
 
 
-def _place(study: ListedStudy, one: PointResult) -> Any:
-    """Find a point's place on the axis: a number, or the label of several keys."""
-    keys = study.figure.x
-    value = as_scalar(study.shown(one.point)[keys[0]])
+def _place(study: ListedStudy, result: PointResult) -> Any:
+    """Return a point's position on the x axis: a number, or the label of several keys."""
+    keys = study.chart_axes.x
+    value = as_scalar(study.list_shown_values(result.point).get(keys[0], ""))
+    with suppress(TypeError, ValueError):  # a sweep's values are texts
+        value = float(value) if isinstance(value, str) else value
     if len(keys) == 1 and isinstance(value, int | float) and not isinstance(value, bool):
         return value
-    return _label(study, keys, one)
+    return _label(study, keys, result)
 
 
-def _label(study: ListedStudy, keys: Sequence[str], one: PointResult) -> str:
-    shown = study.shown(one.point)
-    return "/".join(str(as_scalar(shown[key])) for key in keys)
+def _label(study: ListedStudy, keys: Sequence[str], result: PointResult) -> str:
+    shown = study.list_shown_values(result.point)
+    return "/".join(str(as_scalar(shown.get(key, ""))) for key in keys)

@@ -1,4 +1,4 @@
-"""Results of a study's points, and the table that compares them with what is published."""
+"""Results of a study's points, and the table that compares them with published figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +11,7 @@ from components.report.tables import Grid
 
 @dataclass(frozen=True, kw_only=True)
 class PointResult:
-    """One point; ``fits`` is the plan's word, ``why`` what speaks against plan or run."""
+    """One point's results; ``fits`` is from the plan, ``why`` explains a failed plan or run."""
 
     point: Point
     planned: float | None
@@ -21,24 +21,24 @@ class PointResult:
     quotes: tuple[Quote, ...]
     columns: Mapping[str, float | None] = field(default_factory=dict)
 
-    def deviation(self, quote: Quote) -> float | None:
-        """Set the plan beside a published figure, as a fraction of it."""
+    def plan_deviation(self, quote: Quote) -> float | None:
+        """Return the plan's relative deviation from a published figure."""
         if self.planned is None or isinstance(quote.value, str):
             return None
         return self.planned / quote.value - 1
 
 
-def relative(study: ListedStudy, tried: Sequence[PointResult]) -> list[PointResult]:
-    """Divide each figure by that of its baseline, if the study names one."""
+def divide_by_baselines(study: ListedStudy, tried: Sequence[PointResult]) -> list[PointResult]:
+    """Divide each figure by its baseline's figure, if the study has a baseline."""
     if not study.baseline:
         return list(tried)
-    found = []
-    for one in tried:
-        (base,) = (other for other in tried if other.point == study.base(one.point))
-        planned = divide_figures(one.planned, base.planned)
-        measured = divide_figures(one.measured, base.measured)
-        found.append(replace(one, planned=planned, measured=measured))
-    return found
+    results = []
+    for result in tried:
+        (base,) = (other for other in tried if other.point == study.find_baseline(result.point))
+        planned = divide_figures(result.planned, base.planned)
+        measured = divide_figures(result.measured, base.measured)
+        results.append(replace(result, planned=planned, measured=measured))
+    return results
 
 
 def divide_figures(value: float | None, base: float | None) -> float | None:
@@ -47,36 +47,36 @@ def divide_figures(value: float | None, base: float | None) -> float | None:
 
 
 def median_deviation(tried: Sequence[PointResult]) -> float | None:
-    """Return the median of the absolute deviations of the plans, if there are any."""
-    every = (one.deviation(quote) for one in tried for quote in one.quotes)
-    found = [abs(deviation) for deviation in every if deviation is not None]
-    return median(found) if found else None
+    """Return the median of the plans' absolute deviations, or None without any."""
+    every = (result.plan_deviation(quote) for result in tried for quote in result.quotes)
+    deviations = [abs(deviation) for deviation in every if deviation is not None]
+    return median(deviations) if deviations else None
 
 
-def summary(tried: Sequence[PointResult]) -> str:
-    """Give in a line how far plans and publication are apart, and what of it cannot be said."""
-    quotes = [(one, quote) for one in tried for quote in one.quotes]
-    compared = [one for one, quote in quotes if one.deviation(quote) is not None]
+def summarize_points(tried: Sequence[PointResult]) -> str:
+    """Return one line with the plans' deviation and the published points that do not fit."""
+    quotes = [(result, quote) for result in tried for quote in result.quotes]
+    compared = [result for result, quote in quotes if result.plan_deviation(quote) is not None]
     parts = [f"{len(tried)} points, {len(quotes)} published figures"]
     middle = median_deviation(tried)
     if middle is not None:
-        parts.append(f"plans off by {middle:.1%} at the median of {len(compared)}")
+        parts.append(f"plans off by {middle:.1%} (median of {len(compared)})")
     for name, out in (("ran", False), ("ran out of memory", True)):
-        group = [one for one, quote in quotes if (quote.value == OUT_OF_MEMORY) == out]
-        without = sum(not one.fits for one in group)
+        group = [result for result, quote in quotes if (quote.value == OUT_OF_MEMORY) == out]
+        without = sum(not result.fits for result in group)
         if without:
             count = f"{without} of {len(group)}"
-            parts.append(f"{count} that {name} do not fit by plan, or are refused")
+            parts.append(f"{count} that {name} do not fit in the plan, or are refused")
     return "; ".join(parts)
 
 
 def study_grid(study: ListedStudy, tried: Sequence[PointResult]) -> Grid:
-    """Lay out a row for each published figure; a point without one has a row too."""
+    """Return a table with a row per published figure, or one row for a point without any."""
     keys = _differing(study)
     planned = study.objective.planned is not None
-    measured = any(one.measured is not None for one in tried)
-    quoted = any(one.quotes for one in tried)
-    noted = any(one.why for one in tried)
+    measured = any(result.measured is not None for result in tried)
+    quoted = any(result.quotes for result in tried)
+    noted = any(result.why for result in tried)
     columns = (
         *(key.rpartition(".")[2] for key in keys),
         *(("published",) * quoted),
@@ -88,45 +88,47 @@ def study_grid(study: ListedStudy, tried: Sequence[PointResult]) -> Grid:
         *(("place",) * quoted),
     )
     rows = []
-    for one in tried:
-        shown = study.shown(one.point)
-        for quote in one.quotes or (None,):
+    for result in tried:
+        shown = study.list_shown_values(result.point)
+        for quote in result.quotes or (None,):
             rows.append((
-                *(numbers.exact(as_scalar(shown[key])) for key in keys),
+                *(numbers.format_exact(as_scalar(shown[key])) for key in keys),
                 *((_written(quote.value if quote else None),) * quoted),
-                *((_written(one.planned),) * planned),
-                *((_deviation(one, quote),) * (quoted and planned)),
-                *((_written(one.measured),) * measured),
-                *(_short(one.columns.get(name)) for name in study.columns),
-                *((one.why,) * noted),
+                *((_written(result.planned),) * planned),
+                *((_deviation(result, quote),) * (quoted and planned)),
+                *((_written(result.measured),) * measured),
+                *(_short(result.columns.get(name)) for name in study.columns),
+                *((result.why,) * noted),
                 *((quote.place if quote else "",) * quoted),
             ))
     return Grid(columns=columns, rows=rows, kind="study")
 
 
 def _differing(study: ListedStudy) -> list[str]:
-    """Name the keys that tell points apart; of two that tell the same, the figure's."""
-    shown = [study.shown(point) for point in study.points]
-    drawn = [*study.figure.x, *study.figure.series]
-    told: dict[tuple[int, ...], str] = {}
+    """List the keys that distinguish points; of two equivalent keys, the figure's."""
+    shown = [study.list_shown_values(point) for point in study.points]
+    drawn = [*study.chart_axes.x, *study.chart_axes.series]
+    keys_by_pattern: dict[tuple[int, ...], str] = {}
     for key in sorted(shown[0], key=lambda key: key not in drawn):
-        values = [one[key] for one in shown]
-        told.setdefault(tuple(values.index(value) for value in values), key)
-    told.pop(tuple(0 for _ in shown), None)
-    return [key for key in shown[0] if key in told.values()] or drawn
+        values = [point_values[key] for point_values in shown]
+        keys_by_pattern.setdefault(tuple(values.index(value) for value in values), key)
+    keys_by_pattern.pop(tuple(0 for _ in shown), None)
+    return [key for key in shown[0] if key in keys_by_pattern.values()] or [
+        key for key in drawn if key in shown[0]
+    ]
 
 
-def _deviation(one: PointResult, quote: Quote | None) -> str:
-    return numbers.written(one.deviation(quote) if quote else None, "+.1%")
+def _deviation(result: PointResult, quote: Quote | None) -> str:
+    return numbers.format_value(result.plan_deviation(quote) if quote else None, "+.1%")
 
 
 def _short(value: float | None) -> str:
-    """Write a count of millions with three digits; the object has them all."""
+    """Write millions with three digits. The JSON object has all digits."""
     is_large = value is not None and value >= 1e6
-    return numbers.count(value) if is_large else _written(value)
+    return numbers.format_count(value) if is_large else _written(value)
 
 
 def _written(value: float | str | None) -> str:
     if isinstance(value, str):
         return value
-    return numbers.ABSENT if value is None else numbers.measured(value)
+    return numbers.ABSENT if value is None else numbers.format_measured(value)

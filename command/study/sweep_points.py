@@ -9,7 +9,14 @@ from math import prod
 from pathlib import Path
 
 from cluster.user import PLAIN, read_user
-from command.arguments import OWN_FILES, ROOT, Arguments, groups, parse_word, writes_recipe
+from command.arguments import (
+    OWN_FILES,
+    ROOT,
+    Arguments,
+    list_config_groups,
+    parse_word,
+    writes_recipe,
+)
 from command.composition.conf_groups import compose_group
 from command.options import RAW_KEYS
 from command.words import SWEEP
@@ -18,20 +25,16 @@ from components.errors import RecipeError
 STUDY = "study="
 MOST_POINTS = 10_000
 THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
-LONGEST = 200  # a file system takes 255
+LONGEST = 200  # file systems allow 255
 PASSING = ("action=", "again=", "force=", "at_most=", "output=")
 GLOB = "GLOB_CHOICE_SWEEP"
-LISTED = re.compile(r"[,(]")  # what no name of a recipe has
+LISTED = re.compile(r"[,(]")  # signs that no recipe name contains
 HERE = "local"
-ONLY = "only"  # the point of a sweep that has one
+ONLY = "only"  # the folder name of a single point
 
 
 def split_sweep(words: Sequence[str]) -> tuple[bool, list[list[str]]]:
-    """Take ``-m`` away and list the points, the last key changing fastest.
-
-    Raises:
-        RecipeError: a word is no ``key=value``, or its values cannot be listed or are too many.
-    """
+    """Remove ``-m`` and list the points. The last key changes fastest."""
     sweeping = SWEEP in words
     raw_keys = OWN_FILES if not sweeping and writes_recipe(words) else ()
     options = [
@@ -41,124 +44,102 @@ def split_sweep(words: Sequence[str]) -> tuple[bool, list[list[str]]]:
     ]
     if prod(map(len, options)) > MOST_POINTS:
         longest = max(options, key=len)[0].partition("=")[0]
-        problem = f"a sweep has {MOST_POINTS:,} points at most"
-        raise RecipeError(longest, problem, "list fewer values, or let a study search")
+        problem = f"a sweep can have at most {MOST_POINTS:,} points"
+        raise RecipeError(longest, problem, "list fewer values, or use a study that searches")
     return sweeping, [list(point) for point in product(*options)]
 
 
-def study_words(words: Sequence[str]) -> list[str] | None:
-    """Return a study's words without ``-m``; nothing where no study is asked for.
-
-    A plan without ``-m`` reads the runs of a ladder, beside a recipe of its own.
-
-    Raises:
-        RecipeError: a study without ``-m`` whose report is not asked for, or more than one.
-    """
-    named = sum(word.startswith(STUDY) for word in words)
-    if not named or (SWEEP not in words and "action=plan" in words):
-        return None
-    # A study's report is one page, not many runs.
-    if SWEEP not in words and "action=report" not in words:
-        raise RecipeError("study", "a study is many runs", "write -m before it")
-    if named > 1:
-        raise RecipeError("study", "given twice", "keep one of them")
-    return [word for word in words if word != SWEEP]
-
-
-def submits(points: Sequence[Sequence[str]]) -> bool:
-    """Return whether a sweep is for a scheduler: asked for, or by the nature of its clusters.
-
-    Raises:
-        RecipeError: some points are for a scheduler, and others are not.
-    """
-    given = [dict(word.partition("=")[::2] for word in words) for words in points]
-    given_actions = {(one.get("action", "auto"), one.get("cluster", HERE)) for one in given}
-    found = {
-        one == "submit" or (one == "auto" and _queues(name)) for one, name in given_actions
+def is_submitted(points: Sequence[Sequence[str]]) -> bool:
+    """Return whether a sweep is submitted; RecipeError if only part of it has a scheduler."""
+    settings = [dict(word.partition("=")[::2] for word in words) for words in points]
+    given_actions = {
+        (setting.get("action", "auto"), setting.get("cluster", HERE)) for setting in settings
     }
-    if len(found) > 1:
-        problem = "some points are for a scheduler, and others are not"
-        raise RecipeError("cluster", problem, "write a command for each kind")
-    return found.pop()
+    kinds = {
+        action == "submit" or (action == "auto" and _queues(name))
+        for action, name in given_actions
+    }
+    if len(kinds) > 1:
+        problem = "some points need a scheduler, and others do not"
+        raise RecipeError("cluster", problem, "use a separate command for each kind")
+    return kinds.pop()
 
 
 def _queues(cluster: str) -> bool:
-    """Return whether a cluster has a scheduler; one that is not known has none."""
-    if cluster not in groups()["cluster"]:
+    """Return whether a cluster has a scheduler; False for an unknown cluster."""
+    if cluster not in list_config_groups()["cluster"]:
         return False
     return str(compose_group("cluster", cluster)["scheduler"]) != "none"
 
 
-def trains(points: Sequence[Sequence[str]]) -> bool:
-    """Return whether every point of a sweep begins a run here, if it is for no scheduler."""
-    given = [dict(word.partition("=")[::2] for word in words) for words in points]
-    actions = {one.get("action", "auto") for one in given}
-    return actions <= {"auto", "train"} and not any("resume" in one for one in given)
+def is_study(points: Sequence[Sequence[str]]) -> bool:
+    """Return whether every point of a sweep starts a run, or the runs get one page."""
+    settings = [dict(word.partition("=")[::2] for word in words) for words in points]
+    actions = {setting.get("action", "auto") for setting in settings}
+    return actions <= {"auto", "train", "report"} and not any(
+        "resume" in setting for setting in settings
+    )
 
 
 def _values_of(word: str, sweeping: bool) -> list[str]:
-    """List what a word stands for, a sweep of Hydra's grammar in the order of its writing."""
+    """List the ``key=value`` words of a word; Hydra's sweeps keep their order."""
     key, _, text = word.partition("=")
     if _is_raw(key, text, sweeping) or not (override := parse_word(word)).is_sweep_override():
         return [word]
     kind, sweep = getattr(override.value_type, "name", ""), override.value()
     _check_listed(key, text, kind, shuffled=getattr(sweep, "shuffle", False))
     if not sweeping:
-        one = f"; one number is written {key}={text.replace(',', '_')}"
-        way = "a sweep over values needs -m" + (one if THOUSANDS.fullmatch(text) else "")
-        raise RecipeError(key, f"several values in {word!r}", way)
+        hint = f"; write one number as {key}={text.replace(',', '_')}"
+        advice = "add -m to sweep over values" + (hint if THOUSANDS.fullmatch(text) else "")
+        raise RecipeError(key, f"several values in {word!r}", advice)
     try:
         if kind == GLOB:
-            found = list(sweep.filter(groups()[key]))  # type: ignore[union-attr]
+            values = list(sweep.filter(list_config_groups()[key]))  # type: ignore[union-attr]  # GLOB is a glob
         else:
-            found = list(islice(override.sweep_string_iterator(), MOST_POINTS + 1))
-    except ValueError as error:  # a step of nothing, a choice inside a choice
+            values = list(islice(override.sweep_string_iterator(), MOST_POINTS + 1))
+    except ValueError as error:  # a step of 0, or a choice inside a choice
         problem = f"{text} cannot be listed: {str(error).splitlines()[0]}"
         raise RecipeError(key, problem, "write the values, separated by commas") from None
-    if not found:
-        raise RecipeError(key, f"{text} stands for no value", "write those that you mean")
-    if twice := next((one for one, count in Counter(found).items() if count > 1), None):
+    if not values:
+        raise RecipeError(key, f"{text} has no values", "write the values")
+    if twice := next((item for item, count in Counter(values).items() if count > 1), None):
         raise RecipeError(key, f"{text} lists {twice} twice", "keep one of them")
-    return [f"{key}={value}" for value in found]
+    return [f"{key}={value}" for value in values]
 
 
 def _is_raw(key: str, text: str, sweeping: bool) -> bool:
-    """Tell a path or a URL, taken as it stands, from what may be a list of values."""
+    """Return whether a text is a path or URL, kept as it is, not a list of values."""
     if key != "recipe":
         return key in RAW_KEYS
     return not sweeping and (text.endswith(".yaml") or not LISTED.search(text))
 
 
 def _check_listed(key: str, text: str, kind: str, *, shuffled: bool) -> None:
-    """Refuse what is no list of values, or is another one each time.
-
-    Raises:
-        RecipeError: it is an interval, is shuffled, or looks for files where there are none.
-    """
+    """Refuse intervals, shuffled lists, and globs for keys without option files."""
     if kind == "INTERVAL_SWEEP":
-        remedy = "a study searches it (docs/studies.md); here write values, or range(...)"
-        raise RecipeError(key, f"{text} is no list of values", remedy)
+        remedy = "write values or range(...); a study can search it (docs/studies.md)"
+        raise RecipeError(key, f"{text} is not a list of values", remedy)
     if shuffled:
-        problem = f"{text}: the same command finds its folder again, so nothing is shuffled"
-        raise RecipeError(key, problem, "leave shuffle out")
-    if kind == GLOB and key not in groups():
-        remedy = f"it chooses files of a group: {', '.join(groups())}"
-        raise RecipeError(key, f"{text}, but the values of {key} are in no folder", remedy)
+        problem = f"{text}: a repeated command needs the same order of points"
+        raise RecipeError(key, problem, "remove shuffle")
+    if kind == GLOB and key not in list_config_groups():
+        remedy = f"use glob with a group: {', '.join(list_config_groups())}"
+        raise RecipeError(key, f"{text} requires a group, but {key} is not a group", remedy)
 
 
-def labels(points: Sequence[Sequence[str]]) -> list[str]:
-    """Name each point by the words that not all points have, as a folder can be called."""
+def label_points(points: Sequence[Sequence[str]]) -> list[str]:
+    """Return a folder name for each point, from the words that the points do not share."""
     common = set.intersection(*(set(words) for words in points))
     named = [[word for word in words if word not in common] for words in points]
     folders = [as_folder(words) or ONLY for words in named]
-    return [  # two words may be one to a folder
+    return [  # two words may give the same folder name
         f"{folder}-{_digest(','.join(words))}" if folders.count(folder) > 1 else folder
         for folder, words in zip(folders, named, strict=True)
     ]
 
 
 def as_folder(words: Iterable[str]) -> str:
-    """Join words to the name of a folder; one that is too long is cut and stays its own."""
+    """Join words to a folder name. A long name is cut, with a digest to keep it unique."""
     name = ",".join(words)
     plain = "".join(c if PLAIN.fullmatch(c) and c != "/" else "_" for c in name)
     return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]}-{_digest(name)}"
@@ -177,13 +158,13 @@ def folder_of_runs(arguments: Arguments, name: str, runs: Path = ROOT / "runs") 
 
 
 def name_of(points: Sequence[Sequence[str]]) -> str:
-    """Name a sweep: its recipe, and a digest that is the same for the same points."""
-    kept = [[word for word in words if not word.startswith(PASSING)] for words in points]
+    """Name a sweep by its recipe and a digest of its points."""
+    relevant = [[word for word in words if not word.startswith(PASSING)] for words in points]
     recipes = {word for words in points for word in words if word.startswith("recipe=")}
     alone = Path(recipes.pop().partition("=")[2]).stem + "-" if len(recipes) == 1 else ""
-    return named_after(f"{alone}sweep", "\n".join(map(" ".join, kept)))
+    return named_after(f"{alone}sweep", "\n".join(map(" ".join, relevant)))
 
 
-def named_after(stem: str, said: str) -> str:
-    """Return a name that the same words give again."""
-    return f"{stem}-{_digest(said)}"
+def named_after(stem: str, text: str) -> str:
+    """Return a name that is the same for the same words."""
+    return f"{stem}-{_digest(text)}"

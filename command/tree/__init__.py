@@ -1,1 +1,1 @@
-"""Execute a tree of runs: here, or by jobs that submit what is due."""
+"""Execute a tree of runs, on this machine or with jobs that submit its due nodes."""

@@ -1,1 +1,1 @@
-"""Checkpoints: written while training goes on, whole or not there, checked before they load."""
+"""Checkpoints: written during training, atomic, and verified before loading."""

@@ -1,4 +1,7 @@
-"""Choose a checkpoint in a folder, and check all of its bytes first; torch is not needed."""
+"""Choice of a checkpoint in a folder, after a check of all its bytes. Works without torch.
+
+A checkpoint is whole if all its bytes match the digests in its marker.
+"""
 
 from bisect import bisect
 from collections.abc import Callable, Iterable
@@ -20,7 +23,7 @@ from components.errors import RecipeError
 
 @dataclass(frozen=True)
 class CheckpointChoice:
-    """The newest whole checkpoint, and what is wrong with the newer ones."""
+    """The newest whole checkpoint, and the errors of newer, damaged checkpoints."""
 
     checkpoint: Path
     marker: Marker
@@ -28,28 +31,21 @@ class CheckpointChoice:
 
 
 def newest_whole(folder: Path) -> CheckpointChoice | None:
-    """Find the newest whole checkpoint, in one process.
-
-    Raises:
-        RecipeError: there are checkpoints, and none is whole.
-    """
-    return choose(folder, complete_checkpoints(folder), check_alone)
+    """Find the newest whole checkpoint, in one process; RecipeError if all are damaged."""
+    return choose_checkpoint(folder, complete_checkpoints(folder), check_alone)
 
 
 def find_checkpoint(
     folder: Path, tokens: int | None, *, weights: bool, section: str = ""
 ) -> CheckpointChoice:
-    """Find the newest whole checkpoint, or the one after ``tokens``, in one process.
+    """Find the newest whole checkpoint, or the checkpoint at ``tokens``, in one process.
 
-    With ``weights``, one of weights alone will do; full ones come first. An error names the
-    key ``at_tokens`` of the ``section``.
-
-    Raises:
-        RecipeError: there is no such checkpoint, or none is whole.
+    With ``weights``, weights-only checkpoints are allowed; a full one of the same token count
+    comes first. RecipeError names ``at_tokens``, with the prefix ``section``, if none is whole.
     """
     complete = list(complete_checkpoints(folder, EITHER if weights else EITHER[:1]))
     candidates = [path for path in complete if tokens in {None, tokens_of(path)}]
-    chosen = choose(folder, candidates, check_alone)
+    chosen = choose_checkpoint(folder, candidates, check_alone)
     if chosen is not None:
         return chosen
     raise no_checkpoint(folder, tokens, map(tokens_of, complete), section)
@@ -58,26 +54,22 @@ def find_checkpoint(
 def no_checkpoint(
     folder: Path, tokens: int | None, complete: Iterable[int], section: str = ""
 ) -> RecipeError:
-    """Describe that there is no checkpoint, or none after ``tokens``; the nearest are named."""
+    """Return the error for a missing checkpoint. With ``tokens``, it names the nearest ones."""
     saved = sorted(set(complete))
     if tokens is None:
-        remedy = f"let it train to its first: {command_line(f'resume={folder.parent}')}"
+        remedy = f"train to its first checkpoint: {command_line(f'resume={folder.parent}')}"
         return RecipeError("run", f"{folder.parent} has no complete checkpoint", remedy)
     place = bisect(saved, tokens)
-    near = " and ".join(f"{one:_}" for one in saved[max(0, place - 1) : place + 1])
-    problem = f"{tokens:_} has no checkpoint in {folder}"
-    remedy = f"the nearest: {near}" if near else "there is none"
+    near = " and ".join(f"{count:_}" for count in saved[max(0, place - 1) : place + 1])
+    problem = f"no checkpoint at {tokens:_} tokens in {folder}"
+    remedy = f"nearest checkpoints: {near}" if near else "the folder has no checkpoint"
     return RecipeError(f"{section}at_tokens", problem, remedy)
 
 
-def choose(
+def choose_checkpoint(
     folder: Path, checkpoints: Iterable[Path], check: Callable[[Path], Marker]
 ) -> CheckpointChoice | None:
-    """Return the first checkpoint that passes ``check``; None if ``checkpoints`` is empty.
-
-    Raises:
-        RecipeError: there are checkpoints, and none is whole.
-    """
+    """Return the first checkpoint that passes, None without any; RecipeError if none passes."""
     damaged: list[DamagedCheckpointError] = []
     for checkpoint in checkpoints:
         try:
@@ -86,18 +78,17 @@ def choose(
             damaged.append(error)
     if damaged:
         newest = damaged[0]
-        problem = f"no checkpoint is whole; of the newest {newest.path} {newest.problem}"
-        remedy = "put one back from a copy, or begin a new run"
+        problem = f"all checkpoints are damaged; in the newest, {newest.path} {newest.problem}"
+        remedy = "restore a checkpoint from a copy, or start a new run"
         raise RecipeError(str(folder), problem, remedy)
     return None
 
 
 def check_alone(checkpoint: Path) -> Marker:
-    """Compare all of a checkpoint's bytes with its marker.
+    """Verify all bytes of a checkpoint against its marker, in one process.
 
-    Raises:
-        DamagedCheckpointError: a file is missing, or its contents are not what was written.
-        RecipeError: it has another format, or a file too many.
+    Raises DamagedCheckpointError for missing or changed files, RecipeError for an unknown
+    format or an extra file.
     """
     marker = read_marker(checkpoint)
     check_sections(checkpoint, marker.files, rank=0, ranks=1)

@@ -1,4 +1,4 @@
-"""Going on from the newest checkpoint that is whole, whatever layout or engine wrote it."""
+"""Load the newest whole checkpoint, written by any layout or engine."""
 
 import shutil
 from collections.abc import Sequence
@@ -9,25 +9,24 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from components.checkpoint import metadata
-from components.checkpoint.choice import CheckpointChoice, choose
+from components.checkpoint.choice import CheckpointChoice, choose_checkpoint
 from components.checkpoint.layout import PieceReader, of_another_model, read_pieces
 from components.checkpoint.metadata import Marker, RunProgress
 from components.checkpoint.saving import MOMENTS, WEIGHTS, State, master_of
 from components.checkpoint.sections import check_sections
-from components.distributed.collectives import by_first, together
+from components.distributed.collectives import by_first, gather_results
 from components.errors import RecipeError
 
 
 def load_newest(
     folder: Path, state: State, *, fingerprint: str, fresh_step: int | None = None
 ) -> CheckpointChoice | None:
-    """Fill the state from the newest whole checkpoint; damaged ones are set aside.
+    """Fill the state from the newest whole checkpoint, and rename newer, damaged checkpoints.
 
-    Raises:
-        RecipeError: on all ranks, none that is there is whole, or it is of another recipe.
+    All ranks raise RecipeError if none is whole, or if the newest is from another recipe.
     """
-    found = _complete_together(folder)
-    chosen = choose(folder, found, check_together)
+    checkpoints = _complete_together(folder)
+    chosen = choose_checkpoint(folder, checkpoints, check_together)
     if chosen is not None:
         load_checkpoint(
             chosen.checkpoint,
@@ -36,38 +35,36 @@ def load_newest(
             fingerprint=fingerprint,
             fresh_step=fresh_step,
         )
-        by_first(lambda: _set_aside(found[: len(chosen.damaged)]))
+        by_first(lambda: _set_aside(checkpoints[: len(chosen.damaged)]))
     return chosen
 
 
 def _complete_together(folder: Path) -> list[Path]:
-    names = by_first(lambda: [one.name for one in metadata.complete_checkpoints(folder)])
+    names = by_first(lambda: [path.name for path in metadata.complete_checkpoints(folder)])
     return [folder / name for name in names]
 
 
 def _set_aside(checkpoints: Sequence[Path]) -> None:
-    """Rename what is damaged, so that nobody takes it and whoever wants to can look at it."""
+    """Rename damaged checkpoints: no run loads them, and a user can inspect them."""
     for checkpoint in checkpoints:
-        aside = checkpoint.with_name(f"damaged-{checkpoint.name}")
-        shutil.rmtree(aside, ignore_errors=True)
-        checkpoint.rename(aside)
+        target = checkpoint.with_name(f"damaged-{checkpoint.name}")
+        shutil.rmtree(target, ignore_errors=True)
+        checkpoint.rename(target)
 
 
 def choose_up_to(folder: Path, tokens: int) -> CheckpointChoice | None:
-    """Find the newest whole checkpoint of at most ``tokens``; all ranks call this.
-
-    Raises:
-        RecipeError: there are such and none is whole; all ranks raise it.
-    """
-    early = [one for one in _complete_together(folder) if metadata.tokens_of(one) <= tokens]
-    return choose(folder, early, check_together)
+    """Find, on all ranks together, the newest whole checkpoint of at most ``tokens``."""
+    candidates = [
+        path for path in _complete_together(folder) if metadata.tokens_of(path) <= tokens
+    ]
+    return choose_checkpoint(folder, candidates, check_together)
 
 
 def check_together(checkpoint: Path) -> Marker:
-    """Compare as `check_alone` does, every rank its share."""
+    """Verify a checkpoint like `check_alone`. Each rank checks a share of the bytes."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     marker = by_first(lambda: metadata.read_marker(checkpoint))
-    together(lambda: check_sections(checkpoint, marker.files, rank=rank, ranks=ranks))
+    gather_results(lambda: check_sections(checkpoint, marker.files, rank=rank, ranks=ranks))
     return marker
 
 
@@ -79,34 +76,33 @@ def load_checkpoint(
     fingerprint: str,
     fresh_step: int | None = None,
 ) -> RunProgress:
-    """Fill weights and optimizer in place from a checkpoint that was found whole.
+    """Fill weights and optimizer in place from a whole checkpoint.
 
-    From that of ``fresh_step``, or one whose marker says so, the weights alone are taken.
-
-    Raises:
-        RecipeError: on all ranks, it is of another recipe, or of another model or optimizer.
+    Only weights are loaded at step ``fresh_step``, or if the marker has ``fresh_optimizer``.
+    All ranks raise RecipeError for another recipe, model or optimizer.
     """
     if marker.fingerprint != fingerprint:
-        problem = f"is of the recipe {marker.fingerprint}, this one is {fingerprint}"
-        remedy = "resume with the recipe that wrote it; action=diff says what differs"
+        problem = f"has the recipe fingerprint {marker.fingerprint}, expected {fingerprint}"
+        remedy = "resume with the recipe that wrote it; action=diff shows the differences"
         raise RecipeError(str(checkpoint), problem, remedy)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mine = sorted(marker.files)[rank::ranks]
-    listed = together(lambda: read_pieces(checkpoint, mine))
+    listed = gather_results(lambda: read_pieces(checkpoint, mine))
     reader = PieceReader(checkpoint, [piece for of_rank in listed for piece in of_rank])
-    found = {name: tuple(entry.size) for name, entry in reader.entries.items()}
-    taken: set[str] = set()
+    sizes = {name: tuple(entry.size) for name, entry in reader.entries.items()}
+    requested: set[str] = set()
 
-    def read(tensors: dict[str, Tensor]) -> None:
-        together(lambda: reader.check_tensors(tensors))
-        taken.update(tensors)
+    def read_tensors(tensors: dict[str, Tensor]) -> None:
+        gather_results(lambda: reader.check_tensors(tensors))
+        requested.update(tensors)
         load(tensors, storage_reader=reader)
 
     fresh = marker.fresh_optimizer or marker.progress.step == fresh_step
-    state.fill(read, found, fresh_optimizer=fresh)
-    # All ranks are asked: each stage takes its own layers, and a master counts for its weight.
-    unread = {name for name in found if master_of(name.removeprefix(WEIGHTS)) in found}
-    unread |= {name for name in found if fresh and name.startswith(MOMENTS)}
-    if left := sorted((set(found) - unread).difference(*together(lambda: taken))):
-        raise of_another_model(checkpoint, f"it has {left[0]}, {len(left)} such in all")
+    state.load_tensors(read_tensors, sizes, fresh_optimizer=fresh)
+    # Gather the requested names of all ranks, since each pipeline stage reads only its layers.
+    # A weight whose master is in the checkpoint need not be read itself.
+    unread = {name for name in sizes if master_of(name.removeprefix(WEIGHTS)) in sizes}
+    unread |= {name for name in sizes if fresh and name.startswith(MOMENTS)}
+    if unknown := sorted((set(sizes) - unread).difference(*gather_results(lambda: requested))):
+        raise of_another_model(checkpoint, f"{len(unknown)} extra tensors, first {unknown[0]}")
     return marker.progress

@@ -1,7 +1,7 @@
-"""Checkpoint metadata (the marker): a small JSON file, written last, typed when read.
+"""Checkpoint metadata (the marker): a small JSON file, written last, validated when read.
 
-A folder without it is no checkpoint. It has the digest of every section of every file and, as
-nobody else would notice a flipped bit in it, one of itself.
+A folder without a marker is not a checkpoint. The marker contains the digest of every section
+of every file, and a digest of itself against bit flips.
 """
 
 import hashlib
@@ -11,23 +11,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from components.errors import RecipeError
 from components.json_file import dump_json, read_mapping, without_nan
-from components.run.records import Finite, Natural, RunRecord, check_record
+from components.run.records import Finite, Natural, RunRecord
 
 FORMAT = 1
 MARKER = "progress.json"
-Kind = Literal["tokens", "weights"]  # all that a run needs to go on, or its weights alone
-EITHER: tuple[Kind, ...] = ("tokens", "weights")
+CheckpointKind = Literal[
+    "tokens", "weights"
+]  # the full state to resume a run, or only its weights
+EITHER: tuple[CheckpointKind, ...] = ("tokens", "weights")
 
-# A plain name: a marker may not lead a reader or a copy out of its folder.
+# A plain file name: a marker must not point outside its folder.
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")]
-_Section = Annotated[tuple[Natural, str], Field(strict=False)]
-_Sections = Annotated[tuple[_Section, ...], Field(strict=False)]
-_Pair = Annotated[tuple[Natural, Finite], Field(strict=False)]
-_Count = Annotated[tuple[Natural, Natural], Field(strict=False)]
+_STRICT = ConfigDict(extra="ignore", strict=True, defer_build=True)
 
 
 class _LossScale(RunRecord):
@@ -37,137 +36,125 @@ class _LossScale(RunRecord):
 
 
 class _Figures(RunRecord):
-    loss: Annotated[tuple[float, ...], Field(strict=False)]
-    gradient_norm: Annotated[tuple[float, ...], Field(strict=False)]
+    loss: tuple[float, ...]
+    gradient_norm: tuple[float, ...]
 
 
 class _Guard(RunRecord):
     figures: _Figures
-    faults: Mapping[str, Annotated[tuple[Natural, ...], Field(strict=False)]]
-    lowered: Annotated[tuple[_Pair, ...], Field(strict=False)]
-    skipped: Annotated[tuple[_Count, ...], Field(strict=False)]
+    faults: Mapping[str, tuple[Natural, ...]]
+    lowered: tuple[tuple[Natural, Finite], ...]
+    skipped: tuple[tuple[Natural, Natural], ...]
 
 
-class _Progress(RunRecord):
-    step: Natural
-    tokens: Natural
-    loss_scale: _LossScale | None = None
-    guard: _Guard | None = None
+def _fields_of(record: type[RunRecord]) -> AfterValidator:
+    """Return a validator that checks a mapping against ``record`` and returns the mapping."""
 
+    def check_fields(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+        record.model_validate_json(json.dumps(tree))
+        return tree
 
-class _ProgressRecord(RunRecord):
-    """``progress.json``, but for its format and its seal."""
-
-    kind: Kind
-    fingerprint: str
-    progress: _Progress
-    held_out_loss: float | None
-    files: Mapping[_Name, _Sections]
-    fresh_optimizer: bool = False
+    return AfterValidator(check_fields)
 
 
 class DamagedCheckpointError(RecipeError):
-    """Give what is wrong with a checkpoint, where the one before it may be taken instead."""
+    """Error for a damaged checkpoint. The previous checkpoint may be used instead."""
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """Where a run is on its clock."""
+    """Progress of a run: its steps, its tokens, and the state of loss scale and guard."""
 
-    step: int
-    tokens: int
-    loss_scale: Mapping[str, Any] | None = None
-    guard: Mapping[str, Any] | None = None
+    __pydantic_config__ = _STRICT
+
+    step: Natural
+    tokens: Natural
+    loss_scale: Annotated[Mapping[str, Any], _fields_of(_LossScale)] | None = None
+    guard: Annotated[Mapping[str, Any], _fields_of(_Guard)] | None = None
 
 
 class FileSection(NamedTuple):
-    """Consecutive bytes of a file, all written by one rank."""
+    """Consecutive bytes of a file that one rank wrote."""
 
-    length: int
+    length: Natural
     sha256: str
 
 
-Files = Mapping[str, tuple[FileSection, ...]]
+Files = Mapping[_Name, tuple[FileSection, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Marker:
-    """What a checkpoint is: of which recipe, at which step, in which files."""
+    """Metadata of a checkpoint: its recipe, its progress, and its files."""
 
-    kind: Kind
+    __pydantic_config__ = _STRICT
+
+    kind: CheckpointKind
     fingerprint: str
     progress: RunProgress
-    held_out_loss: float | None  # in nats a token; null if none was taken, or not finite
+    held_out_loss: float | None  # in nats per token; null if not evaluated, or not finite
     files: Files
-    fresh_optimizer: bool = False  # who goes on from here begins with moments of 0
+    fresh_optimizer: bool = False  # a run that resumes from here resets the moments to 0
 
     @property
-    def name(self) -> str:
+    def folder_name(self) -> str:
         return name_of(self.kind, self.progress.tokens)
 
     @property
-    def bytes(self) -> int:
-        return sum(one.length for sections in self.files.values() for one in sections)
+    def total_bytes(self) -> int:
+        return sum(section.length for sections in self.files.values() for section in sections)
 
-    def dump(self) -> str:
+    def to_json(self) -> str:
         tree = without_nan({"format": FORMAT, **asdict(self)})[0]
         if not self.fresh_optimizer:
-            del tree["fresh_optimizer"]  # what earlier programs read, they still do
+            del tree["fresh_optimizer"]  # earlier versions can read the marker
         return dump_json(tree | {"sha256": _digest(tree)}, indent=1) + "\n"
 
 
-def name_of(kind: Kind, tokens: int) -> str:
-    """Name the folder of a checkpoint."""
+_MARKER = TypeAdapter(Marker)
+
+
+def name_of(kind: CheckpointKind, tokens: int) -> str:
+    """Return the name of a checkpoint's folder."""
     return f"{kind}-{tokens:015d}"
 
 
 def read_marker(checkpoint: Path) -> Marker:
-    """Read and check the marker itself, none of the files that it names.
+    """Read and validate the marker, but none of the files that it lists.
 
-    Raises:
-        DamagedCheckpointError: it cannot be read or is not what was written.
-        RecipeError: it has another format than this program's.
+    Raises DamagedCheckpointError for an unreadable or changed marker, RecipeError for another
+    format than this program's.
     """
     file = checkpoint / MARKER
     try:
         tree = read_mapping(file, finite=False)
     except RecipeError as error:
-        raise damaged(file, error.problem) from error
+        raise make_damage_error(file, error.problem) from error
     if "format" not in tree:
-        raise damaged(file, "is no marker of a checkpoint")
-    if (written := tree["format"]) != FORMAT:  # first: who knows how that one is checked
-        problem = f"format {written}, but this program writes and reads format {FORMAT}"
-        raise RecipeError(str(file), problem, "resume with the version that wrote it")
+        raise make_damage_error(file, "is not a checkpoint marker")
+    if (written := tree["format"]) != FORMAT:  # first: other formats may have other digests
+        problem = f"has format {written}, but this version reads only format {FORMAT}"
+        raise RecipeError(str(file), problem, "resume with the version that wrote the run")
     if tree.pop("sha256", None) != _digest(tree):
-        raise damaged(file, "was changed after it was written")
+        raise make_damage_error(file, "was changed after it was written")
     try:
-        written = check_record(tree, _ProgressRecord, str(file), "")
-    except RecipeError as error:
-        raise damaged(file, error.problem) from error
-    progress, there = written.progress, tree["progress"]
-    return Marker(
-        kind=written.kind,
-        fingerprint=written.fingerprint,
-        progress=RunProgress(
-            progress.step, progress.tokens, there.get("loss_scale"), there.get("guard")
-        ),
-        held_out_loss=written.held_out_loss,
-        files={
-            name: tuple(FileSection(*section) for section in sections)
-            for name, sections in written.files.items()
-        },
-        fresh_optimizer=written.fresh_optimizer,
-    )
+        return _MARKER.validate_json(json.dumps(tree))
+    except ValidationError as failure:
+        first = failure.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise make_damage_error(file, f"{where}: {first['msg']}") from failure
 
 
-def damaged(file: Path, problem: str) -> DamagedCheckpointError:
-    """Make the error of a checkpoint that is not as it was written."""
-    remedy = f"remove {file.parent}: the checkpoint before it is taken then"
+def make_damage_error(file: Path, problem: str) -> DamagedCheckpointError:
+    """Return the error for a damaged checkpoint."""
+    remedy = f"remove {file.parent} to use the checkpoint before it"
     return DamagedCheckpointError(str(file), problem, remedy)
 
 
-def complete_checkpoints(folder: Path, kinds: Sequence[Kind] = ("tokens",)) -> Iterator[Path]:
-    """List those with a marker, newest first, and in the order of ``kinds`` after as many."""
+def complete_checkpoints(
+    folder: Path, kinds: Sequence[CheckpointKind] = ("tokens",)
+) -> Iterator[Path]:
+    """List checkpoints with a marker, newest first; at equal tokens in order of ``kinds``."""
     named = [
         path
         for kind in kinds
@@ -179,17 +166,17 @@ def complete_checkpoints(folder: Path, kinds: Sequence[Kind] = ("tokens",)) -> I
 
 
 def tokens_of(checkpoint: Path) -> int:
-    """Read how far a checkpoint is from its name."""
+    """Return the token count of a checkpoint, from its name."""
     return int(checkpoint.name.partition("-")[2])
 
 
-def kept_tokens(folder: Path) -> list[int]:
-    """List after how many tokens a checkpoint was kept, full or of weights alone."""
+def list_saved_tokens(folder: Path) -> list[int]:
+    """List the token counts of all complete checkpoints, full or weights-only."""
     return sorted({tokens_of(path) for path in complete_checkpoints(folder, EITHER)})
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Find the last checkpoint that is complete, whether or not it is whole."""
+    """Find the newest complete full checkpoint. Its bytes are not verified."""
     return next(complete_checkpoints(folder), None)
 
 

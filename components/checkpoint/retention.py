@@ -1,4 +1,4 @@
-"""Retention of checkpoints: which stay, and room for a new one."""
+"""Retention of checkpoints: which ones to keep, and the steps to add a new one."""
 
 import errno
 import math
@@ -18,7 +18,7 @@ from components.run.disk import check_room, write_synced
 
 
 class SavedCheckpoint(NamedTuple):
-    """One checkpoint, as far as it matters for keeping it."""
+    """The properties of a checkpoint that decide whether it is kept."""
 
     tokens: int
     held_out_loss: float | None
@@ -26,10 +26,10 @@ class SavedCheckpoint(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """``last`` ones, the first in every ``every_tokens``, and the ``best`` by held-out loss.
+    """Retention policy: the union of the checkpoints that each field selects.
 
-    A loss that is not finite is none of the best. Those after ``needed`` tokens stay, too:
-    children of the run begin with them.
+    ``every_tokens`` selects the first after each multiple, ``best`` the number with the lowest
+    finite held-out loss, ``needed`` the token counts that child runs start from.
     """
 
     last: int
@@ -37,21 +37,21 @@ class Policy:
     best: int
     needed: frozenset[int] = frozenset()
 
-    def kept(self, saved: Sequence[SavedCheckpoint]) -> set[int]:
-        """Choose what stays, by its tokens; removing the others changes no later choice."""
+    def select_retained(self, saved: Sequence[SavedCheckpoint]) -> set[int]:
+        """Return the token counts to keep. Removing the others changes no later decision."""
         ordered = sorted(saved, key=lambda checkpoint: checkpoint.tokens)
         judged = sorted(
             (loss, tokens)
             for tokens, loss in ordered
-            if loss is not None and math.isfinite(loss)  # NaN compares as neither less nor more
+            if loss is not None and math.isfinite(loss)  # NaN breaks sorting
         )
-        tokens_kept = {checkpoint.tokens for checkpoint in ordered[-self.last :]}
-        tokens_kept |= {tokens for _, tokens in judged[: self.best]}
+        retained_tokens = {checkpoint.tokens for checkpoint in ordered[-self.last :]}
+        retained_tokens |= {tokens for _, tokens in judged[: self.best]}
         needed = self.needed & {checkpoint.tokens for checkpoint in ordered}
-        return tokens_kept | needed | self.kept_for_good(ordered)
+        return retained_tokens | needed | self.select_permanent(ordered)
 
-    def kept_for_good(self, saved: Sequence[SavedCheckpoint]) -> set[int]:
-        """Choose the first checkpoint at or after every multiple of ``every_tokens``."""
+    def select_permanent(self, saved: Sequence[SavedCheckpoint]) -> set[int]:
+        """Return the first token count at or after each multiple of ``every_tokens``."""
         if self.every_tokens == "none":
             return set()
         firsts: dict[int, int] = {}
@@ -61,40 +61,40 @@ class Policy:
 
 
 def saved_in(folder: Path) -> dict[Path, SavedCheckpoint]:
-    """Read the markers of all complete checkpoints; one that cannot be read has no loss."""
-    found = {}
+    """Read the markers of all complete checkpoints. A damaged marker counts as without loss."""
+    saved = {}
     for checkpoint in metadata.complete_checkpoints(folder):
         loss = None
         with suppress(DamagedCheckpointError):
             loss = metadata.read_marker(checkpoint).held_out_loss
-        found[checkpoint] = SavedCheckpoint(metadata.tokens_of(checkpoint), loss)
-    return found
+        saved[checkpoint] = SavedCheckpoint(metadata.tokens_of(checkpoint), loss)
+    return saved
 
 
-def prune(folder: Path, policy: Policy) -> None:
-    """Remove what the policy does not keep, oldest first, and what was never completed."""
+def prune_checkpoints(folder: Path, policy: Policy) -> None:
+    """Remove checkpoints that the policy does not keep, oldest first, and incomplete ones."""
     saved = saved_in(folder)
-    kept = policy.kept(list(saved.values()))
-    for checkpoint, one in sorted(saved.items()):
-        if one.tokens not in kept:
-            (checkpoint / MARKER).unlink()  # without it a half-removed one is not taken
+    retained_tokens = policy.select_retained(list(saved.values()))
+    for checkpoint, record in sorted(saved.items()):
+        if record.tokens not in retained_tokens:
+            (checkpoint / MARKER).unlink()  # first: no run loads a half-removed checkpoint
     _remove_incomplete(folder)
 
 
 def drop_after(checkpoint: Path) -> list[str]:
-    """Remove all later ones, weights alone too, the last first, and return their names."""
+    """Remove all later checkpoints, full and weights-only, newest first; return their names."""
     folder = checkpoint.parent
     later = later_than(checkpoint)
-    for one in later:
-        (one / MARKER).unlink()
+    for path in later:
+        (path / MARKER).unlink()
     _remove_incomplete(folder)
-    return [one.name for one in later]
+    return [path.name for path in later]
 
 
 def later_than(checkpoint: Path) -> list[Path]:
-    """List the complete checkpoints of more tokens, newest first, weights alone too.
+    """List the complete checkpoints of more tokens, full and weights-only, newest first.
 
-    A run that has gone back writes others of the same names.
+    A run that was rolled back writes new checkpoints of the same names.
     """
     tokens, folder = metadata.tokens_of(checkpoint), checkpoint.parent
     either = metadata.complete_checkpoints(folder, metadata.EITHER)
@@ -102,74 +102,68 @@ def later_than(checkpoint: Path) -> list[Path]:
 
 
 def _remove_incomplete(folder: Path) -> None:
-    """Remove what an interrupted save or an interrupted removal has left."""
-    for one in [*folder.glob(".tokens-*"), *folder.glob(".weights-*")]:
-        if one.is_dir():
-            shutil.rmtree(one)
-        else:  # a marker that was to be amended
-            one.unlink()
-    for one in [*folder.glob("tokens-*/"), *folder.glob("weights-*/")]:
-        if not (one / MARKER).exists():
-            shutil.rmtree(one)
+    """Remove the leftovers of interrupted saves and interrupted removals."""
+    for path in [*folder.glob(".tokens-*"), *folder.glob(".weights-*")]:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:  # a temporary marker file
+            path.unlink()
+    for path in [*folder.glob("tokens-*/"), *folder.glob("weights-*/")]:
+        if not (path / MARKER).exists():
+            shutil.rmtree(path)
 
 
-def beside(target: Path) -> Path:
-    """Name the folder in which a checkpoint grows: no reader looks there."""
+def get_partial_folder(target: Path) -> Path:
+    """Return the temporary folder for a checkpoint during its save. Readers ignore it."""
     return target.with_name(f".{target.name}")
 
 
-def clear(target: Path, *, needed_bytes: int, files: int) -> bool:
-    """Make an empty folder beside, where all of it will fit; can be done twice.
+def create_partial_folder(target: Path, *, needed_bytes: int, files: int) -> bool:
+    """Create an empty temporary folder after a check of the free space. Can be repeated.
 
-    Returns False where the checkpoint is there already: a run that went on computes it again.
-
-    Raises:
-        OSError: the file system forbids it, has too little room or has gone.
+    Returns False if the checkpoint exists: a resumed run computed it again. Raises OSError
+    without permission or space, or if the file system is unavailable.
     """
     if (target / MARKER).exists():
         return False
     _remove_incomplete(target.parent)
     check_room(target.parent, needed_bytes=needed_bytes, files=files + 2)  # marker and folder
-    beside(target).mkdir()
+    get_partial_folder(target).mkdir()
     return True
 
 
-def amend(checkpoint: Path, progress: RunProgress) -> Marker:
-    """Put another ``progress`` of the same tokens beside the same tensors, at once.
+def replace_progress(checkpoint: Path, progress: RunProgress) -> Marker:
+    """Replace the progress in a checkpoint's marker atomically. The tensors stay.
 
-    Raises:
-        RecipeError: the marker cannot be read.
-        OSError: the file system forbids it or has gone.
+    Raises RecipeError for an unreadable marker, OSError for errors of the file system.
     """
-    there = metadata.read_marker(checkpoint)
-    if there.progress == progress:
-        return there
-    marker = replace(there, progress=progress)
-    mark(checkpoint, marker)
+    existing = metadata.read_marker(checkpoint)
+    if existing.progress == progress:
+        return existing
+    marker = replace(existing, progress=progress)
+    replace_marker(checkpoint, marker)
     return marker
 
 
-def mark(checkpoint: Path, marker: Marker) -> None:
-    """Put another marker in the place of a checkpoint's own, at once."""
-    written = checkpoint.with_name(f".{checkpoint.name}.{MARKER}")
-    write_synced(written, marker.dump())
-    written.replace(checkpoint / MARKER)
+def replace_marker(checkpoint: Path, marker: Marker) -> None:
+    """Replace a checkpoint's marker atomically."""
+    temporary = checkpoint.with_name(f".{checkpoint.name}.{MARKER}")
+    write_synced(temporary, marker.to_json())
+    temporary.replace(checkpoint / MARKER)
     sync_folder(checkpoint)
 
 
-def complete(target: Path, marker: Marker) -> None:
-    """Mark what all ranks have written beside and let it take its place; can be done twice.
+def complete_checkpoint(target: Path, marker: Marker) -> None:
+    """Write the marker into the temporary folder and rename the folder. Can be repeated.
 
-    Raises:
-        RecipeError: not all that was written is there.
-        OSError: the file system forbids it or has gone.
+    Raises RecipeError if a file of a rank is incomplete, OSError for errors of the file system.
     """
-    grown = beside(target)
-    if grown.exists():
-        check_names(grown, marker.files)
-        write_synced(grown / MARKER, marker.dump())
-        sync_folder(grown)
-        grown.rename(target)
+    partial = get_partial_folder(target)
+    if partial.exists():
+        check_names(partial, marker.files)
+        write_synced(partial / MARKER, marker.to_json())
+        sync_folder(partial)
+        partial.rename(target)
     sync_folder(target.parent)
     if not (target / MARKER).exists():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target))

@@ -1,9 +1,9 @@
-"""What a checkpoint holds of a rank by global names, and saving it while training goes on.
+"""Asynchronous saving of checkpoints, and the checkpoint state of a rank by global names.
 
-The steps wait for a copy, another thread does the rest. One checkpoint is written at a time;
-the next waits for it. The thread has a process group of its own, since the steps' collectives
-must not come between its own. The buffers are ours, too: torch 2.11's ``DefaultStager`` empties
-itself after the first save, and a second ends in a KeyError.
+Training steps wait only for a copy to the host, which a background thread writes, one
+checkpoint at a time. The thread has its own process group: its collectives must not interleave
+with the steps'. It has its own buffers: torch 2.11's ``DefaultStager`` clears itself after the
+first save; the second raises KeyError.
 """
 
 import time
@@ -21,30 +21,32 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from components.checkpoint import retention
 from components.checkpoint.copy_out import copy_out
-from components.checkpoint.layout import CheckpointLayout, Share
-from components.checkpoint.metadata import Kind, Marker, RunProgress
+from components.checkpoint.layout import CheckpointLayout, RankWritePlan
+from components.checkpoint.metadata import CheckpointKind, Marker, RunProgress
 from components.checkpoint.sections import files_of, write_blocks
-from components.distributed.collectives import by_first, together
-from components.distributed.copies import holders, readers, send
+from components.distributed.broadcast_read import assign_readers, find_holders, send_value
+from components.distributed.collectives import by_first, gather_results
 from components.distributed.data import DataParallel
 from components.distributed.node_tree import NodeTree
-from components.distributed.weight_shards import WeightShard, local, rows_of
+from components.distributed.weight_shards import WeightShard, get_local_part, rows_of
 from components.run.disk import Patience
 
 T = TypeVar("T")
-_Task = tuple[Marker, Share, list[Tensor]]  # the marker without files, this rank's pieces
+_Task = tuple[
+    Marker, RankWritePlan, list[Tensor]
+]  # a marker without files, this rank's share, pieces
 
 
 class HostBuffers:
-    """Copies of tensors on the host, in memory that the next save uses again."""
+    """Host copies of tensors, in buffers that the next save reuses."""
 
     def __init__(self, device: torch.device) -> None:
-        self._pinned = device.type == "cuda"  # copies then run at the full speed of the bus
+        self._pinned = device.type == "cuda"  # for full bus bandwidth
         self._free: dict[Any, list[Tensor]] = defaultdict(list)  # by shape and dtype
         self._used: list[Tensor] = []
 
-    def stage(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Copy tensors; they may change as soon as this returns."""
+    def copy_to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Copy tensors to the host. The tensors may change once this returns."""
         copies = []
         for tensor in tensors:
             shape, dtype, pinned = tensor.shape, tensor.dtype, self._pinned
@@ -56,44 +58,46 @@ class HostBuffers:
             torch.cuda.synchronize()
         return copies
 
-    def release(self) -> None:
-        """Take back all buffers: what was staged has been written."""
+    def release_buffers(self) -> None:
+        """Free all buffers for reuse, after their contents were written."""
         for buffer in self._used:
             self._free[buffer.shape, buffer.dtype].append(buffer)
         self._used.clear()
 
 
-WEIGHTS = "model."  # before each weight's name
+WEIGHTS = "model."  # prefix of each weight's name
 
 Read = Callable[[dict[str, Tensor]], None]
 
 
 class State(Protocol):
-    """What a checkpoint holds of one rank; every method is called by all ranks."""
+    """Checkpoint state of one rank. All ranks call every method."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Name every tensor: what several ranks have whole, any of them may give."""
+    def collect_tensors(self) -> dict[str, Tensor]:
+        """Return all tensors by name. Of equal copies on several ranks, any may be saved."""
 
-    def fill(self, read: Read, saved: Collection[str], *, fresh_optimizer: bool) -> None:
-        """Call ``read``, all ranks as often, with tensors to fill; some ranks may have none.
+    def load_tensors(
+        self, read: Read, saved: Collection[str], *, fresh_optimizer: bool
+    ) -> None:
+        """Call ``read`` with the tensors to fill. ``saved`` are all names in the checkpoint.
 
-        ``saved`` are all names in the checkpoint. Where it has a weight's master, that is the
-        weight, whatever either run rounds. With ``fresh_optimizer`` moments and steps are 0, as
-        before a first step.
+        All ranks call ``read`` equally often, some with no tensors. A weight is read from its
+        master if the checkpoint has it, even if one of the two runs does not round weights.
+        With ``fresh_optimizer``, moments and step counts are 0.
         """
 
 
 class DealtState(State, Protocol):
-    """State of which each rank reads a part."""
+    """State that the ranks read in parts."""
 
-    def share(self) -> dict[str, Tensor]:
-        """Name what ``fill`` asks this rank to read in this layout: together, all of it."""
-
-
-MOMENTS = "optimizer.state."  # before each weight's name, also where its master is
+    def select_own_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that this rank reads in ``fill``. All ranks together read all."""
 
 
-_Dealt = tuple[str, Tensor, DeviceMesh, int]  # who holds it alike, and who of them reads it
+MOMENTS = "optimizer.state."  # prefix of each weight's name, for moments and masters
+
+
+_Dealt = tuple[str, Tensor, DeviceMesh, int]  # name, tensor, ranks with the same tensor, reader
 
 
 def _is_own(among: DeviceMesh, reader: int) -> bool:
@@ -101,16 +105,15 @@ def _is_own(among: DeviceMesh, reader: int) -> bool:
 
 
 def master_of(name: str) -> str:
-    """Name the finer copy of a rounded weight in a checkpoint, its rows (`rows_of`)."""
+    """Return the name of a weight's master: the rows (`rows_of`) in higher precision."""
     return f"{MOMENTS}{name}.master"
 
 
 class ShardState:
-    """Weights as DTensors or plain tensors, buffers, and the optimizer's state of shards.
+    """Checkpoint state: weights (DTensors or plain tensors), buffers, and optimizer state.
 
-    ``model.NAME`` has the weight's own shape, or is a buffer; ``optimizer.state.NAME.KEY`` is
-    as long as its rows are (`rows_of`), whatever divides them. The optimizer's numbers come
-    from the recipe.
+    ``model.NAME`` is a buffer or a weight in its own shape. ``optimizer.state.NAME.KEY`` has
+    the shape of the full weight's rows (`rows_of`), in any sharding. The recipe sets the rest.
     """
 
     def __init__(self, parallel: DataParallel, optimizer: torch.optim.Optimizer) -> None:
@@ -118,14 +121,14 @@ class ShardState:
         self._shards = parallel.shards
         self._optimizer = optimizer
 
-    def tensors(self) -> dict[str, Tensor]:
-        self._parallel.settle()
-        if not any(self._optimizer.state.values()):  # in float16 the first steps may overflow
+    def collect_tensors(self) -> dict[str, Tensor]:
+        self._parallel.wait_for_weights()
+        if not any(self._optimizer.state.values()):  # first float16 steps may all overflow
             self._make()
         weights = {f"{WEIGHTS}{shard.name}": shard.weight.detach() for shard in self._shards}
         weights |= dict(self._buffers())
         masters = {
-            master_of(shard.name): shard.whole(shard.parameter.detach())
+            master_of(shard.name): shard.to_dtensor(shard.parameter.detach())
             for shard in self._shards
             if shard.is_master
         }
@@ -139,56 +142,58 @@ class ShardState:
         for shard in self._shards:
             for key, value in self._optimizer.state[shard.parameter].items():
                 is_alike = value.shape == shard.parameter.shape and value.dim() > 0
-                whole = shard.whole(value) if is_alike else value
+                whole = shard.to_dtensor(value) if is_alike else value
                 yield shard, f"{MOMENTS}{shard.name}.{key}", whole
 
-    def fill(self, read: Read, saved: Collection[str], *, fresh_optimizer: bool) -> None:
-        """Fill what the optimizer updates and its state; of ranks with the same one reads.
+    def load_tensors(
+        self, read: Read, saved: Collection[str], *, fresh_optimizer: bool
+    ) -> None:
+        """Fill parameters and optimizer state; compute rounded weights from their masters.
 
-        Weights that are rounded follow from their masters.
+        One rank reads for all ranks with the same part.
         """
         self._make()
-        wanted, finer = self._wanted(saved, fresh_optimizer=fresh_optimizer)
-        held = self._deal(wanted)
-        read({name: value for name, value, among, one in held if _is_own(among, one)})
-        for _, value, among, one in held:
-            send(value, among, one)
-        for shard, whole in finer.items():
-            shard.parameter.detach().copy_(shard.own_rows(rows_of(local(whole))))
-        self._parallel.spread()
-        self._parallel.settle()
+        wanted, for_masters = self._wanted(saved, fresh_optimizer=fresh_optimizer)
+        parts = self._deal(wanted)
+        read({name: value for name, value, among, reader in parts if _is_own(among, reader)})
+        for _, value, among, reader in parts:
+            send_value(value, among, reader)
+        for shard, whole in for_masters.items():
+            shard.parameter.detach().copy_(shard.own_rows(rows_of(get_local_part(whole))))
+        self._parallel.all_gather_updated()
+        self._parallel.wait_for_weights()
 
-    def share(self) -> dict[str, Tensor]:
-        wanted, _ = self._wanted(self.tensors(), fresh_optimizer=False)
-        held = self._deal(wanted)
-        return {name: value for name, value, among, one in held if _is_own(among, one)}
+    def select_own_tensors(self) -> dict[str, Tensor]:
+        wanted, _ = self._wanted(self.collect_tensors(), fresh_optimizer=False)
+        parts = self._deal(wanted)
+        return {name: value for name, value, among, reader in parts if _is_own(among, reader)}
 
     def _wanted(
         self, saved: Collection[str], *, fresh_optimizer: bool
     ) -> tuple[list[tuple[WeightShard, str, Tensor]], dict[WeightShard, Tensor]]:
-        """List what is to be filled, and of it what then has to go into masters."""
-        finer = {}
+        """List the tensors to fill, and those to copy into masters afterwards."""
+        for_masters = {}
         wanted = [] if fresh_optimizer else list(self._moments())
         for shard in self._shards:
             if (name := master_of(shard.name)) in saved:
-                value = shard.whole(shard.parameter.detach())
+                value = shard.to_dtensor(shard.parameter.detach())
             else:
-                # Of a rounded weight none of the finer numbers may be lost on the way.
+                # The checkpoint may have higher precision than the rounded weight.
                 name, value = f"{WEIGHTS}{shard.name}", shard.weight.detach()
                 if shard.is_master:
-                    value = finer[shard] = value.to(shard.parameter.dtype)
+                    value = for_masters[shard] = value.to(shard.parameter.dtype)
             wanted.append((shard, name, value))
-        return wanted, finer
+        return wanted, for_masters
 
     def _deal(self, wanted: Sequence[tuple[WeightShard, str, Tensor]]) -> list[_Dealt]:
-        """Choose one rank of those that hold a part alike: it reads for the others."""
-        held = [(name, value, holders(shard, value)) for shard, name, value in wanted]
-        held += [(name, value, self._parallel.stage_ranks) for name, value in self._buffers()]
-        chosen = readers([(value, among) for _, value, among in held])
-        return [(*one, reader) for one, reader in zip(held, chosen, strict=True)]
+        """Choose the rank that reads each part for all ranks with the same part."""
+        parts = [(name, value, find_holders(shard, value)) for shard, name, value in wanted]
+        parts += [(name, value, self._parallel.stage_ranks) for name, value in self._buffers()]
+        chosen = assign_readers([(value, among) for _, value, among in parts])
+        return [(*part, reader) for part, reader in zip(parts, chosen, strict=True)]
 
     def _make(self) -> None:
-        """Let the optimizer make its state, 0 as before a first step, by one without a rate."""
+        """Create the optimizer's state by a step with learning rate 0, and set it to 0."""
         rates = [group["lr"] for group in self._optimizer.param_groups]
         for shard in self._shards:
             shard.parameter.grad = torch.zeros_like(shard.parameter)
@@ -205,10 +210,10 @@ class ShardState:
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedCheckpoint:
-    """A checkpoint that is in its place, and what it took.
+    """Completed checkpoint and its cost.
 
-    The steps stood still for ``stall_seconds``, of which they waited ``waited_seconds`` for the
-    checkpoint before; ``reasons`` say why ranks waited for the file system.
+    ``stall_seconds`` of training include ``waited_seconds`` for the previous checkpoint.
+    ``reasons`` are the file system errors that ranks waited for.
     """
 
     progress: RunProgress
@@ -222,10 +227,10 @@ class FinishedCheckpoint:
 
 @dataclass(kw_only=True, eq=False)
 class Saver:
-    """Write checkpoints into ``folder``, and keep of them what the policy does.
+    """Writer of checkpoints into ``folder``, with retention by ``policy``.
 
-    Without a ``stager`` the steps wait for all of it. A file system that is away or full is
-    waited for unless the run was ``stopped``. All ranks call, and agree over ``group``.
+    Without a ``stager``, the steps wait for the complete write. If the file system is full or
+    unavailable, the writer retries unless the run is ``stopped``. All ranks call every method.
     """
 
     folder: Path
@@ -240,27 +245,26 @@ class Saver:
 
     def __post_init__(self) -> None:
         self._patience = Patience(seconds=self.retry_seconds, stopped=self.stopped)
-        self._layouts: dict[Kind, CheckpointLayout] = {}
-        self._pool = ThreadPool(1)  # its thread keeps no process from ending
-        # Else a process that is interrupted may take the pool's pipe before the pool.
+        self._layouts: dict[CheckpointKind, CheckpointLayout] = {}
+        self._pool = ThreadPool(1)  # a daemon thread: the process can exit
+        # Otherwise an interrupted process may delete the pool's pipe before the pool.
         weakref.finalize(self, self._pool.close)
         self._job: AsyncResult[list[FinishedCheckpoint]] | None = None
 
-    def save(
+    def start_save(
         self,
         state: State,
         progress: RunProgress,
         *,
-        kinds: Sequence[Kind],
+        kinds: Sequence[CheckpointKind],
         held_out_loss: float | None,
     ) -> list[FinishedCheckpoint]:
-        """Begin a checkpoint of each kind, and return what has been finished meanwhile.
+        """Start a checkpoint of each kind, and return the checkpoints completed since.
 
-        Raises:
-            RecipeError: on all ranks, one could not be written; those before it are whole.
+        All ranks raise RecipeError if a checkpoint cannot be written. Earlier ones are whole.
         """
         began = time.perf_counter()
-        finished = self.wait()
+        finished = self.wait_for_save()
         waited = time.perf_counter() - began
         marker = Marker(
             kind="tokens",
@@ -270,97 +274,109 @@ class Saver:
             files={},
         )
         if self.stager is not None:
-            self.stager.release()
-        tensors = state.tensors()
+            self.stager.release_buffers()
+        tensors = state.collect_tensors()
         tasks = [self._prepare(replace(marker, kind=kind), tensors) for kind in kinds]
         stall = time.perf_counter() - began
         self._job = self._pool.apply_async(self._write_all, (tasks, began, waited, stall))
-        return finished if self.stager else [*finished, *self.wait()]
+        return finished if self.stager else [*finished, *self.wait_for_save()]
 
-    def poll(self) -> list[FinishedCheckpoint]:
-        """Return what has been finished on this rank, without waiting; see `has_failed`."""
-        return self.wait() if self._job and self._job.ready() and not self.has_failed else []
+    def poll_finished(self) -> list[FinishedCheckpoint]:
+        """Return the checkpoints completed on this rank, without waiting. See `has_failed`."""
+        return (
+            self.wait_for_save()
+            if self._job and self._job.ready() and not self.has_failed
+            else []
+        )
 
     @property
     def has_failed(self) -> bool:
-        """Whether `wait` would raise; other ranks may find out a moment later."""
+        """Whether `wait_for_save` would raise. Other ranks may detect the failure later."""
         return self._job is not None and self._job.ready() and not self._job.successful()
 
-    def wait(self) -> list[FinishedCheckpoint]:
-        """Wait for the checkpoint that is being written, if there is one.
-
-        Raises:
-            RecipeError: it could not be written; all ranks raise it.
-        """
+    def wait_for_save(self) -> list[FinishedCheckpoint]:
+        """Wait for the checkpoint in progress; RecipeError on all ranks if its write fails."""
         job, self._job = self._job, None
         return job.get() if job else []
 
     def close(self) -> None:
-        """Let the checkpoint that is being written come to its end, whichever."""
+        """Wait for the checkpoint in progress, whether it succeeds or fails."""
         if self._job:
             self._job.wait()
         self._pool.terminate()
 
     def _prepare(self, marker: Marker, tensors: Mapping[str, Tensor]) -> _Task:
         if marker.kind == "weights":
-            tensors = {name: one for name, one in tensors.items() if name.startswith(WEIGHTS)}
+            tensors = {
+                name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)
+            }
         if marker.kind not in self._layouts:
             layout = CheckpointLayout(tensors, files=self.files, group=self.group)
             self._layouts[marker.kind] = layout
         layout = self._layouts[marker.kind]
-        pieces = layout.pick(tensors)
-        return marker, layout.share, self.stager.stage(pieces) if self.stager else pieces
+        pieces = layout.select_pieces(tensors)
+        return marker, layout.share, self.stager.copy_to_host(pieces) if self.stager else pieces
 
     def _write_all(
         self, tasks: Sequence[_Task], began: float, waited: float, stall: float
     ) -> list[FinishedCheckpoint]:
-        """Write one after another, in the other thread; the stall counts for the first."""
+        """Write the checkpoints in sequence, in the background thread."""
         finished: list[FinishedCheckpoint] = []
         for task in tasks:
             marker = self._write(*task)
             self._copy_out(marker)
-            reasons = together(self._patience.take_reasons, self.group)
+            reasons = gather_results(self._patience.take_reasons, self.group)
             now = time.perf_counter()
-            one = FinishedCheckpoint(
+            checkpoint = FinishedCheckpoint(
                 progress=marker.progress,
-                folder=self.folder / marker.name,
+                folder=self.folder / marker.folder_name,
                 bytes=task[1].checkpoint_bytes,
                 stall_seconds=stall if self.stager else now - began,
                 waited_seconds=waited,
                 seconds=now - began,
                 reasons=tuple(sorted(set().union(*reasons))),
             )
-            finished.append(one)
+            finished.append(checkpoint)
             began, stall, waited = now, 0.0, 0.0
-        self._by_first(lambda: retention.prune(self.folder, self.policy))
+        self._by_first(lambda: retention.prune_checkpoints(self.folder, self.policy))
         return finished
 
-    def _write(self, marker: Marker, share: Share, tensors: Sequence[Tensor]) -> Marker:
-        """Write beside, mark, rename; nothing where a run saves again what it went on from."""
-        target = self.folder / marker.name
+    def _write(self, marker: Marker, share: RankWritePlan, tensors: Sequence[Tensor]) -> Marker:
+        """Write a temporary folder, add the marker, and rename the folder.
+
+        If the checkpoint exists already (the run resumed from it), only its marker changes.
+        """
+        target = self.folder / marker.folder_name
         size, count = share.checkpoint_bytes, share.checkpoint_files
-        if not self._by_first(lambda: retention.clear(target, needed_bytes=size, files=count)):
-            return self._by_first(lambda: retention.amend(target, marker.progress))
-        blocks, file = share.blocks(tensors), retention.beside(target) / share.file
-        sections = together(lambda: write_blocks(file, blocks, self._patience), self.group)
-        files = files_of([one for of_rank in sections for one in of_rank])
+        if not self._by_first(
+            lambda: retention.create_partial_folder(target, needed_bytes=size, files=count)
+        ):
+            return self._by_first(lambda: retention.replace_progress(target, marker.progress))
+        blocks, file = (
+            share.list_blocks(tensors),
+            retention.get_partial_folder(target) / share.file,
+        )
+        sections = gather_results(
+            lambda: write_blocks(file, blocks, self._patience), self.group
+        )
+        files = files_of([section for of_rank in sections for section in of_rank])
         whole = replace(marker, files=files)
-        self._by_first(lambda: retention.complete(target, whole))
+        self._by_first(lambda: retention.complete_checkpoint(target, whole))
         return whole
 
     def _copy_out(self, marker: Marker) -> None:
-        """Copy what stays for good: no later checkpoint will have it removed."""
+        """Copy a checkpoint to ``copy_to`` if the policy keeps it forever."""
         if self.copy_to is None:
             return
 
-        def stays() -> bool:
+        def is_permanent() -> bool:
             saved = list(retention.saved_in(self.folder).values())
-            return marker.progress.tokens in self.policy.kept_for_good(saved)
+            return marker.progress.tokens in self.policy.select_permanent(saved)
 
-        if marker.kind == "weights" or self._by_first(stays):
-            saved, among = self.folder / marker.name, (self.group, self._patience)
+        if marker.kind == "weights" or self._by_first(is_permanent):
+            saved, among = self.folder / marker.folder_name, (self.group, self._patience)
             copy_out(saved, marker, self.copy_to, *among)
 
     def _by_first(self, task: Callable[[], T]) -> T:
-        """Let the first rank do it, again for as long as the file system may be away."""
+        """Run ``task`` on the first rank, with retries while the file system is unavailable."""
         return by_first(lambda: self._patience(self.folder, task), self.group)

@@ -1,7 +1,6 @@
-"""Sections of a checkpoint's files: one rank writes and hashes each, one rank checks each.
+"""Sections of a checkpoint's files: one rank writes and hashes each, one rank verifies each.
 
-A rank hashes what it has in memory while the same bytes go to the disk, so that a digest is of
-what should be there.
+A rank hashes the bytes in its memory, so the digest is correct even if the write is not.
 """
 
 import hashlib
@@ -11,30 +10,26 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
 
-from components.checkpoint.metadata import Files, FileSection, damaged
+from components.checkpoint.metadata import Files, FileSection, make_damage_error
 from components.errors import RecipeError
 from components.run.disk import Patience
 
-Blocks = Sequence[tuple[int, memoryview]]
-Written = tuple[str, int, FileSection]  # the file, and where in it
+FileBlocks = Sequence[tuple[int, memoryview]]
+Written = tuple[str, int, FileSection]  # the file's name, the start in the file, the section
 _READ_BYTES = 1 << 22  # at a time
 
 
-def write_blocks(file: Path, blocks: Blocks, patience: Patience) -> list[Written]:
-    """Write bytes at their places of a file, which other ranks write too, down to the disk.
-
-    Raises:
-        RecipeError: the file cannot be written, and why.
-    """
+def write_blocks(file: Path, blocks: FileBlocks, patience: Patience) -> list[Written]:
+    """Write and sync blocks at their positions in a file that other ranks also write to."""
     if not blocks:
         return []
-    with ThreadPoolExecutor(max_workers=1) as hashing:  # neither holds the interpreter's lock
+    with ThreadPoolExecutor(max_workers=1) as hashing:  # both release the GIL
         sections = hashing.submit(_hash, file.name, blocks)
         patience(file, lambda: _write(file, blocks))
         return sections.result()
 
 
-def _write(file: Path, blocks: Blocks) -> None:
+def _write(file: Path, blocks: FileBlocks) -> None:
     number = os.open(file, os.O_WRONLY | os.O_CREAT, 0o666)
     try:
         for begin, block in blocks:
@@ -46,8 +41,8 @@ def _write(file: Path, blocks: Blocks) -> None:
         os.close(number)
 
 
-def _hash(name: str, blocks: Blocks) -> list[Written]:
-    """Hash each run of blocks that follow one another without a gap."""
+def _hash(name: str, blocks: FileBlocks) -> list[Written]:
+    """Hash each run of contiguous blocks."""
     written: list[Written] = []
     start, end, digest = blocks[0][0], blocks[0][0], hashlib.sha256()
     for begin, block in [*blocks, (-1, memoryview(b""))]:
@@ -61,7 +56,7 @@ def _hash(name: str, blocks: Blocks) -> list[Written]:
 
 
 def files_of(written: Sequence[Written]) -> Files:
-    """Sort all ranks' sections into the files that they make up."""
+    """Group the sections of all ranks by file."""
     files: dict[str, tuple[FileSection, ...]] = {}
     for name, _, section in sorted(written):
         files[name] = (*files.get(name, ()), section)
@@ -69,27 +64,26 @@ def files_of(written: Sequence[Written]) -> Files:
 
 
 def check_names(folder: Path, files: Files) -> None:
-    """Compare what is in a folder with what all ranks say they wrote into it.
+    """Compare the files in a folder, and their sizes, with the sections that all ranks wrote.
 
-    Raises:
-        RecipeError: ranks wrote to other folders of the same name, or others wrote to this one.
+    Raises RecipeError if a file is missing or incomplete (the nodes do not share the folder),
+    or if the folder contains another file.
     """
-    found = {file.name: file.stat().st_size for file in folder.glob("*.safetensors")}
+    sizes = {file.name: file.stat().st_size for file in folder.glob("*.safetensors")}
     for name, sections in sorted(files.items()):
-        if found.pop(name, None) != sum(one.length for one in sections):
-            problem = "was written by a rank, but rank 0 does not see it, or not all of it"
+        if sizes.pop(name, None) != sum(section.length for section in sections):
+            problem = "was written by another rank, but rank 0 cannot see all of it"
             remedy = "put the run on a file system that all nodes share"
             raise RecipeError(str(folder / name), problem, remedy)
-    for name in sorted(found):
-        raise RecipeError(str(folder / name), "was written by no rank", "move it elsewhere")
+    for name in sorted(sizes):
+        raise RecipeError(str(folder / name), "was not written by any rank", "move the file")
 
 
 def check_sections(checkpoint: Path, files: Files, *, rank: int, ranks: int) -> None:
-    """Check one rank's share of the bytes, and as rank 0 that the files are there and whole.
+    """Verify one rank's share of the bytes. Rank 0 also checks the names and sizes of files.
 
-    Raises:
-        DamagedCheckpointError: a file is missing or cut short, or not what was written.
-        RecipeError: a file is there that is none of the checkpoint's.
+    Raises DamagedCheckpointError for a missing, truncated or changed file, RecipeError for an
+    extra file.
     """
     if rank == 0:
         _check_sizes(checkpoint, files)
@@ -99,21 +93,21 @@ def check_sections(checkpoint: Path, files: Files, *, rank: int, ranks: int) -> 
         places += [(name, end, section) for end, section in zip(ends, sections, strict=True)]
     for name, end, (length, sha256) in places[rank::ranks]:
         if _digest(checkpoint / name, end - length, length) != sha256:
-            raise damaged(checkpoint / name, "was changed after it was written")
+            raise make_damage_error(checkpoint / name, "was changed after it was written")
 
 
 def _check_sizes(checkpoint: Path, files: Files) -> None:
     for file in sorted(checkpoint.glob("*.safetensors")):
         if file.name not in files:
-            problem, remedy = "was not written with this checkpoint", "move it elsewhere"
+            problem, remedy = "is not part of this checkpoint", "move the file elsewhere"
             raise RecipeError(str(file), problem, remedy)
     for name, sections in sorted(files.items()):
         file = checkpoint / name
         if not file.is_file():
-            raise damaged(file, "is missing")
-        expected, size = sum(one.length for one in sections), file.stat().st_size
+            raise make_damage_error(file, "is missing")
+        expected, size = sum(section.length for section in sections), file.stat().st_size
         if size != expected:
-            raise damaged(file, f"has {size} bytes, {expected} were written")
+            raise make_damage_error(file, f"has {size} bytes, {expected} were written")
 
 
 def _digest(file: Path, begin: int, length: int) -> str:
@@ -125,5 +119,5 @@ def _digest(file: Path, begin: int, length: int) -> str:
                 digest.update(buffer[:got])
                 left -= got
     except OSError as error:
-        raise damaged(file, f"cannot be read: {error.strerror}") from error
+        raise make_damage_error(file, f"cannot be read: {error.strerror}") from error
     return digest.hexdigest()

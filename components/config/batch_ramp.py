@@ -1,10 +1,9 @@
-"""Batches: their ramp-up in closed form, and the microbatches that divide them.
+"""Batch ramp-up in closed form, and the microbatch sizes that divide the batches.
 
-Megatron-LM's ``--rampup-batch-size`` (``megatron/microbatches.py``): the batch grows from
-``start`` to ``full`` in equal increments, each held for an equal share of the ramp's samples. A
-step's batch is decided before it, so a plateau ends with the step that crosses its border.
-Megatron divides in floating point, which may round a border away; integers cannot. On BLOOM's
-ramps both take the same steps.
+As with Megatron-LM's ``--rampup-batch-size`` (``megatron/microbatches.py``), the batch grows
+from ``start`` to ``full`` in equal increments, each for an equal share of the ramp's samples. A
+step's batch is fixed before the step, so a plateau ends with the step that crosses its border.
+Integers are used: Megatron's floating point may round a border away (not on BLOOM's ramps).
 """
 
 from dataclasses import dataclass
@@ -12,12 +11,14 @@ from functools import cached_property
 from math import gcd
 from typing import NamedTuple, Self
 
-from components.config.suggestions import divisors
+from components.config.limits import check_at_least, check_at_most
+from components.config.schema.sections import Budget
+from components.config.suggestions import list_divisors
 from components.errors import RecipeError
 
 
-class Plateau(NamedTuple):
-    """Steps of one batch size in a row: the first step, the samples before it, the batch."""
+class BatchStage(NamedTuple):
+    """Consecutive steps of one batch size: first step, samples before it, batch size."""
 
     first_step: int
     first_sample: int
@@ -26,11 +27,9 @@ class Plateau(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRamp:
-    """Samples of each step, as a function of the samples consumed before it.
+    """Batch ramp: samples of each step, as a function of the samples consumed before it.
 
-    Raises:
-        RecipeError: counts below 1, a start above the full batch, increments that do not lead
-            from the start to the full batch, a ramp without length or without an increment.
+    No length, no increments, or increments that miss the full batch are a RecipeError.
     """
 
     full_samples: int
@@ -39,58 +38,62 @@ class BatchRamp:
     ramp_samples: int
 
     @classmethod
-    def constant(cls, full_samples: int) -> Self:
-        """Take ``full_samples`` in every step."""
+    def from_constant(cls, full_samples: int) -> Self:
+        """Return a ramp with ``full_samples`` in every step."""
         n = full_samples
         return cls(full_samples=n, start_samples=n, increment_samples=1, ramp_samples=0)
 
+    @classmethod
+    def from_budget(cls, budget: Budget) -> Self:
+        """Return the ramp of a budget, with tokens converted to samples."""
+        length, ramp = budget.sequence_length, budget.ramp_up
+        full = budget.global_batch_tokens // length
+        if isinstance(ramp, str):
+            return cls.from_constant(full)
+        return cls(
+            full_samples=full,
+            start_samples=ramp.start_tokens // length,
+            increment_samples=ramp.increment_tokens // length,
+            ramp_samples=ramp.over_tokens // length,
+        )
+
     def __post_init__(self) -> None:
         full, start, increment = self.full_samples, self.start_samples, self.increment_samples
-        if full < 1:
-            problem = f"a batch of {full:,} samples is empty"
-            raise RecipeError("budget.global_batch_tokens", problem, "use one sequence or more")
-        if not 1 <= start <= full:
-            problem = f"{start:,} samples are not between 1 and the full batch's {full:,}"
-            remedy = "start with at least one sequence and at most the global batch"
-            raise RecipeError("budget.ramp_up.start_tokens", problem, remedy)
+        check_at_least("budget.global_batch_tokens", full, "one sequence,", 1)
+        check_at_least("budget.ramp_up.start_tokens", start, "one sequence,", 1)
+        check_at_most("budget.ramp_up.start_tokens", start, "sequences per full batch,", full)
         if increment < 1 or (full - start) % increment:
-            problem = f"steps of {increment:,} samples do not lead from {start:,} to {full:,}"
-            remedy = f"use a divisor of {full - start:,} samples"
-            raise RecipeError("budget.ramp_up.increment_tokens", problem, remedy)
+            problem = f"steps of {increment:,} samples do not reach {full:,} from {start:,}"
+            fix = f"use a divisor of {full - start:,} samples"
+            raise RecipeError("budget.ramp_up.increment_tokens", problem, fix)
         if self.ramp_samples < 0 or (start < full) != (self.ramp_samples > 0):
-            problem = f"{self.ramp_samples:,} samples to go from {start:,} to {full:,}"
-            remedy = "give a ramp both a length and a way to go, or set budget.ramp_up=none"
-            raise RecipeError("budget.ramp_up.over_tokens", problem, remedy)
-
-    def samples_at(self, consumed: int) -> int:
-        """The batch of the step before which ``consumed`` samples were seen."""
-        if consumed >= self.ramp_samples:
-            return self.full_samples
-        done = consumed * self._increments // self.ramp_samples
-        return self.start_samples + done * self.increment_samples
+            problem = f"{self.ramp_samples:,} samples cannot ramp from {start:,} to {full:,}"
+            fix = "set start_tokens below the full batch, or set budget.ramp_up=none"
+            raise RecipeError("budget.ramp_up.over_tokens", problem, fix)
 
     def consumed_after(self, step: int) -> int:
-        """Samples seen after ``step`` steps."""
-        here = next(p for p in reversed(self.plateaus) if p.first_step <= step)
+        """Return the number of samples seen after ``step`` steps."""
+        here = next(p for p in reversed(self.batch_stages) if p.first_step <= step)
         return here.first_sample + (step - here.first_step) * here.samples
 
-    def steps(self, total_samples: int) -> int:
-        """The fewest steps that see ``total_samples`` or more; the last may overshoot."""
-        here = next(p for p in reversed(self.plateaus) if p.first_sample <= total_samples)
+    def count_steps(self, total_samples: int) -> int:
+        """Return the smallest number of steps that sees at least ``total_samples``."""
+        here = next(p for p in reversed(self.batch_stages) if p.first_sample <= total_samples)
         return here.first_step - (here.first_sample - total_samples) // here.samples
 
     @cached_property
-    def plateaus(self) -> tuple[Plateau, ...]:
-        """All batch sizes that occur, in order; the last is the full batch."""
-        found = []
+    def batch_stages(self) -> tuple[BatchStage, ...]:
+        """All plateaus in order; the last has the full batch."""
+        plateaus = []
         step = consumed = 0
-        while (samples := self.samples_at(consumed)) < self.full_samples:
-            found.append(Plateau(step, consumed, samples))
-            index = (samples - self.start_samples) // self.increment_samples
+        for index in range(self._increments):
             border = -(-(index + 1) * self.ramp_samples // self._increments)  # rounded up
-            taken = -((consumed - border) // samples)  # rounded up: it may leap over some
-            step, consumed = step + taken, consumed + taken * samples
-        return (*found, Plateau(step, consumed, self.full_samples))
+            if consumed < border:  # otherwise the last step skipped this size
+                samples = self.start_samples + index * self.increment_samples
+                plateaus.append(BatchStage(step, consumed, samples))
+                steps = -((consumed - border) // samples)  # rounded up
+                step, consumed = step + steps, consumed + steps * samples
+        return (*plateaus, BatchStage(step, consumed, self.full_samples))
 
     @property
     def _increments(self) -> int:
@@ -98,12 +101,12 @@ class BatchRamp:
 
 
 def fits_schedule(microbatches: int, *, pipeline: int, schedule: str) -> bool:
-    """Whether ``schedule`` runs ``microbatches`` on ``pipeline`` ranks.
+    """Return whether ``schedule`` can run ``microbatches`` on ``pipeline`` ranks.
 
-    Fewer microbatches than ranks leave ranks idle all the time, and torch's 1F1B refuses them.
-    The interleaved schedules deal them in rounds of at least one a rank, all equally long
-    (``number_of_rounds`` in torch.distributed.pipelining.schedules). DualPipeV wants one a
-    stage.
+    With fewer microbatches than ranks some ranks are always idle, and torch's 1F1B refuses
+    this. Interleaved schedules need rounds of equal size with at least one microbatch per rank
+    (``number_of_rounds`` in torch.distributed.pipelining.schedules). DualPipeV needs one
+    microbatch per stage.
     """
     if pipeline == 1:
         return True
@@ -113,37 +116,25 @@ def fits_schedule(microbatches: int, *, pipeline: int, schedule: str) -> bool:
 
 
 def fewest_microbatches(pipeline: int, schedule: str) -> int:
-    """Return how many microbatches ``schedule`` needs on ``pipeline`` ranks."""
+    """Return the smallest number of microbatches for ``schedule`` on ``pipeline`` ranks."""
     return 2 * pipeline if schedule == "dualpipev" else pipeline
-
-
-def neighbours(value: int, divisor: int) -> list[int]:
-    """Nearest positive multiples of ``divisor``: above ``value``, and below if there is one."""
-    below = value // divisor * divisor
-    return [number for number in (below, below + divisor) if number > 0]
-
-
-def nearest_multiples(value: int, divisor: int) -> str:
-    """Say which multiples are near, as a way out."""
-    found = [f"{number:_}" for number in neighbours(value, divisor)]
-    return f"the nearest that {'are' if found[1:] else 'is'}: {' and '.join(found)}"
 
 
 def microbatch_sizes(
     ramp: BatchRamp, *, replicas: int, pipeline: int, schedule: str
 ) -> tuple[int, ...]:
-    """List the sequences that a microbatch may have for every batch of the run to divide.
+    """Return the microbatch sizes, in sequences, that divide every batch of the run.
 
-    ``replicas`` data ranks share a batch; a ramp-up's start and increments divide like it.
+    ``replicas`` data ranks share a batch. A size also divides the ramp's start and increments.
     """
-    whole = [plateau.samples for plateau in ramp.plateaus]
+    whole = [plateau.samples for plateau in ramp.batch_stages]
     helpings = gcd(*whole)
     if ramp.ramp_samples:
         helpings = gcd(helpings, ramp.start_samples, ramp.increment_samples)
     share, rest = divmod(helpings, replicas)
 
-    def fits(size: int) -> bool:
+    def fits_batches(size: int) -> bool:
         counts = [samples // (replicas * size) for samples in whole]
         return all(fits_schedule(n, pipeline=pipeline, schedule=schedule) for n in counts)
 
-    return () if rest else tuple(size for size in divisors(share) if fits(size))
+    return () if rest else tuple(size for size in list_divisors(share) if fits_batches(size))

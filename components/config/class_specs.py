@@ -1,7 +1,7 @@
 """Specifications of callbacks and loggers, read from the source of their classes.
 
-A callback of one's own is one file of Python. It imports torch, so its constructor is read
-here, not run: the arguments, their types and defaults are the keys of its node.
+Their modules import torch, so a constructor is read here, not run: the arguments, their types
+and defaults are the keys of its node.
 """
 
 import ast
@@ -26,7 +26,7 @@ FOLDER = "RunFolder"  # of an argument that no recipe sets: the class is built f
 class ClassSpec(PartSpec):
     """Settings of a class of ``sources`` with a base class whose name ends with ``ending``.
 
-    The class may say in ``keys_group`` what its keys decide.
+    The class may define in ``keys_group`` what its keys decide.
     """
 
     sources: ClassVar[str]
@@ -34,12 +34,12 @@ class ClassSpec(PartSpec):
 
     @classmethod
     def names_place(cls, key: str) -> bool:
-        """Whether a text may name a file: any may, since the source does not say it."""
+        """Whether a text may name a file: any may, since the source has no such mark."""
         return key in cls.model_fields
 
 
 class CallbackSpec(ClassSpec):
-    """Settings of a callback; unless its class says otherwise, they change the mathematics."""
+    """Settings of a callback; its class may exclude them from the mathematics."""
 
     keys_group = KeyGroup.MATHEMATICS
     sources = "components/train/callbacks/*.py"
@@ -57,7 +57,7 @@ class LoggerSpec(ClassSpec):
 @cache
 def read_class_specs(base: type[ClassSpec]) -> dict[str, type[ClassSpec]]:
     """Find the classes whose constructors take nothing but plain values and a run folder."""
-    found: dict[str, type[ClassSpec]] = {}
+    specs: dict[str, type[ClassSpec]] = {}
     for file in sorted(ROOT.glob(base.sources)):
         module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
         for source in ast.parse(file.read_text("utf-8")).body:
@@ -66,8 +66,8 @@ def read_class_specs(base: type[ClassSpec]) -> dict[str, type[ClassSpec]]:
             target = f"{module}.{source.name}"
             if _last_name(source.bases[0]).endswith(base.ending):
                 spec = _read_class(source, target, base)
-                found |= {target: spec} if spec else {}
-    return found
+                specs |= {target: spec} if spec else {}
+    return specs
 
 
 def _read_class(
@@ -89,19 +89,25 @@ def _read_class(
 
 
 def _declared_group(source: ast.ClassDef) -> KeyGroup | None:
-    found = (GROUP.fullmatch(ast.unparse(line)) for line in source.body)
-    return next((KeyGroup[line[1]] for line in found if line), None)
+    matches = (GROUP.fullmatch(ast.unparse(line)) for line in source.body)
+    return next((KeyGroup[line[1]] for line in matches if line), None)
 
 
 def _arguments(source: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None, bool]]:
     """Yield arguments of ``__init__``, or of a dataclass, with annotation and need."""
     for line in source.body:
         if isinstance(line, ast.FunctionDef) and line.name == "__init__":
-            given, named = line.args.args[1:], line.args.kwonlyargs
-            needed = len(given) - len(line.args.defaults)
-            yield from ((one.arg, one.annotation, at < needed) for at, one in enumerate(given))
+            positional, named = line.args.args[1:], line.args.kwonlyargs
+            needed = len(positional) - len(line.args.defaults)
+            yield from (
+                (argument.arg, argument.annotation, at < needed)
+                for at, argument in enumerate(positional)
+            )
             defaults = zip(named, line.args.kw_defaults, strict=True)
-            yield from ((one.arg, one.annotation, default is None) for one, default in defaults)
+            yield from (
+                (argument.arg, argument.annotation, default is None)
+                for argument, default in defaults
+            )
     for line in source.body if source.decorator_list else ():
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
             value = ast.unparse(line.value) if line.value else ""

@@ -9,7 +9,7 @@ from components.config.schema.types import Section
 
 
 class ParameterCounts(Section):
-    """Parameters by what they are; ``padding`` and ``mtp`` are beside the total, not in it."""
+    """Parameter counts by kind; ``total`` excludes ``padding`` and ``mtp``."""
 
     total: int
     active: int
@@ -19,26 +19,27 @@ class ParameterCounts(Section):
     mtp: int = Field(exclude_if=lambda count: not count)
 
     @classmethod
-    def of(cls, shape: DecoderSpec) -> Self:
+    def from_spec(cls, shape: DecoderSpec) -> Self:
         return cls(**{name: getattr(shape, f"{name}_parameters") for name in cls.model_fields})
 
 
 class FlopsPerToken(Section):
-    """FLOPs of forward and backward for one token, without any recomputation.
+    """FLOPs of forward and backward for one token, without recomputation.
 
-    ``full`` counts the whole attention matrix, ``causal`` half of it. Six for each parameter
-    that a token is multiplied with (its experts; the tied matrix once; no look-up), and
-    12 x layers x attention width x sequence for the attention products (Narayanan et al. 2021,
-    arXiv 2104.04473, section 5.1, in its per-token form). A layer with a window has that for
-    the sequence (as in OLMo-core and nanochat), and ``causal`` its visible pairs. Each depth of
-    ``mtp`` is a further layer like the last, with its map of two vectors and the head again.
+    ``full`` counts the whole attention matrix, ``causal`` half of it. Each parameter that a
+    token is multiplied with counts 6 (its experts; the tied matrix once; no look-up). The
+    attention products count 12 x layers x attention width x sequence (Narayanan et al. 2021,
+    arXiv 2104.04473, section 5.1, per token). In a layer with a window, the window replaces the
+    sequence (as in OLMo-core and nanochat); ``causal`` counts the visible pairs. Each ``mtp``
+    depth adds a layer like the last, a map of two vectors, and the head. Products with the
+    states of linear mixers count as in a scan token by token.
     """
 
     full: int
     causal: int
 
     @classmethod
-    def of(cls, shape: DecoderSpec, sequence_length: int) -> Self:
+    def from_spec(cls, shape: DecoderSpec, sequence_length: int) -> Self:
         looked_up = shape.position_parameters
         if not shape.tied_embeddings:
             looked_up += shape.vocab_size * shape.dim
@@ -47,17 +48,20 @@ class FlopsPerToken(Section):
         again += shape.mtp_whole_parameters + shape.vocab_size * shape.dim
         products = 6 * (shape.active_parameters - looked_up + depth * again)
         heads = shape.attention
-        width = heads.num_heads * (heads.head_dim + heads.values)  # of scores, and of values
-        seen = shape.visible_keys(sequence_length)
-        last = seen[-1]
-        full = 6 * width * (sum(seen) + depth * last)
+        width = heads.num_heads * (
+            heads.head_dim + heads.value_width
+        )  # of scores, and of values
+        visible = shape.visible_keys(sequence_length)
+        last = visible[-1] if visible else 0
+        products += 3 * shape.state_flops()  # forward and backward
+        full = 6 * width * (sum(visible) + depth * last)
         pairs = depth * (last - last**2 / (2 * sequence_length))
         causal = round(6 * width * (shape.causal_keys(sequence_length) + pairs))
         return cls(full=products + full, causal=products + causal)
 
 
 class DerivedNumbers(Section):
-    """All derived numbers of one recipe."""
+    """Derived numbers of one recipe."""
 
     parameters: ParameterCounts
     tokens_per_step: int

@@ -1,19 +1,21 @@
-"""Fingerprints: hashes of the keys of a recipe, by group."""
+"""Fingerprints: hashes of the keys of a recipe, per key group."""
 
 import json
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
-from components.config.key_groups import KeyGroup, split
+from components.config.key_groups import KeyGroup, split_by_group
 from components.config.recipe import Recipe
+from components.config.schema.earlier_names import restore_names
 
 
 def compute_fingerprint(recipe: Recipe) -> str:
-    """Hash what changes the mathematics: not the layout, the machine or the folders."""
-    return fingerprint_of(recipe.whole.model_dump(mode="json"), KeyGroup.MATHEMATICS)
+    """Return the hash of the mathematics of a recipe, without layout, machine and record."""
+    return fingerprint_of(recipe.whole_run.model_dump(mode="json"), KeyGroup.MATHEMATICS)
 
 
 def fingerprint_of(tree: Mapping[str, Any], group: KeyGroup) -> str:
-    """Hash one group's leaves: the same for two recipes if and only if none of them differs."""
-    return sha256(json.dumps(split(tree)[group], sort_keys=True).encode()).hexdigest()
+    """Return the hash of one key group: equal if and only if all its values are equal."""
+    leaves = restore_names(split_by_group(tree)[group])
+    return sha256(json.dumps(leaves, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Which keys decide mathematics, layout, machine and record of a run: the schema says it."""
+"""Key groups of a recipe (mathematics, layout, machine, record), declared by the schema."""
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -8,23 +8,23 @@ from components.config.part_nodes import NAMED, OF_PHASE, find_spec
 from components.config.recipe import Recipe
 from components.config.schema.types import KeyGroup as KeyGroup
 from components.config.schema.types import OtherGroup, fields_of, sections_at
-from components.config.user_overrides import leaves
+from components.config.user_overrides import iterate_leaves
 
 TITLES = {
     KeyGroup.MATHEMATICS: "changes the mathematics",
     KeyGroup.LAYOUT: "changes the layout",
-    KeyGroup.MACHINE: "only the machine",
-    KeyGroup.RECORD: "only what is said or measured",
+    KeyGroup.MACHINE: "affects only the machine",
+    KeyGroup.RECORD: "affects only descriptions and measurements",
 }
-# Of another machine these follow from its name.
+# Keys of ``cluster`` that follow from the name of the machine.
 _PROFILE = ("hardware", "site", "storage", "failures", "electricity", "accounting", "queues")
-# Where inputs lie; what is in them decides. Whoever has their hashes compares these instead.
+# Input paths. Their content matters, not the path; content hashes are compared if known.
 PLACES = frozenset({"files", "embedded", "tokens", "dataset", "tokenizer_folder"})
 
 
 @lru_cache(maxsize=4096)
-def declared(path: str) -> KeyGroup | None:
-    """Return the group that the schema declares for ``path``; None if it says nothing of it."""
+def find_declared_group(path: str) -> KeyGroup | None:
+    """Return the key group that the schema declares for ``path``, None if it declares none."""
     steps = path.split(".")
     group = None
     for depth, step in enumerate(steps):
@@ -32,11 +32,11 @@ def declared(path: str) -> KeyGroup | None:
         for section in sections_at(Recipe, steps[:depth]):
             field = fields_of(section).get(step)
             group = section.keys_group or group
-            for one in field.metadata if field else ():
-                if isinstance(one, KeyGroup):
-                    group = one
-                elif isinstance(one, OtherGroup) and below.startswith(one.keys):
-                    group = one.group
+            for mark in field.metadata if field else ():
+                if isinstance(mark, KeyGroup):
+                    group = mark
+                elif isinstance(mark, OtherGroup) and below.startswith(mark.keys):
+                    group = mark.group
             if field is None and section.keys_group:
                 group = None
     inner = [*sections_at(Recipe, steps), *sections_at(Recipe, [*steps, "*"])]
@@ -44,55 +44,50 @@ def declared(path: str) -> KeyGroup | None:
 
 
 def degrees_that_compute(num_experts: int | None, divisor: object) -> dict[str, str]:
-    """Return the keys of ``parallelism`` that change what experts compute, and why."""
+    """Return the ``parallelism`` keys that change the experts' results, with the reasons."""
     reasons = {
-        "expert_divisor": "the size of the experts' gradients follows from it",
+        "expert_grad_average": "it scales the experts' gradients",
         "microbatch_sequences": "routers are balanced over each microbatch",
-        "expert": "with expert_divisor=copies the experts' gradients are as many times larger "
-        "as there are expert ranks",
+        "expert": "with expert_grad_average=replicas, the number of expert ranks scales the "
+        "experts' gradients",
     }
-    if divisor != "copies":
+    if divisor != "replicas":
         del reasons["expert"]
     return reasons if num_experts else {}
 
 
 def without_profile(keys: Iterable[str]) -> list[str]:
-    """Leave out what follows from ``cluster.name``, where that is among the keys."""
+    """Return the keys without those that follow from ``cluster.name``, if it is in the keys."""
     listed = list(keys)
     follows = tuple(f"cluster.{key}" for key in _PROFILE) if "cluster.name" in listed else ()
     return [key for key in listed if not key.startswith(follows)]
 
 
 def computing_keys(tree: Mapping[str, Any]) -> frozenset[str]:
-    """Return the keys of ``parallelism`` that change what this recipe computes."""
+    """Return the ``parallelism`` keys that change the results of this recipe."""
     experts = tree["model"].get("mlp", {}).get("num_experts")
-    degrees = degrees_that_compute(experts, tree["parallelism"].get("expert_divisor"))
+    degrees = degrees_that_compute(experts, tree["parallelism"].get("expert_grad_average"))
     return frozenset(f"parallelism.{key}" for key in degrees)
 
 
-def _group_of_class(nodes: Mapping[str, Any], section: str, name: str) -> KeyGroup | None:
-    """Return what the class of a callback or a logger says of its keys."""
-    return find_spec(nodes[name]["_target_"], f"{section}.{name}._target_").keys_group
+def split_by_group(tree: Mapping[str, Any]) -> dict[KeyGroup, dict[str, Any]]:
+    """Split a resolved recipe's tree by key group into mappings from dotted path to value.
 
-
-def split(tree: Mapping[str, Any]) -> dict[KeyGroup, dict[str, Any]]:
-    """Split the leaves of a settled recipe's tree by group, each under its dotted path.
-
-    The phases of a schedule follow one another in the order of their names in the tree: that
-    order is a leaf of its own.
+    An additional entry has the order of a schedule's phases, which mappings ignore if compared.
     """
-    found: dict[KeyGroup, dict[str, Any]] = {group: {} for group in KeyGroup}
+    leaves_by_group: dict[KeyGroup, dict[str, Any]] = {group: {} for group in KeyGroup}
     computing = computing_keys(tree)
-    for path, value in leaves(tree):
+    for path, value in iterate_leaves(tree):
         key = OF_PHASE.sub("", path)
         section, _, rest = path.partition(".")
         if section in NAMED:
-            group = _group_of_class(tree[section], section, rest.partition(".")[0])
+            target = tree[section][rest.partition(".")[0]]["_target_"]
+            group = find_spec(target, f"{section}._target_").keys_group
         else:
-            group = KeyGroup.MATHEMATICS if key in computing else declared(path)
-        assert group is not None, f"{path} has no group"
-        found[group][path] = value
+            group = KeyGroup.MATHEMATICS if key in computing else find_declared_group(path)
+        assert group is not None, f"{path} has no key group"
+        leaves_by_group[group][path] = value
     phases = tree["schedule"].get("phases")
     if isinstance(phases, Mapping):
-        found[KeyGroup.MATHEMATICS]["schedule.phases (order)"] = list(phases)
-    return found
+        leaves_by_group[KeyGroup.MATHEMATICS]["schedule.phases (order)"] = list(phases)
+    return leaves_by_group

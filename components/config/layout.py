@@ -1,56 +1,71 @@
-"""Settle the number of ranks and the data degree, one from the other."""
+"""Derive the layout: the number of ranks from the data degree, or the reverse."""
 
-from math import prod
+from collections.abc import Mapping
+from math import gcd, prod
 from typing import Any
 
-from components.config.batch_ramp import fits_schedule, nearest_multiples
+from components.config.batch_ramp import BatchRamp, microbatch_sizes
+from components.config.limits import check_multiple, nearest_multiples
 from components.config.part_nodes import read_decoder
 from components.config.rules.layout import sequence_divisor, tensor_fits
-from components.config.schema.sections import AXES
-from components.config.user_overrides import Tree, UserOverrides
+from components.config.schema.sections import AXES, Budget
+from components.config.user_overrides import MutableTree, UserOverrides
+from components.config.validation import read_section
 from components.errors import RecipeError
 
 OTHERS = AXES[1:]
-SMOKE_NODES = 2  # the fewest on which ranks talk across nodes
+# Placeholders of numbers that are derived later if they are ``auto``.
+PLACEHOLDERS = dict.fromkeys(("data", "data_shard", "ranks", "nodes", "devices_per_node"), 1)
+PLACEHOLDERS |= dict.fromkeys(("spare_nodes", "restarts"), 0)
+SMOKE_NODES = 2  # the minimum for communication across nodes
 
 
-def settle_smoke(tree: Tree, named: UserOverrides) -> None:
-    """Give a smoke job two nodes unless the user says how many, or raise a RecipeError."""
+def with_placeholders(section: Any) -> Any:
+    """Return the section with a placeholder number for each derived ``auto``."""
+    if not isinstance(section, Mapping):  # the type check refuses the section
+        return section
+    return {
+        key: PLACEHOLDERS.get(key, value) if value == "auto" else value
+        for key, value in section.items()
+    }
+
+
+def resolve_smoke_nodes(tree: MutableTree, named: UserOverrides) -> None:
+    """Set two nodes for a smoke job unless the user names a number, or raise a RecipeError."""
     cluster, degrees = tree["cluster"], tree["parallelism"]
     if not cluster["smoke"]:
         return
     if cluster["scheduler"] == "none":
-        problem = f"{cluster['name']} has no scheduler: there is no job to try"
-        raise RecipeError("cluster.smoke", problem, "leave it out, or name a cluster=...")
-    if any(named.covers(f"cluster.{key}") for key in ("nodes", "ranks")):
+        problem = f"{cluster['name']} has no scheduler, so it cannot run a smoke job"
+        raise RecipeError("cluster.smoke", problem, "remove this key, or set cluster=NAME")
+    if any(named.is_overridden(f"cluster.{key}") for key in ("nodes", "ranks")):
         return
     cluster["ranks"] = SMOKE_NODES * cluster["devices_per_node"]
     others = prod(degrees[axis] for axis in OTHERS)
     if tree["scale"]["shrink"] == "none" and cluster["ranks"] % others:
-        nodes = f"two nodes of {cluster['name']} are {cluster['ranks']} ranks"
-        problem = f"{nodes}, one replica of this layout has {others}"
-        remedy = "add scale=mini: the same layout in twos; or set cluster.nodes=..."
-        raise RecipeError("cluster.smoke", problem, remedy)
+        problem = f"two nodes have {cluster['ranks']} ranks, but one replica needs {others}"
+        fix = "add scale=mini for a layout with degrees of 2, or set cluster.nodes=..."
+        raise RecipeError("cluster.smoke", problem, fix)
 
 
-def deal_ranks(tree: Tree, microbatch_sequences: int, named: UserOverrides) -> None:
-    """Deal a miniature's ranks in twos to the axes that the recipe uses, round by round.
+def deal_ranks(tree: MutableTree, microbatch_sequences: int, named: UserOverrides) -> None:
+    """Distribute a miniature's ranks over the axes that the recipe uses, doubling each in turn.
 
-    Eight ranks of a recipe with tensor and pipeline degrees become 2 x 2 x 2. What the recipe
-    uses, and what the small model has room for, is also the most that an axis gets; what is
-    left over goes to data. Who says neither ranks nor nodes has one node. Microbatches are the
-    largest, up to ``microbatch_sequences``, of which every batch has as many as the pipeline's
-    schedule needs.
+    Eight ranks of a recipe with tensor and pipeline degrees become 2 x 2 x 2. An axis has at
+    most the recipe's degree, and only as far as the small model can be split. The data axis
+    gets the rest. The default is one node. The microbatch size is the largest, up to
+    ``microbatch_sequences``, with which every batch has enough microbatches for the pipeline
+    schedule.
     """
     degrees = tree["parallelism"]
     devices = tree["cluster"]["devices_per_node"]
     left = _given_ranks(tree["cluster"]) or (1 if devices == "auto" else int(devices))
     dealt: dict[str, int] = dict.fromkeys(AXES, 1)
     for axis in AXES:
-        if named.covers(f"parallelism.{axis}") and isinstance(degrees[axis], int):
+        if named.is_overridden(f"parallelism.{axis}") and isinstance(degrees[axis], int):
             dealt[axis] = degrees[axis]
             left //= dealt[axis]
-    free = [axis for axis in AXES if not named.covers(f"parallelism.{axis}")]
+    free = [axis for axis in AXES if not named.is_overridden(f"parallelism.{axis}")]
     while left > 1:
         takers = [axis for axis in free if axis != "data" and _has_room(tree, dealt, axis)]
         for taker in ["data", *takers] if "data" in free else takers:
@@ -61,16 +76,16 @@ def deal_ranks(tree: Tree, microbatch_sequences: int, named: UserOverrides) -> N
             dealt["data"] *= left if "data" in free else 1
             break
     for axis in AXES:
-        named.put(tree, f"parallelism.{axis}", dealt[axis])
+        named.set_default(tree, f"parallelism.{axis}", dealt[axis])
     if dealt["expert"] == 1:  # nothing is sent
-        named.put(tree, "parallelism.expert_bound", None)
-    named.put(tree, "parallelism.data_shard", "auto")
+        named.set_default(tree, "parallelism.expert_capacity_factor", None)
+    named.set_default(tree, "parallelism.data_shard", "auto")
     fitting = _microbatch_sequences(tree, dealt, microbatch_sequences)
-    named.put(tree, "parallelism.microbatch_sequences", fitting)
+    named.set_default(tree, "parallelism.microbatch_sequences", fitting)
 
 
-def _has_room(tree: Tree, dealt: dict[str, int], axis: str) -> bool:
-    """Whether ``axis`` may double: the recipe goes that far, and the small model does too."""
+def _has_room(tree: MutableTree, dealt: dict[str, int], axis: str) -> bool:
+    """Return whether ``axis`` may double within the recipe's degree and the small model."""
     degrees, model = tree["parallelism"], tree["model"]
     doubled = dealt[axis] * 2
     if degrees[axis] != "auto" and doubled > degrees[axis]:
@@ -91,65 +106,53 @@ def _has_room(tree: Tree, dealt: dict[str, int], axis: str) -> bool:
     return True
 
 
-def _microbatch_sequences(tree: Tree, dealt: dict[str, int], most: int) -> int:
-    degrees, budget = tree["parallelism"], tree["budget"]
-    data_ranks = dealt["data"] * dealt["expert"]
-    batches = [budget["global_batch_tokens"]]
-    if budget["ramp_up"] != "none":
-        ramp = budget["ramp_up"]
-        steps = range(ramp["start_tokens"], batches[0], ramp["increment_tokens"])
-        batches = [*steps, *batches]
-    shares = [tokens // budget["sequence_length"] // data_ranks for tokens in batches]
-    pipeline, schedule = dealt["pipeline"], degrees["schedule"]
-
-    def fits(size: int) -> bool:
-        whole = all(share >= size and share % size == 0 for share in shares)
-        counts = {share // size for share in shares}
-        fit = (fits_schedule(n, pipeline=pipeline, schedule=schedule) for n in counts)
-        return whole and all(fit)
-
-    return max(filter(fits, range(1, most + 1)), default=1)
+def _microbatch_sequences(tree: MutableTree, dealt: dict[str, int], most: int) -> int:
+    budget = read_section(Budget, tree["budget"], "budget")
+    if budget.global_batch_tokens < budget.sequence_length:
+        return 1  # the rules refuse such a batch
+    sizes = microbatch_sizes(
+        BatchRamp.from_budget(budget),
+        replicas=dealt["data"] * dealt["expert"],
+        pipeline=dealt["pipeline"],
+        schedule=tree["parallelism"]["schedule"],
+    )
+    return max((size for size in sizes if size <= most), default=1)
 
 
-def settle_layout(tree: Tree, named: UserOverrides) -> None:
-    """Derive ranks or data degree, and nodes; a RecipeError proposes the nearest that fit."""
+def resolve_layout(tree: MutableTree, named: UserOverrides) -> None:
+    """Derive ranks or data degree, and nodes; a RecipeError proposes valid values."""
     degrees, cluster = tree["parallelism"], tree["cluster"]
     others = prod(degrees[axis] for axis in OTHERS)
     ranks = _given_ranks(cluster)
-    if ranks is not None and not named.covers("parallelism.data"):
-        if ranks % others:
-            product = f"tensor x pipeline x expert x context = {others}"
-            problem = f"{ranks} are no multiple of {product}"
-            raise RecipeError("cluster.ranks", problem, nearest_multiples(ranks, others))
+    if ranks is not None and not named.is_overridden("parallelism.data"):
+        name = "tensor x pipeline x expert x context ="
+        check_multiple("cluster.ranks", ranks, name, others)
         degrees["data"] = ranks // others
-    elif degrees["data"] == "auto":
-        degrees["data"] = 1
+    _answer(degrees, "data", 1)
     if ranks is None:
         ranks = degrees["data"] * others
-    if degrees["data_shard"] == "auto":
-        degrees["data_shard"] = degrees["data"] * degrees["expert"]
     cluster["ranks"] = ranks
-    if cluster["devices_per_node"] == "auto":
-        cluster["devices_per_node"] = ranks
+    _answer(degrees, "data_shard", degrees["data"] * degrees["expert"])
+    _answer(cluster, "devices_per_node", ranks)
     devices = cluster["devices_per_node"]
     if ranks % devices:
-        problem = f"{ranks} ranks do not fill nodes of {devices} devices"
-        raise RecipeError("cluster.devices_per_node", problem, _proposal(tree, devices))
-    if cluster["nodes"] == "auto":
-        cluster["nodes"] = ranks // devices
-    _settle_reserve(cluster, tree["watchdog"])
+        problem = f"{ranks} ranks are not a multiple of {devices} devices per node"
+        unit, data = devices // gcd(others, devices), degrees["data"]
+        fix = f"change parallelism.data; {nearest_multiples(data, unit)}"
+        raise RecipeError("cluster.devices_per_node", problem, fix)
+    _answer(cluster, "nodes", ranks // devices)
+    _answer(cluster, "spare_nodes", reserve_of(cluster))
+    _answer(tree["watchdog"], "restarts", cluster["spare_nodes"])
 
 
-def _settle_reserve(cluster: Any, watchdog: Any) -> None:
-    """Derive the spare nodes, and a launch for each."""
-    if cluster["spare_nodes"] == "auto":
-        cluster["spare_nodes"] = reserve_of(cluster)
-    if watchdog["restarts"] == "auto":
-        watchdog["restarts"] = cluster["spare_nodes"]
+def _answer(section: Any, key: str, value: int) -> None:
+    """Replace ``auto`` by a derived number."""
+    if section[key] == "auto":
+        section[key] = value
 
 
 def reserve_of(cluster: Any) -> int:
-    """Count the spare nodes that the profile keeps for such a job, as far as its queues go."""
+    """Return the number of spare nodes for a job, within the limit of the largest queue."""
     nodes = cluster["nodes"]
     most = max((queue["most_nodes"] for queue in cluster["queues"]), default=None)
     wanted = int(cluster["spare_fraction"] * nodes)
@@ -162,18 +165,3 @@ def _given_ranks(cluster: Any) -> int | None:
     if cluster["nodes"] != "auto" and cluster["devices_per_node"] != "auto":
         return int(cluster["nodes"] * cluster["devices_per_node"])
     return None
-
-
-def _proposal(tree: Tree, devices: int) -> str:
-    """Name data degrees that fill whole nodes and divide the batch, else only the former."""
-    budget, wanted = tree["budget"], tree["parallelism"]["data"]
-    others = prod(tree["parallelism"][axis] for axis in OTHERS)
-    samples = budget["global_batch_tokens"] // budget["sequence_length"]
-    filling = [n for n in range(1, 2 * wanted + devices + 1) if n * others % devices == 0]
-    legal = [data for data in filling if samples % data == 0] or filling
-    nearest = sorted(legal, key=lambda data: abs(data - wanted))[:3]
-    nodes = {data: data * others // devices for data in sorted(nearest)}
-    layouts = ", ".join(f"parallelism.data={data} ({n} nodes)" for data, n in nodes.items())
-    if legal is filling and samples % nearest[0]:
-        layouts += f", with a batch that divides (now {samples} sequences)"
-    return f"the nearest that do: {layouts}"

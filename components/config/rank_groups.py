@@ -1,7 +1,7 @@
-"""Rank groups: the coordinates of each rank, the ranks along an axis, and their nodes.
+"""Rank groups: coordinates of each rank, ranks along an axis, and their nodes.
 
 Ranks fill nodes in the order of their numbers. The coordinates of a rank are the digits of its
-number in the mixed base of the degrees; the first axis of ``rank_order`` is the slowest.
+number in the mixed radix of the degrees; the first axis of ``rank_order`` is the slowest.
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,7 @@ from typing import Literal, NamedTuple
 
 from components.config.schema.sections import AXES, DENSE_AXES, Axis, Parallelism
 
-# The device mesh splits the data axis into replicas of the model, and the ranks that share one
-# sharded copy of it.
+# The device mesh splits the data axis into replicas of the model and shards of each replica.
 _DATA_PARTS = ("data_replicate", "data_shard")
 MESH_AXES = tuple(
     part for axis in AXES for part in (_DATA_PARTS if axis == "data" else (axis,))
@@ -21,7 +20,7 @@ MESH_AXES = tuple(
 def mesh_sizes(layout: Parallelism) -> dict[str, int]:
     """Return the degree of each axis of the device mesh, the slowest axis first.
 
-    ``Parallelism.data_shard`` counts expert ranks, the mesh's axis of that name does not.
+    ``Parallelism.data_shard`` includes expert ranks, the mesh axis ``data_shard`` does not.
     """
     shard = max(1, layout.data_shard // layout.expert)
     sizes = dict[str, int]()
@@ -37,7 +36,7 @@ GroupAxis = Axis | Literal["dense"]  # all of `DENSE_AXES` together
 
 
 class RankGroup(NamedTuple):
-    """Ranks that communicate: how many, on how many nodes, and how many of them on each."""
+    """Group of communicating ranks: size, number of nodes, and ranks per node."""
 
     size: int
     nodes: int
@@ -69,32 +68,32 @@ class RankGroups:
     layout: Parallelism
     devices_per_node: int
 
-    def stride(self, axis: Axis) -> int:
+    def compute_stride(self, axis: Axis) -> int:
         """Return the distance in ranks between neighbours on ``axis``."""
         order = self.layout.rank_order
         return prod(getattr(self.layout, name) for name in order[order.index(axis) + 1 :])
 
-    def coordinates(self, rank: int) -> dict[Axis, int]:
-        """Return the place of a rank on each axis."""
+    def find_coordinates(self, rank: int) -> dict[Axis, int]:
+        """Return the coordinate of a rank on each axis."""
         places = dict.fromkeys(AXES, 0)
         for axis in reversed(self.layout.rank_order):
             rank, places[axis] = divmod(rank, getattr(self.layout, axis))
         return places
 
-    def along(self, axis: GroupAxis) -> RankGroup:
-        """Return the size and place of the groups along one axis."""
+    def find_group(self, axis: GroupAxis) -> RankGroup:
+        """Return size, nodes and ranks per node of the groups along one axis."""
         axes = DENSE_AXES if axis == "dense" else (axis,)
         size = prod(getattr(self.layout, name) for name in axes)
         fastest = max(axes, key=self.layout.rank_order.index)
-        return place_group(size, self.stride(fastest), self.devices_per_node)
+        return place_group(size, self.compute_stride(fastest), self.devices_per_node)
 
     def groups_over_nodes(self, axis: Axis) -> int:
-        """Count the groups along ``axis`` whose first and last rank are on different nodes."""
-        size, stride = getattr(self.layout, axis), self.stride(axis)
+        """Count the groups along ``axis`` with first and last rank on different nodes."""
+        size, stride = getattr(self.layout, axis), self.compute_stride(axis)
         last, devices = (size - 1) * stride, self.devices_per_node
         return sum(
             first // devices != (first + last) // devices
-            for block in range(0, self.layout.ranks, stride * size)
+            for block in range(0, self.layout.num_ranks, stride * size)
             for first in range(block, block + stride)
         )
 
@@ -103,7 +102,7 @@ class RankGroups:
         ranks = [0]
         for axis in AXES:
             if axis != "data":
-                degree, stride = getattr(self.layout, axis), self.stride(axis)
+                degree, stride = getattr(self.layout, axis), self.compute_stride(axis)
                 ranks = [rank + place * stride for place in range(degree) for rank in ranks]
         numbers = sorted({rank // self.devices_per_node for rank in ranks})
         return tuple(map(self._node, numbers))
@@ -111,16 +110,16 @@ class RankGroups:
     def _node(self, number: int) -> Node:
         first = number * self.devices_per_node
         ranks = range(first, first + self.devices_per_node)
-        return Node(number, tuple(Device(rank, self.coordinates(rank)) for rank in ranks))
+        return Node(number, tuple(Device(rank, self.find_coordinates(rank)) for rank in ranks))
 
-    def label(self, device: Device, separator: str) -> str:
-        """Write the coordinates on the axes with several ranks, by their first letters."""
+    def format_label(self, device: Device, separator: str) -> str:
+        """Return the coordinates on axes with several ranks, with the axes' first letters."""
         used = self.layout.used_axes
         return separator.join(f"{axis[0]}{device.coordinates[axis]}" for axis in used) or "all"
 
     @property
-    def legend(self) -> str:
-        """Describe what the letters of labels mean, and the degree of each axis."""
+    def label_legend(self) -> str:
+        """Legend of the letters in labels, with the degree of each axis."""
         used = self.layout.used_axes.items()
         return ", ".join(f"{axis[0]} {axis} of {degree:,}" for axis, degree in used)
 

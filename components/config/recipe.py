@@ -1,9 +1,7 @@
-"""The frozen, checked recipe: what ``run.py`` hands down and what the ranks load."""
+"""The frozen, checked recipe, which ``run.py`` passes on and ranks load."""
 
-import json
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, PrivateAttr
@@ -19,17 +17,19 @@ from components.config.schema.data import DataSection
 from components.config.schema.phases import ABSENT, EMPTY, RunPhase
 from components.config.schema.sections import Stem
 from components.config.schema.start import Start
-from components.config.schema.types import FrozenMapping, KeyGroup, NamedNodes, Node
+from components.config.schema.types import ComponentNode, FrozenMapping, KeyGroup, NamedNodes
 from components.config.stages import StagePlacement, stage_layers
-from components.config.step_clock import Helping, PhaseSpan, StepClock
+from components.config.step_clock import PhaseBatch, PhaseSpan, TokenClock
 
-# What every run had before these sections is not written.
-PLAIN = Field(exclude_if=lambda one: one == monitoring.TrainerOptions())
-CURVES = Field(exclude_if=lambda one: types.thaw(one) == types.thaw(monitoring.CURVES))
+# Defaults of sections that older recipes lack are not written.
+PLAIN = Field(exclude_if=lambda options: options == monitoring.TrainerOptions())
+CURVES = Field(
+    exclude_if=lambda loggers: types.to_plain(loggers) == types.to_plain(monitoring.CURVES)
+)
 
 
 class PhaseRecipes(dict[str, "Recipe"]):
-    """The recipes of phases that were composed; they make two recipes no different."""
+    """Cache of phase recipes; the cache does not affect the equality of recipes."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PhaseRecipes)
@@ -38,25 +38,25 @@ class PhaseRecipes(dict[str, "Recipe"]):
 
 
 class Recipe(types.Section):
-    """Everything that one run needs, with every number settled."""
+    """Recipe of one run, with all numbers resolved."""
 
     name: Annotated[Stem, KeyGroup.RECORD]
-    why: Annotated[str, KeyGroup.RECORD]
-    home: Annotated[Stem, KeyGroup.RECORD]
-    works: Annotated[sections.Works, KeyGroup.RECORD]
+    description: Annotated[str, KeyGroup.RECORD]
+    reference_cluster: Annotated[Stem, KeyGroup.RECORD]
+    citations: Annotated[sections.Works, KeyGroup.RECORD]
     model: Annotated[
-        Node,
+        ComponentNode,
         KeyGroup.MATHEMATICS,
-        # Kernels for the same products; the last bits differ.
+        # Other kernels for the same products; only the last bits differ.
         types.OtherGroup(KeyGroup.LAYOUT, ("attention.backends.", "mlp.path.")),
     ]
-    tokenizer: Annotated[Node, KeyGroup.MATHEMATICS]
+    tokenizer: Annotated[ComponentNode, KeyGroup.MATHEMATICS]
     data: DataSection
     start: Annotated[Start | None, ABSENT] = Field(default=None, alias="from")
     budget: Annotated[sections.Budget, KeyGroup.MATHEMATICS]
     phases: Annotated[FrozenMapping[RunPhase], EMPTY] = Field(default_factory=dict)
-    optimizer: Annotated[Node, KeyGroup.MATHEMATICS]
-    schedule: Annotated[Node, KeyGroup.MATHEMATICS]
+    optimizer: Annotated[ComponentNode, KeyGroup.MATHEMATICS]
+    schedule: Annotated[ComponentNode, KeyGroup.MATHEMATICS]
     precision: Annotated[sections.Precision, KeyGroup.MATHEMATICS]
     parallelism: sections.Parallelism
     checkpoint: Annotated[sections.Checkpoint, KeyGroup.MACHINE]
@@ -77,108 +77,99 @@ class Recipe(types.Section):
     children: Annotated[FrozenMapping[Child], KeyGroup.RECORD, EMPTY] = Field(
         default_factory=dict
     )
-    # Of one phase's recipe, see `config.phases`.
+    # Set in the recipe of a phase, see `config.phases`.
     _whole: "Recipe | None" = PrivateAttr(None)
     _phase: str = PrivateAttr("")
     _recipes_by_phase: "PhaseRecipes" = PrivateAttr(default_factory=lambda: PhaseRecipes())
 
     @property
-    def whole(self) -> "Recipe":
-        """The recipe of the whole run, where this is that of one of its phases."""
+    def whole_run(self) -> "Recipe":
+        """Recipe of the whole run; differs from ``self`` only for a phase."""
         return self._whole or self
 
     @property
-    def span(self) -> PhaseSpan:
-        """The steps of this phase; of a whole run those before its first one."""
-        return next(span for span in self.clock.spans if span.name == self._phase)
+    def phase_span(self) -> PhaseSpan:
+        """Span of this phase; for a whole run, the span before its first phase."""
+        return next(span for span in self.token_clock.spans if span.name == self._phase)
 
     @cached_property
-    def shape(self) -> DecoderSpec:
+    def decoder_spec(self) -> DecoderSpec:
         """The specification of the model."""
-        return read_decoder(types.thaw(self.model))
+        return read_decoder(types.to_plain(self.model))
 
     @cached_property
-    def ramp(self) -> BatchRamp:
-        """Samples a step before any phase, as a function of the samples consumed before it."""
-        length, ramp = self.budget.sequence_length, self.budget.ramp_up
-        full = self.budget.global_batch_tokens // length
-        if isinstance(ramp, str):
-            return BatchRamp.constant(full)
-        return BatchRamp(
-            full_samples=full,
-            start_samples=ramp.start_tokens // length,
-            increment_samples=ramp.increment_tokens // length,
-            ramp_samples=ramp.over_tokens // length,
-        )
+    def batch_ramp(self) -> BatchRamp:
+        """Batch ramp before the first phase: samples of a step by the samples consumed."""
+        return BatchRamp.from_budget(self.budget)
 
     @property
     def rank_groups(self) -> RankGroups:
         return RankGroups(self.parallelism, self.cluster.devices_per_node)
 
     @cached_property
-    def clock(self) -> StepClock:
-        """Which step of the whole run sees which samples and tokens."""
-        run, total = self.whole, self.budget.total_tokens
+    def token_clock(self) -> TokenClock:
+        """Clock of the whole run: samples and tokens of each step."""
+        run, total = self.whole_run, self.budget.total_tokens
         packed = run.data.packing == "best_fit"
-        helpings = [Helping("", 0, run.budget.sequence_length, run.ramp, packed)]
+        helpings = [PhaseBatch("", 0, run.budget.sequence_length, run.batch_ramp, packed)]
         for name, phase in run.phases.items():
             length = phase.budget.sequence_length or run.budget.sequence_length
             batch = phase.budget.global_batch_tokens or run.budget.global_batch_tokens
-            constant = BatchRamp.constant(batch // length)
+            constant = BatchRamp.from_constant(batch // length)
             packed = (phase.data.packing or run.data.packing) == "best_fit"
             first = phase.first_token(total)
-            helpings.append(Helping(name, first, length, constant, packed))
-        return StepClock.of(sorted(helpings, key=lambda one: one.first_token), total)
+            helpings.append(PhaseBatch(name, first, length, constant, packed))
+        return TokenClock.from_phase_batches(
+            sorted(helpings, key=lambda helping: helping.first_token), total
+        )
 
     @cached_property
     def data_phases(self) -> tuple[tuple[int, str, Mapping[str, float]], ...]:
-        """First sample, YAML path and shares of each phase; the first may be left to a rule."""
-        found = [(0, "data.shares", self.data.shares)]
+        """First sample, YAML path and shares of each data phase; a rule may set the first."""
+        phases = [(0, "data.shares", self.data.shares)]
         for name, phase in self.data.phases.items():
-            first = self.clock.sample_at(phase.first_token(self.budget.total_tokens))
-            found.append((first, f"data.phases.{name}.shares", phase.shares))
-        return tuple(sorted(found, key=lambda one: one[0]))
+            first = self.token_clock.sample_at(phase.first_token(self.budget.total_tokens))
+            phases.append((first, f"data.phases.{name}.shares", phase.shares))
+        return tuple(sorted(phases, key=lambda row: row[0]))
 
     @cached_property
     def first_step(self) -> int:
-        """Steps that were taken before this run began: by the run that it goes on from."""
-        start = self.whole.start
+        """Number of steps before this run, taken by the parent that it continues."""
+        start = self.whole_run.start
         if start is None or not start.goes_on or start.at_tokens is None:
             return 0
-        return self.clock.steps_of(start.at_tokens)
+        return self.token_clock.steps_of(start.at_tokens)
 
     @property
     def total_samples(self) -> int:
-        """Samples of the whole run, the overshoot of its last step too."""
-        return self.clock.consumed_after(self.derived.steps)
+        """Samples of the whole run, including the overshoot of its last step."""
+        return self.token_clock.consumed_after(self.derived_numbers.steps)
 
     @cached_property
-    def stages(self) -> tuple[range, ...]:
+    def stage_layers(self) -> tuple[range, ...]:
         """Layers of each pipeline stage."""
-        stages, balance = self.placement.count, self.parallelism.stage_balance
-        return stage_layers(self.shape.num_layers, stages, balance)
+        stages, balance = self.stage_placement.num_stages, self.parallelism.stage_balance
+        shape, length = self.decoder_spec, self.budget.sequence_length
+        return stage_layers(shape.num_layers, stages, balance, shape.layer_costs(length))
 
     @property
-    def placement(self) -> StagePlacement:
-        """Which pipeline rank has which stages."""
-        return StagePlacement.of(self.parallelism)
+    def stage_placement(self) -> StagePlacement:
+        """Stages of each pipeline rank."""
+        return StagePlacement.from_degrees(self.parallelism)
 
     @cached_property
-    def derived(self) -> DerivedNumbers:
-        """Numbers that follow from the settled ones; computed here and nowhere else."""
-        budget, degrees, shape = self.budget, self.parallelism, self.shape
+    def derived_numbers(self) -> DerivedNumbers:
+        """Derived numbers of the resolved recipe; no other code computes them."""
+        budget, degrees, shape = self.budget, self.parallelism, self.decoder_spec
         samples = budget.global_batch_tokens // budget.sequence_length
         ranks = degrees.data * degrees.expert
         return DerivedNumbers(
-            parameters=ParameterCounts.of(shape),
+            parameters=ParameterCounts.from_spec(shape),
             tokens_per_step=budget.global_batch_tokens,
             samples_per_step=samples,
-            steps=self.clock.steps,
+            steps=self.token_clock.num_steps,
             ranks=self.cluster.ranks,
             microbatches_per_step=samples // (ranks * degrees.microbatch_sequences),
-            layers_by_stage=tuple(len(layers) for layers in self.stages),
-            flops_per_token=FlopsPerToken.of(shape, budget.sequence_length),
+            layers_by_stage=tuple(len(layers) for layers in self.stage_layers),
+            flops_per_token=FlopsPerToken.from_spec(shape, budget.sequence_length),
         )
-
-    def write(self, file: Path) -> None:
-        file.write_text(json.dumps(self.model_dump(mode="json"), indent=1) + "\n", "utf-8")

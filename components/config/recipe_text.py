@@ -1,4 +1,4 @@
-"""Write a recipe as YAML as people do: 10_000, and short mappings and lists in one line."""
+"""Write a recipe as readable YAML: 10_000, and short mappings and lists on one line."""
 
 import json
 import math
@@ -13,7 +13,7 @@ _INLINE_WIDTH = 88
 
 
 class YamlLine(NamedTuple):
-    """One line; ``differs`` marks a key whose value is another in another run."""
+    """Line of YAML; ``differs`` marks a key with another value in the compared run."""
 
     text: str
     differs: bool
@@ -22,11 +22,11 @@ class YamlLine(NamedTuple):
 def recipe_lines(
     tree: Mapping[str, Any], differing: frozenset[str], prefix: str = "", indent: int = 0
 ) -> Iterator[YamlLine]:
-    """Write a recipe line by line, and mark those of the dotted keys in ``differing``."""
+    """Yield the lines of a recipe, and mark the dotted keys in ``differing``."""
     for key, value in tree.items():
         path = f"{prefix}{key}"
         head = f"{' ' * indent}{_scalar(key)}:"
-        line = f"{head} {_inline(value)}"
+        line = f"{head} {inline_yaml(value)}"
         fits = len(line) <= _INLINE_WIDTH and not (indent == 0 and value)
         if isinstance(value, Mapping) and value and not fits:
             yield YamlLine(head, path in differing)
@@ -35,11 +35,14 @@ def recipe_lines(
             yield YamlLine(line, any(f"{key}.".startswith(f"{path}.") for key in differing))
 
 
-def _inline(value: object) -> str:
+def inline_yaml(value: object) -> str:
+    """Return a value as one line of YAML."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_scalar(k)}: {_inline(v)}" for k, v in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{_scalar(k)}: {inline_yaml(v)}" for k, v in value.items()) + "}"
+        )
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return "[" + ", ".join(_inline(item) for item in value) + "]"
+        return "[" + ", ".join(inline_yaml(item) for item in value) + "]"
     return _scalar(value)
 
 
@@ -52,7 +55,7 @@ def _scalar(value: object) -> str:
     if isinstance(value, float):
         if not math.isfinite(value):
             return re.sub("nan|inf", r".\g<0>", text)
-        # YAML 1.1 reads 1e-05 as a string: it wants the point.
+        # YAML 1.1 reads 1e-05 without a decimal point as a string.
         return text.replace("e", ".0e") if "." not in text else text
     if _PLAIN.fullmatch(text) and text.lower() not in _RESERVED:
         return text
@@ -60,7 +63,7 @@ def _scalar(value: object) -> str:
 
 
 def _character(character: str) -> str:
-    """Escape what YAML cannot show; it reads JSON's escapes, except beyond 16 bits."""
+    """Escape an unprintable character as in JSON, beyond 16 bits with eight hex digits."""
     if character.isprintable() and character not in '"\\':
         return character
     short = ord(character) <= 0xFFFF

@@ -8,7 +8,7 @@ from components.ranges import Count, Share
 
 
 def id_width(vocab_size: int) -> Literal["uint16", "uint32"]:
-    """Choose the narrowest width of token ids below ``vocab_size``."""
+    """Return the narrowest dtype of token ids below ``vocab_size``."""
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
@@ -19,7 +19,7 @@ class TokenizerSpec(PartSpec):
 
 
 class ByteBPESpec(TokenizerSpec):
-    """Byte-level BPE: merges of bytes within the pieces that a pattern cuts."""
+    """Byte-level BPE, which merges bytes within the pieces of a split pattern."""
 
     target: ClassVar[str] = "components.data.byte_bpe.ByteBPE"
 
@@ -32,7 +32,7 @@ class ByteBPESpec(TokenizerSpec):
 
 
 class UnigramSpec(TokenizerSpec):
-    """SentencePiece's unigram model, or its merges of characters, by SentencePiece's names."""
+    """SentencePiece's unigram or BPE model, with SentencePiece's option names."""
 
     target: ClassVar[str] = "components.data.unigram.Unigram"
 

@@ -1,1 +1,1 @@
-"""Hugging Face in and out: configurations, tensors and tokenizers, both ways."""
+"""Import from and export to Hugging Face: configurations, tensors and tokenizers."""

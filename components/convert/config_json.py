@@ -1,16 +1,17 @@
-"""A received ``config.json``, said as the model section of a recipe: data, never code.
+"""Convert a ``config.json`` to the model section of a recipe. Code in it is never executed.
 
-Every key is either understood by the family, or known to change nothing, or refused. What was
-understood is compared with what the family would write of the recipe's model.
+Every key is a setting of the family, known to have no effect, or an error. After the import,
+the settings are compared with those that the family would write for the recipe's model.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 from components.config.part_nodes import read_decoder
-from components.config.suggestions import respelt
+from components.config.suggestions import suggest_respelling
 from components.convert.family import FAMILIES, choose_family
 from components.convert.hf_family import ANY, HFFamily, Section
 from components.convert.rotations import FULL
@@ -18,29 +19,24 @@ from components.errors import RecipeError
 from components.json_file import read_mapping
 
 FILE = "config.json"
-NO_FOLDER = f"name a folder with a {FILE} as save_pretrained writes it"
+NO_FOLDER = f"set it to a folder with a {FILE} written by save_pretrained"
 CODE = ("auto_map", "trust_remote_code")
-# Keys of any class: names, numbers of pieces, what is stored, cached and generated.
+# Keys of all classes: names, token ids, and settings of storage, caching and generation.
 UNREAD = frozenset({
     *("architectures", "model_type", "vocab_size", "torch_dtype", "dtype", "_name_or_path"),
     *("transformers_version", "_commit_hash", "use_cache", "tokenizer_class", "pretraining_tp"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id"),
-    *(
-        "_attn_implementation",
-        "attn_implementation",
-        "_flash_attn_2_enabled",
-        "output_attentions",
-    ),
+    *("_attn_implementation", "attn_implementation", "_flash_attn_2_enabled", "max_length"),
     *("output_hidden_states", "return_dict", "gradient_checkpointing", "id2label", "label2id"),
-    *("task_specific_params", "do_sample", "temperature", "top_k", "top_p", "max_length"),
-    *CODE,
+    *("task_specific_params", "do_sample", "temperature", "top_k", "top_p"),
+    *("output_attentions", *CODE),
 })
-# Keys of which one value alone is what the classes compute by themselves.
+# Keys of all classes with their only accepted value, which is the classes' default.
 PLAIN: Mapping[str, Any] = {"is_encoder_decoder": False, "add_cross_attention": False}
 
 
 class ImportedModel(NamedTuple):
-    """What a ``config.json`` says of a model, and what of it needs a remark."""
+    """Model of a ``config.json``, with remarks on keys that are not followed."""
 
     file: Path
     config: Mapping[str, Any]
@@ -52,11 +48,9 @@ class ImportedModel(NamedTuple):
 
 
 def read_config(folder: Path) -> ImportedModel:
-    """Read ``config.json`` of a folder.
+    """Read and convert ``config.json`` of a folder.
 
-    Raises:
-        RecipeError: there is none, it is of no known family, or a key has a value that no
-            recipe says; with the key, the value and the way out.
+    If a recipe cannot express a key's value, the RecipeError has key, value and remedy.
     """
     file = folder / FILE
     config, family = read_known(file)
@@ -65,7 +59,7 @@ def read_config(folder: Path) -> ImportedModel:
     except RecipeError as error:
         raise RecipeError(f"{file}: {error.path}", error.problem, error.remedy) from None
     remarks = tuple(
-        f"{key} in {file} is not followed: no code of the folder is ever run"
+        f"{key} in {file} is ignored: code in the folder is never run"
         for key in CODE
         if config.get(key)
     )
@@ -74,12 +68,7 @@ def read_config(folder: Path) -> ImportedModel:
 
 
 def read_known(file: Path) -> tuple[dict[str, Any], HFFamily]:
-    """Read a ``config.json`` and the family that knows its keys.
-
-    Raises:
-        RecipeError: there is none, its family is not known, or a key or its kind of value is
-            not one of the family's.
-    """
+    """Read a ``config.json`` and return it with its family."""
     config = read_mapping(file, remedy=NO_FOLDER)
     try:
         family = _find_family(config)
@@ -90,26 +79,22 @@ def read_known(file: Path) -> tuple[dict[str, Any], HFFamily]:
 
 
 def check_same(imported: ImportedModel, section: Mapping[str, Any]) -> None:
-    """Refuse a model that differs from what the file says.
+    """Raise if the imported model differs from the file.
 
-    Raises:
-        RecipeError: it does, since no part here computes it; with every such key and value. Or
-            it is exported as another class, because its family says too little of it.
+    Either no part here computes some settings (the message lists them all), or the model would
+    be exported as another class, because its family's table is incomplete.
     """
     features, family = read_decoder(section), imported.family
-    if (found := choose_family(features)) is not family:
-        problem = f"{family.architecture} would become {found.architecture}"
-        remedy = "its family in components/convert does not say yet what a recipe has of it"
+    if (chosen := choose_family(features)) is not family:
+        problem = f"{family.architecture} would be exported as {chosen.architecture}"
+        remedy = "components/convert does not support this import yet"
         raise RecipeError(str(imported.file), problem, remedy)
-    theirs, ours = family.read_hf_config(imported.config), family.write_hf_config(features)
-    different = [
-        f"{key}: {theirs[key]!r}, but a recipe of this kind has {ours[key]!r}"
-        for key in ours
-        if theirs[key] != ours[key]
-    ]
-    if different:
-        problem = "no part here computes this model\n  " + "\n  ".join(different)
-        remedy = "change the key in a copy of the file, if that other model is meant, too"
+    if different := family.compare_config(imported.config, features):
+        problem = "this model is not supported" + "".join(
+            f"\n  {key}: {there!r}, but recipes support only {here!r}"
+            for key, there, here in different
+        )
+        remedy = "change the key in a copy of the file if the changed model will do"
         raise RecipeError(str(imported.file), problem, remedy)
 
 
@@ -117,16 +102,16 @@ def _find_family(config: Mapping[str, Any]) -> HFFamily:
     kind = config.get("model_type")
     families = {family.model_type: family for family in FAMILIES}
     if not isinstance(kind, str) or kind not in families:
-        problem = f"{kind!r} is none of the families that are known here"
-        raise RecipeError("model_type", problem, respelt(str(kind), families))
+        problem = f"unknown model family {kind!r}"
+        raise RecipeError("model_type", problem, suggest_respelling(str(kind), families))
     return families[kind]
 
 
 def _check_keys(config: Mapping[str, Any], family: HFFamily) -> None:
-    """Refuse a key that may change the model, and a value of another kind than its key's."""
+    """Raise on an unknown key that may change the model and on a value of the wrong type."""
     _check_kind("vocab_size", config.get("vocab_size"), 1)
     examples = {
-        spelling: row.example
+        spelling: row.example_value
         for row in (*family.settings, *family.training)
         for spelling in row.spellings or (row.key,)
     }
@@ -136,8 +121,8 @@ def _check_keys(config: Mapping[str, Any], family: HFFamily) -> None:
         if key in examples:
             _check_kind(key, value, examples[key])
         elif not _changes_nothing(key, value, family):
-            problem = f"{value!r}, but no {family.architecture} here has it"
-            remedy = "what it changes is not known; take it out of a copy of the file only if"
+            problem = f"{value!r}: {family.architecture} has no such key here"
+            remedy = "the key's effect is unknown: remove it from a copy of the file only if"
             raise RecipeError(key, problem, f"{remedy} the model computes the same without it")
 
 
@@ -151,28 +136,16 @@ def _changes_nothing(key: str, value: object, family: HFFamily) -> bool:
 
 
 def _check_kind(key: str, value: object, like: object) -> None:
-    """Compare a value with the kind that the key has, which ``like`` is one of."""
+    """Raise if a value does not have the type of ``like``, an example value of the key."""
     if like is ANY:
         return
-    match like:
-        case bool():
-            wanted, holds = "true or false", isinstance(value, bool)
-        case int() if like == 0:
-            wanted, holds = "a whole number from 0 on", _is_number(value, int, above=-1)
-        case int():
-            wanted, holds = "a whole number from 1 on", _is_number(value, int, above=0)
-        case float():
-            wanted, holds = "a number", _is_number(value, int, float)
-        case str():
-            wanted, holds = "a word", isinstance(value, str)
-        case dict():
-            wanted, holds = "numbers by name, with a word as type", _is_rotation(value)
-        case list():
-            wanted, holds = "a list of whole numbers or of words", _is_list(value)
-        case _:  # the class works it out from others where it is null
-            wanted = "a positive number"
-            holds = value is None or _is_number(value, int, float, above=0)
-    if not holds:
+    wanted, is_met = _KINDS[type(like)]
+    if type(like) is int and like == 0:
+        wanted, is_met = (
+            "an integer from 0 on",
+            lambda value: _is_number(value, int, above=-1),
+        )
+    if not is_met(value):
         raise RecipeError(key, f"{value!r} is not {wanted}", "fetch the file again")
 
 
@@ -183,16 +156,32 @@ def _is_number(value: object, *kinds: type, above: float = -math.inf) -> bool:
 def _is_list(value: object) -> bool:
     if value is None:
         return True
-    return isinstance(value, list) and {type(one) for one in value} in ({int}, {str}, set())
+    return isinstance(value, list) and {type(item) for item in value} in ({int}, {str}, set())
 
 
 def _is_rotation(value: object) -> bool:
-    """Allow numbers, the word of a type, and the same once more for each kind of layer."""
+    """Allow numbers, the name of a type, and a nested mapping of these per kind of layer."""
     if value is None:
         return True
     return isinstance(value, dict) and all(
-        (one is None or isinstance(one, str))
+        (item is None or isinstance(item, str))
         if name in {"type", "rope_type"}
-        else _is_number(one, int, float) or _is_rotation(one)
-        for name, one in value.items()
+        else _is_number(item, int, float) or _is_rotation(item)
+        for name, item in value.items()
     )
+
+
+# Allowed values of a key, by the type of its example.
+_KINDS: Mapping[type, tuple[str, Callable[[object], bool]]] = {
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    int: ("an integer from 1 on", lambda value: _is_number(value, int, above=0)),
+    float: ("a number", lambda value: _is_number(value, int, float)),
+    str: ("a word", lambda value: isinstance(value, str)),
+    dict: ("a mapping from names to numbers, and a type to a word", _is_rotation),
+    list: ("a list of integers or of words", _is_list),
+    # If null, the class computes it from other keys.
+    NoneType: (
+        "a positive number",
+        lambda value: value is None or _is_number(value, int, float, above=0),
+    ),
+}

@@ -1,8 +1,8 @@
-"""Mixtures of experts: OLMoE, Qwen3's and DeepSeek-V3.
+"""Mixtures of experts: OLMoE, Qwen3-MoE and DeepSeek-V3.
 
 OLMoE is https://arxiv.org/abs/2409.02060, Qwen3 https://arxiv.org/abs/2505.09388, DeepSeek-V3
-https://arxiv.org/abs/2412.19437; keys and defaults are those of ``transformers``. Their folders
-have each expert apart; only in memory does the class stack them.
+https://arxiv.org/abs/2412.19437. Keys and defaults are from ``transformers``. Their folders
+store each expert separately; the class stacks them only in memory.
 """
 
 from dataclasses import replace
@@ -13,12 +13,12 @@ from components.convert.hf_family import (
     ANY,
     OMIT,
     SAME_NORM,
+    HFConfig,
     Requirement,
     Setting,
-    Values,
-    change,
+    change_settings,
     find_name,
-    require,
+    require_value,
 )
 from components.convert.llama import (
     ACTIVATIONS,
@@ -39,10 +39,11 @@ from components.convert.param_mapping import (
     Condition,
     Transform,
     Weights,
-    always,
+    applies_always,
+    feature_condition,
     interleave_pairs,
-    vocabulary,
-    weight,
+    map_vocabulary,
+    map_weight,
     with_prefix,
 )
 
@@ -51,22 +52,20 @@ EXPERTS = Requirement(
 )
 
 
-def expert_weights(applies: Condition = always) -> Weights:
-    """Return the rows of the stacks of experts."""
-    stacks = (
-        weight(
-            f"mlp.{name}.weight", f"mlp.experts.{{expert}}.{name}_proj.weight", UNSTACK, applies
-        )
+def expert_weights(applies: Condition = applies_always) -> Weights:
+    """Return the table rows of stacked expert weights."""
+    theirs = "mlp.experts.{expert}"
+    return tuple(
+        map_weight(f"mlp.{name}.weight", f"{theirs}.{name}_proj.weight", UNSTACK, applies)
         for name in ("gate", "up", "down")
     )
-    return tuple(stacks)
 
 
-OLMOE = replace(  # queries and keys normalized over all heads
+OLMOE = replace(  # queries and keys are normalized over all heads
     LLAMA,
     model_type="olmoe",
     architecture="OlmoeForCausalLM",
-    settings=change(
+    settings=change_settings(
         PLAIN_SETTINGS,
         Setting("num_experts", 64, "mlp.num_experts"),
         Setting("num_experts_per_tok", 8, "mlp.top_k"),
@@ -88,13 +87,13 @@ OLMOE = replace(  # queries and keys normalized over all heads
     imported=LLAMA.imported
     | {
         "mlp._target_": "components.model.moe.Experts",
-        "mlp.auxiliary_scope": "model",  # as its load_balancing_loss_func, over all layers
+        "mlp.auxiliary_scope": "model",  # like its load_balancing_loss_func, over all layers
         "mlp.z_loss": 0.0,
         "mlp.path": "auto",
     },
     requirements=(EXPERTS, ALL_HEADS),
     layer_weights=llama_layer(
-        mlp=(weight("mlp.router.weight", "mlp.gate.weight"), *expert_weights())
+        mlp=(map_weight("mlp.router.weight", "mlp.gate.weight"), *expert_weights())
     ),
 )
 
@@ -102,11 +101,11 @@ QWEN3_MOE = replace(  # experts in all layers; each head of queries and keys is 
     OLMOE,
     model_type="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
-    settings=change(
+    settings=change_settings(
         LLAMA.settings,
         Setting("num_key_value_heads", 4, "attention.num_kv_heads"),
         Setting("moe_intermediate_size", 768, "mlp.ffn_dim"),
-        # The second name is that of transformers 5.
+        # transformers 5 has the second name.
         Setting(
             "num_experts",
             128,
@@ -123,11 +122,11 @@ QWEN3_MOE = replace(  # experts in all layers; each head of queries and keys is 
     ),
     fixed=LLAMA.fixed | EACH_HEAD | {"mlp.routing": "learned"},
     requirements=(EXPERTS,),
-    # The width that dense layers would have, and windows where some were used.
+    # The width of dense layers and the window settings have no effect in such a model.
     ignored=WINDOW_KEYS | {"intermediate_size"},
 )
 
-_LATENT_EPS = 1e-6  # written into the class
+_LATENT_EPS = 1e-6  # hard-coded in the class
 _LATENT_NORM = {"_target_": "components.model.norms.Norm", "_partial_": True}
 _LATENT_NORM |= {"eps": _LATENT_EPS, "center": False, "weight": True, "bias": False}
 
@@ -136,7 +135,7 @@ def _has_latent_norm(features: DecoderSpec) -> bool:
     latent_norm = features.attention.latent_norm
     return (
         latent_norm is not None
-        and latent_norm.description == "RMSNorm with weight"
+        and latent_norm.norm_label == "RMSNorm with weight"
         and latent_norm.eps == _LATENT_EPS
     )
 
@@ -147,7 +146,7 @@ def _has_equal_dense_mlp(features: DecoderSpec) -> bool:
     return is_same and (dense is None or (dense.gated and not dense.bias))
 
 
-def _import_dense_mlp(ffn_dim: int, values: Values) -> Any:
+def _import_dense_mlp(ffn_dim: int, values: HFConfig) -> Any:
     if not values["first_k_dense_replace"]:
         return OMIT
     activation = find_name("hidden_act", values["hidden_act"], ACTIVATIONS)
@@ -155,24 +154,16 @@ def _import_dense_mlp(ffn_dim: int, values: Values) -> Any:
     return node | {"gated": True, "bias": False, "_partial_": True}
 
 
-def _import_mtp(depth: int, _: Values) -> Any:
+def _import_mtp(depth: int, _: HFConfig) -> Any:
     if not depth:
         return OMIT
     node = {"_target_": "components.model.mtp.MultiTokenPrediction", "_partial_": True}
-    # The weight of most of the run: arXiv 2412.19437, section 4.2; the file does not say.
+    # The weight in most of the run: arXiv 2412.19437, section 4.2. It is not in the file.
     return node | {"loss_weight": 0.3, "depth": depth}
 
 
 def _query_pairs(features: DecoderSpec) -> Transform:
     return interleave_pairs(features.attention.num_heads, features.attention.rotary_dim)
-
-
-def _key_pairs(features: DecoderSpec) -> Transform:
-    return interleave_pairs(1, features.attention.rotary_dim)
-
-
-def _has_query_rank(features: DecoderSpec, layer: int) -> bool:
-    return features.attention.query_rank is not None
 
 
 def _has_no_query_rank(features: DecoderSpec, layer: int) -> bool:
@@ -187,28 +178,45 @@ def _is_sparse(features: DecoderSpec, layer: int) -> bool:
     return layer >= features.leading_layers
 
 
-# In published folders channels that rotate lie pair by pair, here the first of each pair first.
+# Published folders have rotating channels in pairs; ours have the first of each pair first.
 _LATENT_ATTENTION = with_prefix(
     "attention.",
     "self_attn.",
     (
-        weight("key_value_norm.weight", "kv_a_layernorm.weight"),
-        weight("key_value.weight", "kv_b_proj.weight"),
-        weight("output.weight", "o_proj.weight"),
-        weight("query_down.weight", "q_a_proj.weight", applies=_has_query_rank),
-        weight("query_norm.weight", "q_a_layernorm.weight", applies=_has_query_rank),
-        weight("query.weight", "q_b_proj.weight", _query_pairs, _has_query_rank),
-        weight("query.weight", "q_proj.weight", _query_pairs, _has_no_query_rank),
-        weight("key_value_down.weight", "kv_a_proj_with_mqa.weight", _key_pairs),
+        map_weight("key_value_norm.weight", "kv_a_layernorm.weight"),
+        map_weight("key_value.weight", "kv_b_proj.weight"),
+        map_weight("output.weight", "o_proj.weight"),
+        map_weight(
+            "query_down.weight",
+            "q_a_proj.weight",
+            applies=feature_condition("attention.query_rank"),
+        ),
+        map_weight(
+            "query_norm.weight",
+            "q_a_layernorm.weight",
+            applies=feature_condition("attention.query_rank"),
+        ),
+        map_weight(
+            "query.weight",
+            "q_b_proj.weight",
+            _query_pairs,
+            feature_condition("attention.query_rank"),
+        ),
+        map_weight("query.weight", "q_proj.weight", _query_pairs, _has_no_query_rank),
+        map_weight(
+            "key_value_down.weight",
+            "kv_a_proj_with_mqa.weight",
+            lambda m: interleave_pairs(1, m.attention.rotary_dim),
+        ),
     ),
 )
 _DEEPSEEK_MLP = (
     *gated_mlp(_is_dense),
-    weight("mlp.router.weight", "mlp.gate.weight", applies=_is_sparse),
-    weight("mlp.choice_bias", "mlp.gate.e_score_correction_bias", applies=_is_sparse),
+    map_weight("mlp.router.weight", "mlp.gate.weight", applies=_is_sparse),
+    map_weight("mlp.choice_bias", "mlp.gate.e_score_correction_bias", applies=_is_sparse),
     *expert_weights(_is_sparse),
     *(
-        weight(
+        map_weight(
             f"mlp.shared.{name}.weight",
             f"mlp.shared_experts.{name}_proj.weight",
             applies=_is_sparse,
@@ -217,8 +225,8 @@ _DEEPSEEK_MLP = (
     ),
 )
 _DEEPSEEK_LAYER = llama_layer(attention=_LATENT_ATTENTION, mlp=_DEEPSEEK_MLP)
-# Layers after the last predict further tokens, under the names of the published folders
-# (README_WEIGHTS.md of deepseek-ai/DeepSeek-V3); the class of ``transformers`` ignores them.
+# Multi-token prediction layers follow the last layer, with the names of the published folders
+# (README_WEIGHTS.md of deepseek-ai/DeepSeek-V3). The class of ``transformers`` ignores them.
 _DEEPSEEK_MTP = (
     *(
         row._replace(ours=tuple(f"mtp.{{layer}}.layer.{name[15:]}" for name in row.ours))
@@ -228,16 +236,16 @@ _DEEPSEEK_MTP = (
         "mtp.{layer}.",
         "model.layers.{layer}.",
         (
-            weight("embedding_norm.weight", "enorm.weight"),
-            weight("hidden_norm.weight", "hnorm.weight"),
-            weight("projection.weight", "eh_proj.weight"),
-            weight("final_norm.weight", "shared_head.norm.weight"),
+            map_weight("embedding_norm.weight", "enorm.weight"),
+            map_weight("hidden_norm.weight", "hnorm.weight"),
+            map_weight("projection.weight", "eh_proj.weight"),
+            map_weight("final_norm.weight", "shared_head.norm.weight"),
         ),
     ),
     *(
-        vocabulary(ours, f"model.layers.{{layer}}.{theirs}", applies)._replace(is_copy=True)
+        map_vocabulary(ours, f"model.layers.{{layer}}.{theirs}", applies)._replace(is_copy=True)
         for ours, theirs, applies in (
-            ("embedding.weight", "embed_tokens.weight", always),
+            ("embedding.weight", "embed_tokens.weight", applies_always),
             ("embedding.weight", "shared_head.head.weight", lambda m, _: m.tied_embeddings),
             ("head.weight", "shared_head.head.weight", lambda m, _: not m.tied_embeddings),
         )
@@ -249,7 +257,7 @@ DEEPSEEK_V3 = replace(
     OLMOE,
     model_type="deepseek_v3",
     architecture="DeepseekV3ForCausalLM",
-    settings=change(
+    settings=change_settings(
         LLAMA.settings,
         Setting("num_key_value_heads", 128, "attention.num_kv_heads"),
         Setting("q_lora_rank", 1_536, "attention.query_rank", kind=None),
@@ -262,7 +270,9 @@ DEEPSEEK_V3 = replace(
             export=lambda m: m.attention.head_dim - m.attention.rotary_dim,
             place=lambda width, values: width + values["qk_rope_head_dim"],
         ),
-        Setting("v_head_dim", 128, "attention.value_dim", export=lambda m: m.attention.values),
+        Setting(
+            "v_head_dim", 128, "attention.value_dim", export=lambda m: m.attention.value_width
+        ),
         Setting("rope_interleave", True),
         Setting(
             "first_k_dense_replace",
@@ -273,7 +283,7 @@ DEEPSEEK_V3 = replace(
             kind=0,
         ),
         Setting("moe_intermediate_size", 2_048, "mlp.ffn_dim"),
-        # The second name is that of transformers 5.
+        # transformers 5 has the second name.
         Setting(
             "n_routed_experts",
             256,
@@ -323,15 +333,15 @@ DEEPSEEK_V3 = replace(
         "attention.latent_norm": _LATENT_NORM,
         "mlp.auxiliary_loss": 0.0,
         "mlp.auxiliary_scope": "layer",
-        "mlp.balance_rate": 0.001,  # arXiv 2412.19437, section 4.2; the file does not say
+        "mlp.balance_rate": 0.001,  # arXiv 2412.19437, section 4.2; not in the file
     },
     requirements=(
         Requirement(
             "attention.key_value_rank",
-            "its attention is latent, with RMSNorm of eps 1e-6 there",
+            "its attention is latent, with an RMSNorm of eps 1e-6",
             _has_latent_norm,
         ),
-        require("positions.scaling", None),
+        require_value("positions.scaling", None),
         Requirement(
             "mlp.balance_rate",
             "its router has biases",
@@ -339,7 +349,7 @@ DEEPSEEK_V3 = replace(
         ),
         Requirement(
             "mlp.shared_ffn_dim",
-            "its shared expert is as wide as one expert or several",
+            "the width of its shared expert is a multiple of an expert's width",
             lambda m: (m.mlp.shared_ffn_dim or 1) % m.mlp.ffn_dim == 0,
         ),
         Requirement(

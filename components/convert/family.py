@@ -1,22 +1,24 @@
-"""Choose the Hugging Face class that computes what a model computes.
+"""Choose the Hugging Face class that computes the same as a model.
 
-The choice reads the features of the model section, never a name.
+The choice depends on the features of the model section, never on a name.
 """
 
 from components.config.model_spec.decoder import DecoderSpec
-from components.convert import experts, gpt, llama, windowed
+from components.convert import experts, gpt, hybrid, llama, windowed
 from components.convert.hf_family import HFFamily
 from components.errors import RecipeError
 
-FAMILIES = (*gpt.FAMILIES, *llama.FAMILIES, *experts.FAMILIES, *windowed.FAMILIES)
+FAMILIES = (
+    *gpt.FAMILIES,
+    *llama.FAMILIES,
+    *experts.FAMILIES,
+    *windowed.FAMILIES,
+    *hybrid.FAMILIES,
+)
 
 
 def choose_family(features: DecoderSpec) -> HFFamily:
-    """Return the family whose requirements are all met.
-
-    Raises:
-        RecipeError: there is none; with what each of the nearest requires in addition.
-    """
+    """Return the family with all requirements met; an error lists those of the nearest."""
     unmet = {
         family: [row for row in family.all_requirements() if not row.is_met(features)]
         for family in FAMILIES
@@ -25,10 +27,10 @@ def choose_family(features: DecoderSpec) -> HFFamily:
     nearest = [family for family, rows in unmet.items() if len(rows) == fewest]
     if not fewest:
         return nearest[0]
-    reasons = "the nearest:"
+    reasons = "nearest:"
     for family in nearest:
-        rules = (f"model.{row.path} ({row.describe(features)})" for row in unmet[family])
-        reasons += f"\n  {family.architecture} but for {', '.join(rules)}"
-    problem = f"no class of Hugging Face has this; {reasons}"
-    fix = "the model can be trained here, but not exported"
+        rules = (f"model.{row.path} ({row.describe_rule(features)})" for row in unmet[family])
+        reasons += f"\n  {family.architecture} except {', '.join(rules)}"
+    problem = f"no Hugging Face class supports this model; {reasons}"
+    fix = "change these keys to export the model (training works as it is)"
     raise RecipeError(f"model.{unmet[nearest[0]][0].path}", problem, fix)

@@ -1,4 +1,4 @@
-"""Write a model as a folder that ``transformers`` loads by itself, with its card."""
+"""Export a model as a folder that ``transformers`` loads without further code, with a card."""
 
 import json
 import re
@@ -20,13 +20,13 @@ from components.convert.tokenizer import write_tokenizer
 from components.data.files import create_folder
 from components.errors import RecipeError
 from components.run.records import Results
-from components.terminal import hide_folders, printable
+from components.terminal import escape_invisible, hide_folders
 
 Rows = Literal["published", "padded"]
 CONFIG = "config.json"
 _MINIATURE = """\
-**This is a miniature**: the recipe made small by rule, trained for minutes to show that it
-works. It is no release of the published model and good for nothing but tests.
+**This is a miniature**: a scaled-down recipe, trained for minutes to show that the recipe
+works. It is not a release of the published model. Use it only for tests.
 """
 _USE = """\
 ```python
@@ -41,21 +41,24 @@ print(tokenizer.decode(model.generate(**prompt, max_new_tokens=20, do_sample=Fal
 
 
 def write_card(recipe: Recipe, *, step: int, tokens: int, results: Results | None) -> str:
-    """Return the model card; ``results`` are absent while a run trains and if it was killed."""
+    """Return the model card. ``results`` is None while a run trains and if it was killed."""
     is_miniature = not isinstance(recipe.scale.shrink, str)
     parts = [
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---",
         f"# {_plain(recipe.name)}" + (", miniature" if is_miniature else ""),
-        _plain(recipe.why),
+        _plain(recipe.description),
         *([_MINIATURE] if is_miniature else []),
         _table(("", ""), _figures(recipe, step, tokens, results)),
     ]
     if recipe.assumed:
-        said = "No source gives these values; the recipe sets them, for the reason beside each."
+        note = "The sources do not give these values. The recipe sets them, with a reason."
         assumed = recipe.assumed.items()
-        rows = [(f"`{name}`", _brief(one.value), one.reason) for name, one in assumed]
+        rows = [
+            (f"`{name}`", _brief(assumption.value), assumption.reason)
+            for name, assumption in assumed
+        ]
         table = _table(("value of", "set to", "reason"), rows)
-        parts += ["## Assumed, not in the sources", said, table]
+        parts += ["## Assumed, not in the sources", note, table]
     parts += ["## Use", _USE]
     return hide_folders("\n\n".join(part.strip() for part in parts) + "\n")
 
@@ -65,16 +68,19 @@ def _figures(
 ) -> list[tuple[str, str]]:
     budget, data = recipe.budget, recipe.data
     shares = ", ".join(f"{name} {share:.3f}" for name, share in data.shares.items())
+    count = recipe.derived_numbers.parameters.mtp
+    trained = f"{count:,} more, if the class supports these"
+    mtp = [("multi-token prediction parameters", trained)] if count else []
     rows = [
         ("recipe", f"`{recipe.name}`, scale `{recipe.scale.name}`"),
         ("fingerprint", f"`{compute_fingerprint(recipe)}`"),
-        ("parameters", f"{recipe.derived.parameters.total:,}"),
-        *_further(recipe),
+        ("parameters", f"{recipe.derived_numbers.parameters.total:,}"),
+        *mtp,
         ("trained", f"{tokens:,} of {budget.total_tokens:,} tokens, {step:,} steps"),
         ("sequence length", f"{budget.sequence_length:,} tokens"),
-        ("data", shares or f"{', '.join(data.names)}: shares by the rule {data.mixture}"),
+        ("data", shares or f"{', '.join(data.source_names)}: shares by {data.mixture}"),
     ]
-    # What the run ended with says nothing about an earlier checkpoint.
+    # The final results do not apply to an earlier checkpoint.
     if results is None or results.tokens != tokens:
         return rows
     held_out, plain = results.held_out, "plain mean over sources"
@@ -86,14 +92,7 @@ def _figures(
         "smoothed unigram model, weighted as the mixture": held_out.unigram,
         f"smoothed unigram model, {plain}": held_out.unigram_unweighted,
     }
-    return rows + [(k, f"{v:.4f} nats a token") for k, v in losses.items() if v is not None]
-
-
-def _further(recipe: Recipe) -> list[tuple[str, str]]:
-    """Say what was trained beside the model, if anything was."""
-    count = recipe.derived.parameters.mtp
-    said = f"{count:,} beside them, if the class has a place for these"
-    return [("parameters that predict further tokens", said)] if count else []
+    return rows + [(k, f"{v:.4f} nats/token") for k, v in losses.items() if v is not None]
 
 
 def _brief(value: object) -> str:
@@ -103,8 +102,8 @@ def _brief(value: object) -> str:
 
 
 def _plain(text: str) -> str:
-    """Put text on one line, and escape tags, links and images of Markdown."""
-    return re.sub(r"([\\<\[])", r"\\\1", printable(" ".join(text.split())))
+    """Return text on one line, with Markdown tags, links and images escaped."""
+    return re.sub(r"([\\<\[])", r"\\\1", escape_invisible(" ".join(text.split())))
 
 
 def _table(head: tuple[str, ...], rows: list[Any]) -> str:
@@ -127,13 +126,10 @@ def write_folder(
     card: str,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> HFFamily:
-    """Write weights, configuration, tokenizer and card beside, then rename.
+    """Write weights, configuration, tokenizer and card to a temporary folder, then rename it.
 
-    ``section`` is the recipe's model section, ``tokenizer`` the folder with its trained files.
-    ``rows: published`` leaves the rows out that were added for training.
-
-    Raises:
-        RecipeError: the folder exists, or no class of Hugging Face computes this model.
+    ``section`` is the recipe's model section. ``tokenizer`` is the folder of the trained
+    tokenizer. ``rows="published"`` omits vocabulary rows that were added for training.
     """
     features = read_decoder(section)
     family = choose_family(features)
@@ -141,24 +137,24 @@ def write_folder(
     count = features.vocab_size if rows == "published" else features.padded_vocab_size
     tensors = their_tensors(model.state_dict(), family, features, rows=count)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    with create_folder(target) as beside:
+    with create_folder(target) as partial:
         ids = write_tokenizer(
-            tokenizer, tokenizer_section, beside, context_tokens=context_tokens
+            tokenizer, tokenizer_section, partial, context_tokens=context_tokens
         )
-        write_shards(beside, tensors, max_bytes=max_shard_bytes)
+        write_shards(partial, tensors, max_bytes=max_shard_bytes)
         config = make_config(
             family, features, rows=count, context_tokens=context_tokens, ids=ids, dtype=dtype
         )
         for file, tree in ((CONFIG, config), ("generation_config.json", ids)):
-            (beside / file).write_text(json.dumps(tree, indent=2) + "\n", "utf-8")
-        (beside / "README.md").write_text(card, "utf-8")
+            (partial / file).write_text(json.dumps(tree, indent=2) + "\n", "utf-8")
+        (partial / "README.md").write_text(card, "utf-8")
     return family
 
 
 def check_free(target: Path) -> None:
-    """Raise a RecipeError if the folder exists: nothing is written over."""
+    """Raise a RecipeError if the folder exists: nothing is overwritten."""
     if target.exists():
-        raise RecipeError("file", f"{target} exists", "name another folder with file=FOLDER")
+        raise RecipeError("file", f"{target} exists", "set another folder with file=FOLDER")
 
 
 def make_config(
@@ -170,9 +166,9 @@ def make_config(
     ids: Mapping[str, int | None],
     dtype: str,
 ) -> dict[str, Any]:
-    """Compose ``config.json``, with every key that the class reads.
+    """Return ``config.json`` with every key that the class reads.
 
-    ``torch_dtype`` and a plain ``rope_theta`` are spelled as all versions read them.
+    ``torch_dtype`` and a plain ``rope_theta`` have the spelling that all versions read.
     """
     return {
         "architectures": [family.architecture],
@@ -189,7 +185,7 @@ def make_config(
 def their_tensors(
     parameters: Mapping[str, Tensor], family: HFFamily, features: DecoderSpec, *, rows: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the class's tensors under its names, made one mapping at a time."""
+    """Yield the class's tensors by its names, converted one mapping at a time."""
     mapped: set[str] = set()
     for mapping in family.param_mappings(features):
         ours = [parameters[name].detach() for name in mapping.ours]
@@ -197,7 +193,7 @@ def their_tensors(
         mapped.update(mapping.ours)
         for name, tensor in zip(mapping.theirs, theirs, strict=True):
             tensor = tensor[:rows] if mapping.is_vocabulary else tensor
-            yield name, tensor.clone() if mapping.is_copy else tensor  # else one memory
-    # What predicts further tokens serves training; few classes have a place for it.
-    left = {name for name in set(parameters) - mapped if not name.startswith(MTP_PREFIX)}
-    assert not left, f"{family.architecture} has no place for {sorted(left)}"
+            yield name, tensor.clone() if mapping.is_copy else tensor  # no shared memory
+    # Multi-token prediction is for training, and few classes have these weights.
+    unmapped = {name for name in set(parameters) - mapped if not name.startswith(MTP_PREFIX)}
+    assert not unmapped, f"{family.architecture} has no place for {sorted(unmapped)}"

@@ -8,9 +8,9 @@ from components.convert.hf_family import (
     CONTEXT_TOKENS,
     SAME_NORM,
     DerivedValue,
+    HFConfig,
     HFFamily,
     Setting,
-    Values,
 )
 from components.convert.llama import HEAD_DIM, MLP
 from components.convert.param_mapping import (
@@ -20,10 +20,10 @@ from components.convert.param_mapping import (
     QKV,
     TRANSPOSE,
     has_own_head,
-    linear,
-    norm,
-    vocabulary,
-    weight,
+    map_linear,
+    map_norm,
+    map_vocabulary,
+    map_weight,
     with_prefix,
 )
 
@@ -33,7 +33,7 @@ _ACTIVATIONS = {
     "gelu_tanh": "gelu_new",
     "relu_squared": "relu2",
 }
-# Other spellings of the same.
+# Other names of the same activations.
 _SPELLINGS = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new", "swish": "silu"}
 _INITIALIZER_RANGE = Setting(
     "initializer_range",
@@ -43,11 +43,11 @@ _INITIALIZER_RANGE = Setting(
 )
 
 
-def _resolve_ffn_dim(ffn_dim: Any, values: Values) -> Any:
+def _resolve_ffn_dim(ffn_dim: Any, values: HFConfig) -> Any:
     return ffn_dim or 4 * values["n_embd"]
 
 
-# Learned positions, LayerNorm, a plain MLP, biases; weights stored transposed.
+# Learned positions, LayerNorm, a plain MLP, biases. Weights are stored transposed.
 GPT2 = HFFamily(
     model_type="gpt2",
     architecture="GPT2LMHeadModel",
@@ -89,37 +89,37 @@ GPT2 = HFFamily(
         "mlp.bias": True,
     },
     imported={"mlp._target_": MLP, "initialization.residual": "plain"},
-    # Of old files: what a head for classes does.
+    # Settings in old files, mostly of a classification head.
     ignored=frozenset({
         *("summary_activation", "summary_first_dropout", "summary_proj_to_labels"),
         *("summary_type", "summary_use_proj", "reorder_and_upcast_attn"),
         *("n_special", "predict_special_tokens"),
     }),
     first_weights=(
-        vocabulary("embedding.weight", "transformer.wte.weight"),
-        weight("positions.weight", "transformer.wpe.weight"),
+        map_vocabulary("embedding.weight", "transformer.wte.weight"),
+        map_weight("positions.weight", "transformer.wpe.weight"),
     ),
     layer_weights=with_prefix(
         "layers.{layer}.",
         "transformer.h.{layer}.",
         (
-            *norm("attention_norm", "ln_1"),
-            *linear(QKV, "attn.c_attn", CONCAT_QKV_TRANSPOSE, CONCAT_QKV),
-            *linear("attention.output", "attn.c_proj", TRANSPOSE),
-            *norm("mlp_norm", "ln_2"),
-            *linear("mlp.up", "mlp.c_fc", TRANSPOSE),
-            *linear("mlp.down", "mlp.c_proj", TRANSPOSE),
+            *map_norm("attention_norm", "ln_1"),
+            *map_linear(QKV, "attn.c_attn", CONCAT_QKV_TRANSPOSE, CONCAT_QKV),
+            *map_linear("attention.output", "attn.c_proj", TRANSPOSE),
+            *map_norm("mlp_norm", "ln_2"),
+            *map_linear("mlp.up", "mlp.c_fc", TRANSPOSE),
+            *map_linear("mlp.down", "mlp.c_proj", TRANSPOSE),
         ),
     ),
     last_weights=(
-        *norm("final_norm", "transformer.ln_f"),
-        vocabulary("head.weight", "lm_head.weight", has_own_head),
+        *map_norm("final_norm", "transformer.ln_f"),
+        map_vocabulary("head.weight", "lm_head.weight", has_own_head),
     ),
     weight_prefix="transformer.",
     ignored_weights=r"attn\.(masked_)?bias$",
 )
 
-# ALiBi, a norm after the embedding; query, key and value in one map, head by head.
+# ALiBi, and a norm after the embedding. Query, key and value are one matrix, head by head.
 BLOOM = replace(
     GPT2,
     model_type="bloom",
@@ -135,7 +135,7 @@ BLOOM = replace(
         Setting("tie_word_embeddings", True, "tied_embeddings"),
     ),
     training=(
-        Setting("seq_length", CONTEXT_TOKENS, kind=ANY),  # a note: ALiBi has no limit
+        Setting("seq_length", CONTEXT_TOKENS, kind=ANY),  # informative: ALiBi has no limit
         Setting("hidden_dropout", 0.0, "dropout"),
         Setting("attention_dropout", 0.0, "attention.dropout"),
         _INITIALIZER_RANGE,
@@ -149,14 +149,14 @@ BLOOM = replace(
         "mlp.ffn_dim": DerivedValue("4 x dim", lambda get: 4 * get("dim")),
         "mlp.activation": "gelu_tanh",
     },
-    # Kernels and the cache, and what Megatron kept of its arguments.
+    # Settings of kernels and the cache, and arguments of Megatron.
     ignored=frozenset({
         *("masked_softmax_fusion", "bias_dropout_fusion", "attention_softmax_in_fp32"),
         *("skip_bias_add", "skip_bias_add_qkv", "offset_alibi"),
     }),
     first_weights=(
-        vocabulary("embedding.weight", "transformer.word_embeddings.weight"),
-        *norm("embedding_norm", "transformer.word_embeddings_layernorm"),
+        map_vocabulary("embedding.weight", "transformer.word_embeddings.weight"),
+        *map_norm("embedding_norm", "transformer.word_embeddings_layernorm"),
     ),
     layer_weights=with_prefix("layers.{layer}.", "transformer.h.{layer}.", MEGATRON_LAYER),
     ignored_weights=r"self_attention\.(masked_)?bias$",

@@ -1,8 +1,8 @@
 """Describe a Hugging Face model class as tables, and convert configurations in both directions.
 
-A setting is stated once, as a row: its key and default in ``config.json``, and its place in our
-model section. What a class has without a key is ``fixed``: an import writes it, and an export
-requires it. So a new family is a few rows that differ from an existing family.
+Each setting is one row: its key and default in ``config.json``, and its place in our model
+section. Properties of a class without a key are ``fixed``: an import writes them, and an export
+requires them. A new family is an existing family with a few changed rows.
 """
 
 import re
@@ -15,17 +15,17 @@ from components.config.model_spec.norms import NormSpec
 from components.convert.param_mapping import ParamMapping, Weights, map_weights
 from components.errors import RecipeError
 
-SAME_NORM = "${model.norm}"  # a norm that is the same as the model's, as a recipe refers to it
-CONTEXT_TOKENS = "context_tokens"  # a value that is no part of the model section
+SAME_NORM = "${model.norm}"  # a recipe's reference to the model's norm
+CONTEXT_TOKENS = "context_tokens"  # a value outside the model section
 OMIT: Any = object()  # a value that is not written
 ANY: Any = object()  # the kind of a value that is not checked
 _AS_DEFAULT: Any = object()
-Values = Mapping[str, Any]
+HFConfig = Mapping[str, Any]
 Section = dict[str, Any]
 
 
 class DerivedValue(NamedTuple):
-    """A value of the model section that follows from others, which ``get`` finds by path."""
+    """A value of the model section computed from others, which ``get`` returns by path."""
 
     rule: str
     compute: Callable[[Callable[[str], Any]], Any]
@@ -34,12 +34,11 @@ class DerivedValue(NamedTuple):
 class Setting(NamedTuple):
     """One key of ``config.json``.
 
-    ``path`` is its place in our model section. A setting without one always has its default
-    there. ``names`` maps our names of a choice to theirs. Where this is not enough, three
-    functions say the rest: ``export`` computes their value from our features, ``resolve``
-    completes or normalizes a value of the file, of which it sees the other values, and
-    ``place`` turns that into our value. ``kind`` is an example of what the key may hold, if
-    the default is none. ``spellings`` are all names of the key, the preferred one first.
+    ``path`` is its place in our model section; without a path, the default is always written.
+    ``names`` maps our names of a choice to theirs. ``export`` computes their value from our
+    features, ``resolve`` completes or normalizes a value, given all values of the file, and
+    ``place`` converts the result to our value. ``kind`` is an example value if the default is
+    not one. ``spellings`` are all names of the key, the preferred name first.
     """
 
     key: str
@@ -47,18 +46,18 @@ class Setting(NamedTuple):
     path: str = ""
     names: Mapping[str, str] | None = None
     export: Callable[[DecoderSpec], Any] | None = None
-    resolve: Callable[[Any, Values], Any] | None = None
-    place: Callable[[Any, Values], Any] | None = None
+    resolve: Callable[[Any, HFConfig], Any] | None = None
+    place: Callable[[Any, HFConfig], Any] | None = None
     kind: Any = _AS_DEFAULT
     spellings: tuple[str, ...] = ()
 
     @property
-    def example(self) -> Any:
-        """A value of the kind that the key has."""
+    def example_value(self) -> Any:
+        """An example value of the key's type."""
         return self.default if self.kind is _AS_DEFAULT else self.kind
 
-    def write(self, features: DecoderSpec) -> Any:
-        """Return the value of ``config.json`` for a model of ours."""
+    def export_setting(self, features: DecoderSpec) -> Any:
+        """Return the value in ``config.json`` for our model."""
         if self.export is not None:
             return self.export(features)
         if not self.path:
@@ -66,19 +65,15 @@ class Setting(NamedTuple):
         value = read_feature(features, self.path)
         return value if self.names is None else self.names[value]
 
-    def read(self, config: Values) -> Any:
-        """Return the value in a ``config.json``, with all that it leaves out."""
+    def read_setting(self, config: HFConfig) -> Any:
+        """Return the value in a ``config.json``, or its default if missing."""
         *others, last = self.spellings or (self.key,)
-        given = [config[name] for name in others if config.get(name) is not None]
-        value = given[0] if given else config.get(last, self.default)
+        present = [config[name] for name in others if config.get(name) is not None]
+        value = present[0] if present else config.get(last, self.default)
         return value if self.resolve is None else self.resolve(value, config)
 
-    def import_value(self, values: Values) -> Any:
-        """Return the value of the model section.
-
-        Raises:
-            RecipeError: there is no equal of it here.
-        """
+    def import_value(self, values: HFConfig) -> Any:
+        """Return the value for the model section; RecipeError if there is no equivalent."""
         value = values[self.key]
         if self.place is not None:
             return self.place(value, values)
@@ -91,26 +86,23 @@ class Setting(NamedTuple):
 Settings = tuple[Setting, ...]
 
 
-def change(
+def change_settings(
     rows: Settings, *new: Setting, without: tuple[str, ...] = (), **defaults: Any
 ) -> Settings:
-    """Return a table with other defaults, without some rows, and with new ones.
-
-    A new row takes the place of one of the same key.
-    """
-    kept = {row.key: row for row in rows if row.key not in without}
-    kept |= {key: kept[key]._replace(default=value) for key, value in defaults.items()}
-    return tuple((kept | {row.key: row for row in new}).values())
+    """Return a table with changed defaults, without some rows, with new or replaced rows."""
+    table = {row.key: row for row in rows if row.key not in without}
+    table |= {key: table[key]._replace(default=value) for key, value in defaults.items()}
+    return tuple((table | {row.key: row for row in new}).values())
 
 
 class Requirement(NamedTuple):
-    """What a model must have; ``{here}`` in the rule stands for what it has at the path."""
+    """Requirement on a model. ``{here}`` in the rule is the model's value at ``path``."""
 
     path: str  # in the model section
     rule: str
     is_met: Callable[[DecoderSpec], bool]
 
-    def describe(self, features: DecoderSpec) -> str:
+    def describe_rule(self, features: DecoderSpec) -> str:
         if "{here}" not in self.rule:
             return self.rule
         return self.rule.format(here=_show(read_feature(features, self.path)))
@@ -123,8 +115,8 @@ def _show(value: Any) -> str:
     return words[value] if value is None or isinstance(value, bool) else str(value)
 
 
-def require(path: str, value: Any) -> Requirement:
-    """Require one value, or a class by its name."""
+def require_value(path: str, value: Any) -> Requirement:
+    """Return the requirement of one value, or of a class by its name."""
     if path.endswith("_target_"):
         value = value.rpartition(".")[2]
     rule = value.rule if isinstance(value, DerivedValue) else _show(value)
@@ -143,10 +135,10 @@ def _require_name(path: str, names: Mapping[str, str]) -> Requirement:
     return Requirement(path, rule, lambda m: read_feature(m, path) in names)
 
 
-# What all models must have, except where a family has a setting or a fixed value for the path.
+# Requirements of all families, unless a family has a setting or a fixed value for the path.
 COMMON = (
     *(
-        require(path, value)
+        require_value(path, value)
         for path, value in {
             "norm.center": False,
             "norm.weight": True,
@@ -157,7 +149,10 @@ COMMON = (
             "logit_cap": None,
             "attention.bias": False,
             "attention.qk_norm": None,
+            "attention.output_gate": False,
+            "attention.sinks": False,
             "attention.key_value_rank": None,
+            "positions.rotary_fraction": 1.0,
             "mlp.bias": False,
             "mlp.num_experts": None,
             "mlp.routing": "learned",
@@ -167,6 +162,7 @@ COMMON = (
             "mlp.balance_rate": None,
             "mlp.shared_ffn_dim": None,
             "dense_mlp": None,
+            "pattern": None,
         }.items()
     ),
     Requirement(
@@ -176,7 +172,7 @@ COMMON = (
     ),
     Requirement(
         "attention.scale_dim",
-        "it divides scores by the root of attention.head_dim",
+        "it divides scores by the square root of attention.head_dim",
         lambda m: m.attention.scale_dim in {None, m.attention.head_dim},
     ),
     Requirement(
@@ -189,13 +185,13 @@ COMMON = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HFFamily:
-    """One class of Hugging Face.
+    """One model class of Hugging Face.
 
-    ``settings`` are the keys that change what the model computes, ``training`` those that only
-    training reads. ``fixed`` and ``imported`` are paths of our model section and their values:
-    the former what each model of the class has, the latter what an import writes for lack of
-    a key. ``accepted`` maps keys to their only supported value. ``ignored`` are keys of
-    published files that do not change the model.
+    ``settings`` are the keys that change what the model computes; only training reads
+    ``training``. ``fixed`` and ``imported`` map paths of our model section to values: ``fixed``
+    values hold for each model of the class, ``imported`` values are written by an import
+    because the file has no key. ``accepted`` maps keys to their only supported value.
+    ``ignored`` are keys of published files that do not change the model.
     """
 
     model_type: str
@@ -205,48 +201,53 @@ class HFFamily:
     fixed: Section
     imported: Section
     requirements: tuple[Requirement, ...] = ()
-    accepted: Values = field(default_factory=dict)
+    accepted: HFConfig = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
-    normalize_config: Callable[[Values], Section] = dict  # older and newer spellings
-    check_config: Callable[[Values], None] = lambda config: None  # before an import
+    normalize_config: Callable[[HFConfig], Section] = (
+        dict  # to one spelling of old and new files
+    )
+    check_config: Callable[[HFConfig], None] = lambda config: None  # before an import
 
     first_weights: Weights
     layer_weights: Weights
     last_weights: Weights
-    mtp_weights: Weights = ()  # of each layer after the last one
-    weight_prefix: str  # some published folders leave it out
-    ignored_weights: str  # a pattern: buffers that some published folders hold
+    mtp_weights: Weights = ()  # of each layer after the last
+    weight_prefix: str  # some published folders omit it
+    ignored_weights: str  # pattern of buffers in some published folders
     ignores_more_layers: bool = False
 
     def write_hf_config(self, features: DecoderSpec) -> Section:
-        """Return the keys of ``config.json`` that change what a model of ours computes."""
+        """Return the keys of ``config.json`` that change what our model computes."""
         return _write_settings(self.settings, features)
 
     def write_training(self, features: DecoderSpec, context_tokens: int) -> Section:
-        """Return the other keys, which training or a cache reads."""
+        """Return the keys of ``config.json`` that only training or a cache reads."""
         values = _write_settings(self.training, features)
         return {
             key: context_tokens if value == CONTEXT_TOKENS else value
             for key, value in values.items()
         }
 
-    def read_hf_config(self, config: Values) -> Section:
-        """Return what a ``config.json`` says of the keys that `write_hf_config` writes."""
+    def read_hf_config(self, config: HFConfig) -> Section:
+        """Return the values in a ``config.json`` of the keys that `write_hf_config` writes."""
         values = self._read_settings(config)
         return {row.key: values[row.key] for row in self.settings}
 
-    def _read_settings(self, config: Values) -> Section:
+    def compare_config(
+        self, config: HFConfig, features: DecoderSpec
+    ) -> list[tuple[str, Any, Any]]:
+        """Return ``(key, theirs, ours)`` for each key that differs in our model."""
+        theirs, ours = self.read_hf_config(config), self.write_hf_config(features)
+        return [(key, theirs[key], ours[key]) for key in ours if theirs[key] != ours[key]]
+
+    def _read_settings(self, config: HFConfig) -> Section:
         values = self.normalize_config(config)
         for row in (*self.settings, *self.training):
-            values[row.key] = row.read(values)
+            values[row.key] = row.read_setting(values)
         return values
 
-    def import_section(self, config: Values) -> tuple[Section, int | None]:
-        """Return our model section without the vocabulary, and the context in tokens if known.
-
-        Raises:
-            RecipeError: a value for which there is no part here.
-        """
+    def import_section(self, config: HFConfig) -> tuple[Section, int | None]:
+        """Return our model section without vocabulary, and the context in tokens if known."""
         self.check_config(config)
         values = self._read_settings(config)
         section: Section = {}
@@ -257,26 +258,28 @@ class HFFamily:
                 _check_equal(first, row, values)
             set_path(section, row.path, value)
 
-        def get(path: str) -> Any:
+        def get_value(path: str) -> Any:
             return _get_path(section, path)
 
         for path, value in (*self.fixed.items(), *self.imported.items()):
             set_path(
-                section, path, value.compute(get) if isinstance(value, DerivedValue) else value
+                section,
+                path,
+                value.compute(get_value) if isinstance(value, DerivedValue) else value,
             )
-        context = section.pop(CONTEXT_TOKENS, None) or get("positions.num_positions")
+        context = section.pop(CONTEXT_TOKENS, None) or get_value("positions.num_positions")
         return section, context
 
     def all_requirements(self) -> tuple[Requirement, ...]:
-        """List what a model must have so that this class computes it."""
+        """Return all requirements for a model to be computed by this class."""
         named = (_require_name(row.path, row.names) for row in self.settings if row.names)
-        fixed = (require(path, value) for path, value in self.fixed.items())
+        fixed = (require_value(path, value) for path, value in self.fixed.items())
         own = {row.path for row in self.settings} | {*self.fixed, *self.imported}
         common = (row for row in COMMON if row.path not in own)
         return (*self.requirements, *fixed, *named, *common)
 
     def is_ignored(self, features: DecoderSpec, name: str) -> bool:
-        """Whether a tensor of a folder is no part of the recipe's model."""
+        """Whether a folder's tensor does not belong to the recipe's model."""
         if re.search(self.ignored_weights, name):
             return True
         layer = re.match(r"model\.layers\.(\d+)\.", name)
@@ -284,7 +287,7 @@ class HFFamily:
         return self.ignores_more_layers and is_more
 
     def param_mappings(self, features: DecoderSpec) -> Iterator[ParamMapping]:
-        """List all tensors of the class, each with ours."""
+        """Yield the mappings between all tensors of the class and ours."""
         layers = features.num_layers
         yield from map_weights(self.first_weights, features)
         for layer in range(layers):
@@ -295,18 +298,18 @@ class HFFamily:
 
 
 def read_feature(features: DecoderSpec, path: str) -> Any:
-    """Return the value at a path of the model section; None where a part of it is absent."""
+    """Return the value at a path of the model section; None if the path does not exist."""
     if path == CONTEXT_TOKENS:
         return CONTEXT_TOKENS
     value: Any = features
-    for name in path.replace("_target_", "kind").split("."):
+    for name in path.replace("_target_", "class_name").split("."):
         value = getattr(value, name, None)
     is_same = path != "norm" and isinstance(value, NormSpec) and value == features.norm
     return SAME_NORM if is_same else value
 
 
 def set_path(section: Section, path: str, value: Any) -> None:
-    """Put a value at a path of nested mappings, unless it is to be omitted."""
+    """Set a value at a path of nested mappings. ``OMIT`` sets nothing."""
     if value is OMIT:
         return
     *parents, name = path.split(".")
@@ -315,7 +318,7 @@ def set_path(section: Section, path: str, value: Any) -> None:
     section[name] = value
 
 
-def _get_path(section: Values, path: str) -> Any:
+def _get_path(section: HFConfig, path: str) -> Any:
     value: Any = section
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -323,26 +326,22 @@ def _get_path(section: Values, path: str) -> Any:
 
 
 def find_name(key: str, value: str, names: Mapping[str, str]) -> str:
-    """Return our name of a choice for which ``names`` has theirs.
-
-    Raises:
-        RecipeError: there is none.
-    """
+    """Return our name for ``value``, their name of a choice. ``names`` maps ours to theirs."""
     ours = {their: our for our, their in names.items()}
     if value not in ours:
-        problem, known = f"{value!r} has no equal here", ", ".join(sorted(ours))
-        raise RecipeError(key, problem, f"known are {known}")
+        problem, known = f"unsupported {value!r}", ", ".join(sorted(ours))
+        raise RecipeError(key, problem, f"supported: {known}")
     return ours[value]
 
 
-def _check_equal(first: Setting, second: Setting, values: Values) -> None:
-    one, other = values[first.key], values[second.key]
-    if one != other:
-        problem = f"{other}, and {first.key} is {one}"
-        fix = "a recipe has one value for both: give both one value in a copy of the file"
+def _check_equal(first: Setting, second: Setting, values: HFConfig) -> None:
+    value, other = values[first.key], values[second.key]
+    if value != other:
+        problem = f"{other} differs from {first.key}, {value}; a recipe has one value for both"
+        fix = "set both to the same value in a copy of the file"
         raise RecipeError(second.key, problem, fix)
 
 
 def _write_settings(rows: Settings, features: DecoderSpec) -> Section:
-    values = ((row.key, row.write(features)) for row in rows)
+    values = ((row.key, row.export_setting(features)) for row in rows)
     return {key: value for key, value in values if value is not OMIT}

@@ -1,40 +1,42 @@
-"""Llama, and relatives that differ in norms, rotations or the MLP.
+"""Llama, and related families that differ in norms, rotations or the MLP.
 
-OLMo is as github.com/allenai/OLMo released it first; OLMo-2 is https://arxiv.org/abs/2501.00656,
+OLMo is the first release of github.com/allenai/OLMo; OLMo-2 is https://arxiv.org/abs/2501.00656,
 Qwen3 https://arxiv.org/abs/2505.09388, SmolLM3 https://huggingface.co/blog/smollm3, Apertus
 https://arxiv.org/abs/2509.14233, nanochat https://github.com/karpathy/nanochat, and opensci the
 reference models of OpenEuroLLM and LAION, https://arxiv.org/abs/2509.09009. Keys and defaults
-are those of ``transformers``.
+are from ``transformers``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
+from components.config.model_spec.decoder import DecoderSpec
 from components.convert.hf_family import (
     CONTEXT_TOKENS,
     SAME_NORM,
     DerivedValue,
+    HFConfig,
     HFFamily,
     Setting,
-    Values,
-    change,
-    require,
+    change_settings,
+    require_value,
 )
 from components.convert.param_mapping import (
     RENAME,
     Condition,
     Transform,
     Weights,
-    always,
+    applies_always,
+    feature_condition,
     has_own_head,
-    linear,
-    norm,
+    map_linear,
+    map_norm,
+    map_vocabulary,
+    map_weight,
     swap_halves,
-    vocabulary,
-    weight,
     with_prefix,
 )
 from components.convert.rotations import (
@@ -57,37 +59,31 @@ HEAD_DIM = DerivedValue(
     "dim / attention.num_heads", lambda get: get("dim") // get("attention.num_heads")
 )
 EACH_HEAD = {"attention.qk_norm": SAME_NORM, "attention.qk_norm_over": "each_head"}
-ALL_HEADS = require("attention.qk_norm_over", "all_heads")
+ALL_HEADS = require_value("attention.qk_norm_over", "all_heads")
 NO_WINDOW = Setting("use_sliding_window", False)
-# How wide a window would be, and from which layer on, where none is used.
+# Window size and first layer with a window, which have no effect without windows.
 WINDOW_KEYS = frozenset({"sliding_window", "max_window_layers"})
 
 
-def divide_width(head_dim: Any, values: Values) -> Any:
-    """Return the width of a head; null is an equal share of the model's."""
+def divide_width(head_dim: Any, values: HFConfig) -> Any:
+    """Return the width of a head; null means the model's width divided by the heads."""
     return head_dim or values["hidden_size"] // values["num_attention_heads"]
 
 
-def has_qk_norm(features: Any, layer: int) -> bool:
-    """Whether norms of queries and keys have weights."""
-    qk_norm = features.attention.qk_norm
-    return qk_norm is not None and qk_norm.weight
-
-
 QKVO = (
-    *linear("attention.query", "self_attn.q_proj"),
-    *linear("attention.key", "self_attn.k_proj"),
-    *linear("attention.value", "self_attn.v_proj"),
-    *linear("attention.output", "self_attn.o_proj"),
+    *map_linear("attention.query", "self_attn.q_proj"),
+    *map_linear("attention.key", "self_attn.k_proj"),
+    *map_linear("attention.value", "self_attn.v_proj"),
+    *map_linear("attention.output", "self_attn.o_proj"),
 )
 
 
-def gated_mlp(applies: Condition = always) -> Weights:
-    """Return the rows of a gated MLP."""
+def gated_mlp(applies: Condition = applies_always) -> Weights:
+    """Return the table rows of a gated MLP."""
     return (
-        *linear("mlp.gate", "mlp.gate_proj", applies=applies),
-        *linear("mlp.up", "mlp.up_proj", applies=applies),
-        *linear("mlp.down", "mlp.down_proj", applies=applies),
+        *map_linear("mlp.gate", "mlp.gate_proj", applies=applies),
+        *map_linear("mlp.up", "mlp.up_proj", applies=applies),
+        *map_linear("mlp.down", "mlp.down_proj", applies=applies),
     )
 
 
@@ -100,21 +96,21 @@ def llama_layer(
     qk_norm: str = "norm",
     norm_transform: Transform = RENAME,
 ) -> Weights:
-    """Return the rows of a layer with Llama's names, or with others for some of its parts."""
+    """Return the table rows of a layer with Llama's names, or other names for some parts."""
     query, key = (
-        weight(
+        map_weight(
             f"attention.{ours}_norm.weight",
             f"self_attn.{theirs}_{qk_norm}.weight",
             norm_transform,
-            has_qk_norm,
+            feature_condition("attention.qk_norm.weight"),
         )
         for ours, theirs in (("query", "q"), ("key", "k"))
     )
     rows = (
-        *norm("attention_norm", attention_norm, norm_transform),
+        *map_norm("attention_norm", attention_norm, norm_transform),
         *attention,
         *(query, key),
-        *norm("mlp_norm", mlp_norm, norm_transform),
+        *map_norm("mlp_norm", mlp_norm, norm_transform),
         *(gated_mlp() if mlp is None else mlp),
     )
     return with_prefix("layers.{layer}.", "model.layers.{layer}.", rows)
@@ -156,25 +152,25 @@ LLAMA = HFFamily(
     imported={"mlp._target_": MLP, "initialization.residual": "plain"},
     normalize_config=flatten_rotation,
     check_config=check_rotation,
-    first_weights=(vocabulary("embedding.weight", "model.embed_tokens.weight"),),
+    first_weights=(map_vocabulary("embedding.weight", "model.embed_tokens.weight"),),
     layer_weights=llama_layer(),
     last_weights=(
-        *norm("final_norm", "model.norm"),
-        vocabulary("head.weight", "lm_head.weight", has_own_head),
+        *map_norm("final_norm", "model.norm"),
+        map_vocabulary("head.weight", "lm_head.weight", has_own_head),
     ),
     weight_prefix="model.",
     ignored_weights=r"rotary_emb\.inv_freq$",
 )
-# Llama without keys for the width of a head and for biases of the MLP.
-PLAIN_SETTINGS = change(LLAMA.settings, without=("head_dim", "mlp_bias"))
+# Llama without keys for the head width and MLP biases.
+PLAIN_SETTINGS = change_settings(LLAMA.settings, without=("head_dim", "mlp_bias"))
 PLAIN_FIXED = {**LLAMA.fixed, "attention.head_dim": HEAD_DIM, "mlp.bias": False}
 CLIP_QKV = Setting("clip_qkv", None)
 
-OLMO = replace(  # LayerNorm without parameters; its eps is written into the class
+OLMO = replace(  # LayerNorm without parameters; its eps is hard-coded in the class
     LLAMA,
     model_type="olmo",
     architecture="OlmoForCausalLM",
-    settings=change(PLAIN_SETTINGS, CLIP_QKV, without=("rms_norm_eps",)),
+    settings=change_settings(PLAIN_SETTINGS, CLIP_QKV, without=("rms_norm_eps",)),
     fixed=PLAIN_FIXED | {"norm.eps": 1e-5, "norm.center": True, "norm.weight": False},
 )
 
@@ -182,7 +178,7 @@ OLMO2 = replace(  # norms after attention and MLP, and over all queries and all 
     LLAMA,
     model_type="olmo2",
     architecture="Olmo2ForCausalLM",
-    settings=change(PLAIN_SETTINGS, rms_norm_eps=1e-5),
+    settings=change_settings(PLAIN_SETTINGS, rms_norm_eps=1e-5),
     fixed=PLAIN_FIXED | {"norm_placement": "after", "attention.qk_norm": SAME_NORM},
     requirements=(ALL_HEADS,),
     layer_weights=llama_layer(
@@ -190,11 +186,11 @@ OLMO2 = replace(  # norms after attention and MLP, and over all queries and all 
     ),
 )
 
-QWEN3 = replace(  # queries and keys normalized head by head
+QWEN3 = replace(  # queries and keys are normalized per head
     LLAMA,
     model_type="qwen3",
     architecture="Qwen3ForCausalLM",
-    settings=change(
+    settings=change_settings(
         LLAMA.settings,
         NO_WINDOW,
         without=("mlp_bias",),
@@ -206,12 +202,12 @@ QWEN3 = replace(  # queries and keys normalized head by head
     ignored=WINDOW_KEYS,
 )
 
-OPENSCI = replace(  # Qwen3 with biases in all linear layers; the hub has its class
+OPENSCI = replace(  # Qwen3 with biases in all linear layers; its class is on the hub
     LLAMA,
     model_type="opensci",
     architecture="OpensciForCausalLM",
     fixed=LLAMA.fixed | EACH_HEAD,
-    requirements=(require("mlp.bias", True),),
+    requirements=(require_value("mlp.bias", True),),
     accepted={"qk_layernorm": True},
     layer_weights=llama_layer(qk_norm="layernorm"),
 )
@@ -221,22 +217,22 @@ def _rotating_layers(num_layers: int, skip_every: int) -> list[int]:
     return [int((layer + 1) % skip_every != 0) for layer in range(num_layers)]
 
 
-def _resolve_rotating(rotating: list[int] | None, values: Values) -> list[int]:
-    """Return for each layer whether it rotates; the list may be longer than the model."""
+def _resolve_rotating(rotating: list[int] | None, values: HFConfig) -> list[int]:
+    """Return whether each layer rotates. The file's list may be longer than the model."""
     layers, skip_every = values["num_hidden_layers"], values.get("no_rope_layer_interval", 4)
     return (rotating or _rotating_layers(layers, skip_every))[:layers]
 
 
-def _find_skip_every(rotating: list[int], _: Values) -> int:
-    # A list with no such interval is found when the whole is compared.
+def _find_skip_every(rotating: list[int], _: HFConfig) -> int:
+    # The later comparison of the whole list detects lists without an interval.
     return rotating.index(0) + 1 if 0 in rotating else len(rotating) + 1
 
 
-SMOLLM3 = replace(  # no rotation in every so many layers
+SMOLLM3 = replace(  # every n-th layer has no rotation
     LLAMA,
     model_type="smollm3",
     architecture="SmolLM3ForCausalLM",
-    settings=change(
+    settings=change_settings(
         LLAMA.settings,
         rope_theta(2_000_000.0),
         Setting(
@@ -264,8 +260,8 @@ SMOLLM3 = replace(  # no rotation in every so many layers
 )
 
 _UNSCALED = {"rope_type": "default"}
-# The class scales the rotation where its file does not say how, from transformers 5 on also
-# where it says null: so a type is always written.
+# The class scales the rotation by default if the key is missing, and since transformers 5 also
+# if it is null, so the type is always written.
 _APERTUS_SCALING = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -281,20 +277,20 @@ def _with_constants(scalars: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def _plain_mlp(up: str, down: str) -> Weights:
-    return (*linear("mlp.up", f"mlp.{up}"), *linear("mlp.down", f"mlp.{down}"))
+    return (*map_linear("mlp.up", f"mlp.{up}"), *map_linear("mlp.down", f"mlp.{down}"))
 
 
-APERTUS = replace(  # xIELU without a gate, and each head of queries and keys normalized
+APERTUS = replace(  # xIELU without a gate; queries and keys are normalized per head
     LLAMA,
     model_type="apertus",
     architecture="ApertusForCausalLM",
-    settings=change(
+    settings=change_settings(
         LLAMA.settings,
         Setting("hidden_act", "xielu", "mlp.activation", {"xielu": "xielu"}),
         rope_theta(12_000_000.0),
         ROPE_SCALING._replace(
             default=_APERTUS_SCALING,
-            export=lambda m: ROPE_SCALING.write(m) or _UNSCALED,
+            export=lambda m: ROPE_SCALING.export_setting(m) or _UNSCALED,
             resolve=lambda value, values: resolve_scaling(value, values) or _UNSCALED,
         ),
         Setting("qk_norm", True),
@@ -304,13 +300,13 @@ APERTUS = replace(  # xIELU without a gate, and each head of queries and keys no
         rms_norm_eps=1e-5,
     ),
     fixed=LLAMA.fixed | EACH_HEAD | {"attention.head_dim": HEAD_DIM, "mlp.gated": False},
-    requirements=(require("mlp.bias", False),),
+    requirements=(require_value("mlp.bias", False),),
     layer_weights=llama_layer(
         attention_norm="attention_layernorm",
         mlp_norm="feedforward_layernorm",
         mlp=(
             *_plain_mlp("up_proj", "down_proj"),
-            weight(  # the class has its constants as buffers
+            map_weight(  # the class stores its constants as buffers
                 tuple(f"mlp.activation.{name}" for name in XIELU.starts),
                 tuple(f"mlp.act_fn.{name}" for name in (*XIELU.starts, "beta", "eps")),
                 Transform(_with_constants, lambda tensors: tensors[: len(XIELU.starts)]),
@@ -320,23 +316,19 @@ APERTUS = replace(  # xIELU without a gate, and each head of queries and keys no
 )
 
 
-def _swap_query_halves(features: Any) -> Transform:
-    return swap_halves(features.attention.num_heads)
+def _swapped(ours: str, theirs: str, swap: Callable[[DecoderSpec], Transform]) -> Weights:
+    return map_linear(f"attention.{ours}", f"self_attn.{theirs}", swap, swap)
 
 
-def _swap_key_halves(features: Any) -> Transform:
-    return swap_halves(features.attention.num_kv_heads)
-
-
-# No norm has parameters, also the one of embeddings; two maps in the MLP; capped logits. The
-# class rotates the two halves of a head in the other direction than Llama's, so these change
-# places in its folders. It normalizes queries and keys after they are rotated, which is the
-# same: a rotation keeps a head's length.
+# Norms, including the embedding norm, have no parameters. The MLP has two matrices, and logits
+# are capped. The class rotates the two halves of a head in the opposite direction to Llama, so
+# the halves are swapped in its folders. It normalizes queries and keys after the rotation. This
+# is equivalent: a rotation does not change a head's length.
 NANOCHAT = replace(
     LLAMA,
     model_type="nanochat",
     architecture="NanoChatForCausalLM",
-    settings=change(
+    settings=change_settings(
         PLAIN_SETTINGS,
         Setting("final_logit_softcapping", 15.0, "logit_cap", kind=None),
         hidden_size=768,
@@ -350,10 +342,8 @@ NANOCHAT = replace(
     | {"norm.weight": False, "embedding_norm": SAME_NORM, "mlp.gated": False},
     layer_weights=llama_layer(
         attention=(
-            *linear(
-                "attention.query", "self_attn.q_proj", _swap_query_halves, _swap_query_halves
-            ),
-            *linear("attention.key", "self_attn.k_proj", _swap_key_halves, _swap_key_halves),
+            *_swapped("query", "q_proj", lambda m: swap_halves(m.attention.num_heads)),
+            *_swapped("key", "k_proj", lambda m: swap_halves(m.attention.num_kv_heads)),
             *QKVO[4:],
         ),
         mlp=_plain_mlp("fc1", "fc2"),

@@ -1,14 +1,14 @@
-"""Several checkpoints of a run averaged into one, tensor by tensor.
+"""Average several checkpoints of a run, tensor by tensor.
 
-The mean of the last ones is LAWA (arXiv 2209.14981). Weights that fall with a checkpoint's age
-stand for a decay of the learning rate that was not run (WSM, arXiv 2507.17634): with c_j of
-checkpoint j, the update that led to checkpoint i counts w_i, the sum of c_j over j >= i. It is
-exact for the updates that were made; those of a run that decays would have been others.
+The mean of the last checkpoints is LAWA (arXiv 2209.14981). Coefficients that decrease with a
+checkpoint's age emulate a learning rate decay (WSM, arXiv 2507.17634): with coefficient c_j of
+checkpoint j, the update that led to checkpoint i has the weight w_i, the sum of c_j for j from
+i on. This is exact for the updates made; a run with decay would have made other updates.
 """
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import file_digest
 from itertools import pairwise
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from components.build import build
+from components.build import build_node
 from components.checkpoint.choice import check_alone
 from components.checkpoint.layout import PieceReader, read_pieces
 from components.checkpoint.metadata import (
@@ -32,111 +32,105 @@ from components.checkpoint.metadata import (
 )
 from components.checkpoint.saving import WEIGHTS, master_of
 from components.config.schema.children import Average
-from components.convert.hf_shards import save_file
+from components.convert.hf_shards import group_by_bytes, save_file
 from components.convert.reading import read_alone
 from components.distributed.weight_shards import rows_of
 from components.errors import RecipeError
-from components.optim.schedules import remaining
+from components.optim.schedules import compute_remaining_decay
 
-SHARD_BYTES = 1 << 30  # of one file, unless a tensor is larger
+SHARD_BYTES = 1 << 30  # maximum of one file, unless a tensor is larger
 
 
 @dataclass(frozen=True)
 class MergedCheckpoint:
-    """A checkpoint that is averaged, and its part."""
+    """A checkpoint to average, with its coefficient."""
 
     checkpoint: Path
     marker: Marker
     coefficient: float
 
 
-def coefficients(average: Average, count: int, ema_decay: float | None) -> list[float]:
-    """Give the parts of ``count`` checkpoints, the oldest first; their sum is 1.
+def compute_coefficients(average: Average, count: int, ema_decay: float | None) -> list[float]:
+    """Return the coefficients of ``count`` checkpoints, oldest first. Their sum is 1.
 
-    A shape decays from the oldest on, update i of count - 1 having what is left of it at
-    i / count, so that linear is uniform: as Megatron-LM's ``weighted_merge`` has it. ``ema`` is
-    a mean that begins with the oldest and keeps ``ema_decay`` of itself at each next one.
+    A decay shape starts at the oldest checkpoint: update i of count - 1 has the shape's value
+    at i / count as its weight, so that ``linear`` is uniform, as in Megatron-LM's
+    ``weighted_merge``. ``ema`` is a mean that starts with the oldest checkpoint and keeps
+    ``ema_decay`` of itself at each later one.
     """
     if average == "uniform":
         return [1.0 / count] * count
     if average == "ema":
         assert ema_decay is not None, "the command asks for it"
         update = [ema_decay ** (count - 1 - place) for place in range(count)]
-        return [update[0], *((1.0 - ema_decay) * one for one in update[1:])]
-    left = [remaining(average, place / count) for place in range(count)]
-    return [before - after for before, after in pairwise([*left, 0.0])]
+        return [update[0], *((1.0 - ema_decay) * value for value in update[1:])]
+    weights = [compute_remaining_decay(average, place / count) for place in range(count)]
+    return [before - after for before, after in pairwise([*weights, 0.0])]
 
 
 def last_checkpoints(folder: Path, count: int, tokens: int | None) -> list[Path]:
-    """List the last ``count`` that are kept up to ``tokens``, the oldest first.
+    """Return the last ``count`` kept checkpoints up to ``tokens``, oldest first.
 
-    Of those of one moment the full one is taken: it may have finer weights.
-
-    Raises:
-        RecipeError: there are fewer.
+    Full checkpoints are preferred to weights alone, as their weights may be finer.
     """
     by_tokens = {tokens_of(path): path for path in complete_checkpoints(folder, EITHER[::-1])}
-    early = sorted(one for one in by_tokens if tokens is None or one <= tokens)
+    early = sorted(number for number in by_tokens if tokens is None or number <= tokens)
     if len(early) < count:
-        there = ", ".join(f"{one:_}" for one in early) or "none"
-        problem = f"{count} checkpoints are asked for, and there are {len(early)}"
-        remedy = (
-            f"kept are {there}; checkpoint.weights_every_tokens keeps weights alone for good"
-        )
+        existing = ", ".join(f"{number:_}" for number in early) or "none"
+        problem = f"{count} checkpoints requested, but only {len(early)} exist"
+        remedy = f"saved: {existing}; checkpoint.weights_every_tokens keeps weights permanently"
         raise RecipeError("last", problem, remedy)
-    return [by_tokens[one] for one in early[-count:]]
+    return [by_tokens[number] for number in early[-count:]]
 
 
 def check_whole(
     checkpoints: Sequence[Path], parts: Sequence[float], fingerprint: str
 ) -> list[MergedCheckpoint]:
-    """Compare every byte with the markers, and these with the recipe.
-
-    Raises:
-        RecipeError: one is damaged, or of another recipe.
-    """
-    found = []
+    """Check every byte against the markers, and the markers against the recipe."""
+    merged = []
     for checkpoint, part in zip(checkpoints, parts, strict=True):
         marker = check_alone(checkpoint)
         if marker.fingerprint != fingerprint:
-            problem = f"is of the recipe {marker.fingerprint}, this run of {fingerprint}"
+            problem = f"has the recipe fingerprint {marker.fingerprint}, this run {fingerprint}"
             raise RecipeError(str(checkpoint), problem, "merge checkpoints of one run")
-        found.append(MergedCheckpoint(checkpoint, marker, part))
-    return found
+        merged.append(MergedCheckpoint(checkpoint, marker, part))
+    return merged
 
 
 def buffers_of(section: Mapping[str, Any]) -> frozenset[str]:
-    """Name what a recipe's model holds beside its weights."""
+    """Return the names of the buffers of a recipe's model."""
     with torch.device("meta"):
-        model: nn.Module = build(section, "model")
+        model: nn.Module = build_node(section, "model")
     return frozenset(name for name, _ in model.named_buffers())
 
 
 def average_into(
     target: Path, merged: Sequence[MergedCheckpoint], *, buffers: Collection[str]
 ) -> Files:
-    """Write the average into the new folder ``target``, and return its files.
+    """Write the average to the new folder ``target`` and return its files.
 
-    At most one file's tensors are in memory, and two more. What is in ``buffers`` or holds no
-    fractions is the newest checkpoint's: a router's bias that balances experts is no weight.
+    Memory holds at most one file's tensors plus two more. ``buffers`` and integer tensors are
+    copied from the newest checkpoint: a router's balancing bias, for example, is not a weight.
 
     Raises:
-        RecipeError: they are not of one model.
-        OSError: the file system forbids it, is full or has gone.
+        RecipeError: the checkpoints are not of one model.
+        OSError: the file system is read-only, full or unavailable.
     """
-    readers = [_Weights(one) for one in merged]
+    readers = [_Weights(checkpoint) for checkpoint in merged]
     newest = readers[-1]
     for reader in readers[:-1]:
         if reader.shapes != newest.shapes:
-            problem = "has other weights than the newest"
+            problem = "has different weights from the newest checkpoint"
             raise RecipeError(str(reader.checkpoint), problem, "merge checkpoints of one model")
-    parts = [one.coefficient for one in merged]
+    parts = [checkpoint.coefficient for checkpoint in merged]
     target.mkdir(parents=True)
     files: dict[str, tuple[FileSection, ...]] = {}
-    groups = list(_groups(newest.shapes))
+    groups = list(
+        group_by_bytes(newest.shapes, lambda name: 4 * prod(newest.shapes[name]), SHARD_BYTES)
+    )
     for number, names in enumerate(groups, start=1):
         tensors = {
-            f"{WEIGHTS}{name}": newest.read(name)
+            f"{WEIGHTS}{name}": newest.read_tensor(name)
             if name in buffers or not newest.is_fraction(name)
             else _mean(name, readers, parts)
             for name in names
@@ -147,12 +141,12 @@ def average_into(
 
 
 class _Weights:
-    """The weights of a checkpoint, whatever layout wrote it; masters where it has them."""
+    """Weights of a checkpoint of any layout; master weights where it has them."""
 
-    def __init__(self, one: MergedCheckpoint) -> None:
-        self.checkpoint = one.checkpoint
+    def __init__(self, merged: MergedCheckpoint) -> None:
+        self.checkpoint = merged.checkpoint
         self._reader = PieceReader(
-            one.checkpoint, read_pieces(one.checkpoint, one.marker.files)
+            merged.checkpoint, read_pieces(merged.checkpoint, merged.marker.files)
         )
         self._entries = self._reader.entries
         self.shapes = {
@@ -164,8 +158,8 @@ class _Weights:
     def is_fraction(self, name: str) -> bool:
         return self._entries[f"{WEIGHTS}{name}"].properties.dtype.is_floating_point
 
-    def read(self, name: str) -> Tensor:
-        """Read a whole tensor in its own dtype, a weight's master in that of the master."""
+    def read_tensor(self, name: str) -> Tensor:
+        """Read a whole tensor in its stored dtype, or its master in the master's dtype."""
         master = master_of(name)
         key = master if master in self._entries else f"{WEIGHTS}{name}"
         whole = torch.empty(self.shapes[name], dtype=self._entries[key].properties.dtype)
@@ -174,12 +168,12 @@ class _Weights:
 
 
 def _mean(name: str, readers: Sequence[_Weights], parts: Sequence[float]) -> Tensor:
-    """Average in float32 or finer, the oldest first; equal tensors stay as they are."""
+    """Return the mean in float32 or finer, oldest first. Equal tensors stay unchanged."""
     mean, total = None, 0.0
     for reader, part in zip(readers, parts, strict=True):
         if part == 0.0:
             continue
-        value = reader.read(name)
+        value = reader.read_tensor(name)
         value = value.to(torch.promote_types(value.dtype, torch.float32))
         total += part
         mean = value if mean is None else mean.add_(value.sub_(mean), alpha=part / total)
@@ -187,22 +181,9 @@ def _mean(name: str, readers: Sequence[_Weights], parts: Sequence[float]) -> Ten
     return mean
 
 
-def _groups(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[str]]:
-    """Deal the tensors to files."""
-    group, held = list[str](), 0
-    for name, shape in shapes.items():
-        size = 4 * prod(shape)
-        if group and held + size > SHARD_BYTES:
-            yield group
-            group, held = [], 0
-        group.append(name)
-        held += size
-    yield group
-
-
 def _write(file: Path, tensors: dict[str, Tensor]) -> FileSection:
-    """Write whole tensors as `components.checkpoint.layout` has them, down to the disk."""
-    offsets = {name: {"saved_offsets": [0] * one.dim()} for name, one in tensors.items()}
+    """Write whole tensors in the format of `components.checkpoint.layout` and sync them."""
+    offsets = {name: {"saved_offsets": [0] * tensor.dim()} for name, tensor in tensors.items()}
     notes = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
     save_file(tensors, file, notes)
     with file.open("rb") as stream:

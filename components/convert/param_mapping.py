@@ -1,11 +1,7 @@
-"""Match our tensors to those of a Hugging Face class, and convert between the two.
-
-A family lists its tensors once, as rows of a table. Each row works in both directions, so a
-round trip is exact.
-"""
+"""Map our tensors to those of a Hugging Face class: a table whose rows work both ways."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,27 +9,27 @@ from torch import Tensor
 from components.config.model_spec.decoder import DecoderSpec
 from components.errors import RecipeError
 
-MTP_PREFIX = "mtp."  # of our names of the weights that predict further tokens
+MTP_PREFIX = "mtp."  # of our multi-token prediction weights
 _MAX_NAME_CHARACTERS = 200
-_MAX_NAMES = 6  # in one message; the rest are counted
+_MAX_NAMES = 6  # in one message; the rest is counted
 _WIDE = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 _FLOATS = {*_WIDE, torch.float8_e4m3fn, torch.float8_e5m2}
 Convert = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-Condition = Callable[[DecoderSpec, int], bool]  # of a model and the number of a layer
+Condition = Callable[[DecoderSpec, int], bool]  # of a model and a layer number
 
 
 class Transform(NamedTuple):
-    """Convert our tensors to theirs, and theirs to ours."""
+    """Conversions of our tensors to theirs, and of theirs to ours."""
 
     to_theirs: Convert
     to_ours: Convert
 
 
 class ParamMapping(NamedTuple):
-    """Tensors of ours and of theirs that hold the same numbers.
+    """Mapping between our tensors and their tensors with the same values.
 
-    Of vocabulary rows (``is_vocabulary``) the padding may be left out. A copy (``is_copy``) is
-    written in addition to another mapping of the same tensors, and not read.
+    Vocabulary matrices (``is_vocabulary``) may omit padding rows. A copy (``is_copy``) is
+    written in addition to another mapping of the same tensors and is not read.
     """
 
     ours: tuple[str, ...]
@@ -44,11 +40,10 @@ class ParamMapping(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """One row of a family's table: patterns of names, the transform, and when it applies.
+    """One row of a family's table: name patterns, the transform, and when the row applies.
 
-    ``{layer}`` in a name is the number of the layer. A name with ``{expert}`` stands for as
-    many names as there are experts. A transform that depends on sizes is a function of the
-    features.
+    ``{layer}`` in a name is the layer number. A name with ``{expert}`` stands for one name per
+    expert. A transform that depends on sizes is a function of the features.
     """
 
     ours: tuple[str, ...]
@@ -59,7 +54,7 @@ class Weight(NamedTuple):
     is_copy: bool = False
 
     def map_params(self, features: DecoderSpec, layer: int) -> ParamMapping:
-        """Fill in the numbers of the layer and of the experts."""
+        """Return the mapping for one layer, with all numbers filled in."""
         experts = range(features.mlp.num_experts or 0)
         theirs = (
             name.replace("{layer}", str(layer)).replace("{expert}", str(expert))
@@ -81,17 +76,29 @@ Weights = tuple[Weight, ...]
 
 
 def map_weights(rows: Weights, features: DecoderSpec, layer: int = 0) -> Iterator[ParamMapping]:
-    """Map the rows that apply to this model and this layer."""
+    """Return the mappings of the rows that apply to this model and layer."""
     return (row.map_params(features, layer) for row in rows if row.applies(features, layer))
 
 
-def always(features: DecoderSpec, layer: int) -> bool:
-    """Apply to every model."""
+def applies_always(features: DecoderSpec, layer: int) -> bool:
+    """Condition of rows that apply to every model."""
     return True
 
 
+def feature_condition(path: str, applies: Condition = applies_always) -> Condition:
+    """Return the condition that a feature of the model is present and not false."""
+
+    def has_feature(features: DecoderSpec, layer: int) -> bool:
+        value: Any = features
+        for name in path.split("."):
+            value = getattr(value, name, None)
+        return bool(value) and applies(features, layer)
+
+    return has_feature
+
+
 def with_prefix(ours: str, theirs: str, rows: Weights) -> Weights:
-    """Put a prefix before all names of a table."""
+    """Return a table with prefixes added to all names."""
     return tuple(
         row._replace(
             ours=tuple(f"{ours}{name}" for name in row.ours),
@@ -106,8 +113,9 @@ TRANSPOSE = Transform(
     to_theirs=lambda tensors: [tensor.T for tensor in tensors],
     to_ours=lambda tensors: [tensor.T for tensor in tensors],
 )
-# Theirs is added to 1. Exact to the last bit from 1/2 on, else to half a unit in the last place
-# of 1: 6e-8 in float32. Narrow weights are widened before the sum, which would round them.
+# Their weight plus 1 is ours. The sum is exact for values of at least 1/2, otherwise accurate
+# to half a unit in the last place of 1: 6e-8 in float32. Narrow weights are widened before the
+# sum, which would round them.
 MINUS_ONE = Transform(
     to_theirs=lambda tensors: [tensors[0] - 1],
     to_ours=lambda tensors: [
@@ -115,52 +123,49 @@ MINUS_ONE = Transform(
     ],
 )
 UNSTACK = Transform(
-    to_theirs=lambda tensors: tensors[0].unbind(),
-    to_ours=lambda tensors: [torch.stack(list(tensors))],
+    lambda tensors: tensors[0].unbind(), lambda tensors: [torch.stack(list(tensors))]
 )
-# Query, key and value maps of equal width as one map that computes them one after the other.
+# Query, key and value matrices of equal width, concatenated into one matrix.
 CONCAT_QKV = Transform(
-    to_theirs=lambda tensors: [torch.cat(list(tensors))],
-    to_ours=lambda tensors: tensors[0].chunk(3),
+    lambda tensors: [torch.cat(list(tensors))], lambda tensors: tensors[0].chunk(3)
 )
 CONCAT_QKV_TRANSPOSE = Transform(
-    to_theirs=lambda tensors: [torch.cat(list(tensors)).T],
-    to_ours=lambda tensors: tensors[0].T.chunk(3),
+    lambda tensors: [torch.cat(list(tensors)).T], lambda tensors: tensors[0].T.chunk(3)
 )
 
 
 def interleave_qkv(features: DecoderSpec) -> Transform:
-    """Join query, key and value to one map, head by head: q, k, v of one, then the next."""
+    """Return the transform that interleaves query, key and value by head: q, k, v per head."""
     num_heads = features.attention.num_heads
 
-    def join(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    def join_heads(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         by_head = [tensor.view(num_heads, -1, *tensor.shape[1:]) for tensor in tensors]
         return [torch.stack(by_head, 1).flatten(0, 2)]  # (heads, 3, head_dim, ...) flattened
 
-    def split(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    def split_heads(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         by_head = tensors[0].view(num_heads, 3, -1, *tensors[0].shape[1:])
         return [tensor.flatten(0, 1) for tensor in by_head.unbind(1)]
 
-    return Transform(join, split)
+    return Transform(join_heads, split_heads)
 
 
 def swap_halves(num_heads: int) -> Transform:
-    """Exchange the two halves of the rows of each head."""
+    """Return the transform that swaps the two halves of each head's rows."""
 
-    def swap(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    def swap_rows(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         heads = tensors[0].view(num_heads, 2, -1, *tensors[0].shape[1:])
         return [heads.flip(1).flatten(0, 2)]
 
-    return Transform(swap, swap)
+    return Transform(swap_rows, swap_rows)
 
 
 def interleave_pairs(num_blocks: int, rotary_dim: int) -> Transform:
-    """Reorder rows in equal blocks, the last ``rotary_dim`` of which rotate.
+    """Return the transform that reorders the rotary rows, the last ``rotary_dim`` per block.
 
-    Theirs rotate in neighboring pairs; ours have the first of each pair, then the others.
+    Their rows rotate in neighboring pairs. Ours have the first of all pairs, then the second.
     """
 
-    def reorder(tensors: Sequence[Tensor], *shape: int) -> list[Tensor]:
+    def reorder_rows(tensors: Sequence[Tensor], *shape: int) -> list[Tensor]:
         rows = tensors[0].view(num_blocks, -1, tensors[0].shape[-1])
         fixed = rows.shape[1] - rotary_dim
         rotating = rows[:, fixed:].reshape(num_blocks, *shape, rows.shape[-1])
@@ -168,18 +173,18 @@ def interleave_pairs(num_blocks: int, rotary_dim: int) -> Transform:
         return [torch.cat((rows[:, :fixed], rotating), 1).flatten(0, 1)]
 
     return Transform(
-        to_theirs=lambda tensors: reorder(tensors, 2, rotary_dim // 2),
-        to_ours=lambda tensors: reorder(tensors, rotary_dim // 2, 2),
+        to_theirs=lambda tensors: reorder_rows(tensors, 2, rotary_dim // 2),
+        to_ours=lambda tensors: reorder_rows(tensors, rotary_dim // 2, 2),
     )
 
 
-def weight(
+def map_weight(
     ours: str | tuple[str, ...],
     theirs: str | tuple[str, ...],
     transform: Transform | Callable[[DecoderSpec], Transform] = RENAME,
-    applies: Condition = always,
+    applies: Condition = applies_always,
 ) -> Weight:
-    """Return a row for tensors with these full names."""
+    """Return a table row for tensors with these full names."""
     return Weight(
         ours if isinstance(ours, tuple) else (ours,),
         theirs if isinstance(theirs, tuple) else (theirs,),
@@ -188,89 +193,83 @@ def weight(
     )
 
 
-def vocabulary(ours: str, theirs: str, applies: Condition = always) -> Weight:
-    """Return a row for a matrix of vocabulary rows."""
-    return weight(ours, theirs, applies=applies)._replace(is_vocabulary=True)
+def map_vocabulary(ours: str, theirs: str, applies: Condition = applies_always) -> Weight:
+    """Return a table row for a matrix of vocabulary rows."""
+    return map_weight(ours, theirs, applies=applies)._replace(is_vocabulary=True)
 
 
-def norm(
-    ours: str, theirs: str, transform: Transform = RENAME, applies: Condition = always
+def map_norm(
+    ours: str, theirs: str, transform: Transform = RENAME, applies: Condition = applies_always
 ) -> Weights:
-    """Return rows for the vectors that the norms of the model have."""
-
-    def has_vector(kind: str) -> Condition:
-        return lambda m, layer: getattr(m.norm, kind) and applies(m, layer)
-
+    """Return table rows for the weight and bias of a norm, if the model's norms have them."""
     return tuple(
-        weight(f"{ours}.{kind}", f"{theirs}.{kind}", transform, has_vector(kind))
+        map_weight(
+            f"{ours}.{kind}",
+            f"{theirs}.{kind}",
+            transform,
+            feature_condition(f"norm.{kind}", applies),
+        )
         for kind in ("weight", "bias")
     )
 
 
-def linear(
+def map_linear(
     ours: str | tuple[str, ...],
     theirs: str,
     transform: Transform | Callable[[DecoderSpec], Transform] = RENAME,
     bias: Transform | Callable[[DecoderSpec], Transform] = RENAME,
-    applies: Condition = always,
+    applies: Condition = applies_always,
 ) -> Weights:
-    """Return rows for the matrix of a linear map, and its bias if that part has biases.
+    """Return table rows for the matrix of a linear layer, and its bias if the part has biases.
 
-    Our name begins with the part, ``attention.`` or ``mlp.``.
+    Our name starts with the part, ``attention.`` or ``mlp.``.
     """
     names = ours if isinstance(ours, tuple) else (ours,)
     part = names[0].partition(".")[0]
-
-    def has_bias(features: DecoderSpec, layer: int) -> bool:
-        return getattr(features, part).bias and applies(features, layer)
-
     weights = tuple(f"{name}.weight" for name in names)
     biases = tuple(f"{name}.bias" for name in names)
     return (
-        weight(weights, f"{theirs}.weight", transform, applies),
-        weight(biases, f"{theirs}.bias", bias, has_bias),
+        map_weight(weights, f"{theirs}.weight", transform, applies),
+        map_weight(biases, f"{theirs}.bias", bias, feature_condition(f"{part}.bias", applies)),
     )
 
 
-# A block with the names of Megatron-DeepSpeed, which Bloom has kept. Names and the order in
-# ``query_key_value`` are those of GPTModelPipe in
+# A block with the names of Megatron-DeepSpeed, which Bloom also uses. The names and the order
+# in ``query_key_value`` are from GPTModelPipe in
 # https://github.com/bigscience-workshop/Megatron-DeepSpeed and microsoft/Megatron-DeepSpeed.
 QKV = ("attention.query", "attention.key", "attention.value")
 MEGATRON_LAYER: Weights = (
-    *norm("attention_norm", "input_layernorm"),
-    *linear(QKV, "self_attention.query_key_value", interleave_qkv, interleave_qkv),
-    *linear("attention.output", "self_attention.dense"),
-    *norm("mlp_norm", "post_attention_layernorm"),
-    *linear("mlp.up", "mlp.dense_h_to_4h"),
-    *linear("mlp.down", "mlp.dense_4h_to_h"),
+    *map_norm("attention_norm", "input_layernorm"),
+    *map_linear(QKV, "self_attention.query_key_value", interleave_qkv, interleave_qkv),
+    *map_linear("attention.output", "self_attention.dense"),
+    *map_norm("mlp_norm", "post_attention_layernorm"),
+    *map_linear("mlp.up", "mlp.dense_h_to_4h"),
+    *map_linear("mlp.down", "mlp.dense_4h_to_h"),
 )
 
 
 def has_own_head(features: DecoderSpec, layer: int) -> bool:
-    """Whether the head has a matrix of its own."""
+    """Condition of rows of an output head that is not tied to the embedding."""
     return not features.tied_embeddings
 
 
 def check_values(tensor: Tensor, where: str) -> Tensor:
-    """Return a tensor that holds plain numbers, or raise a RecipeError.
-
-    Quantized weights mean nothing without their scales. Sparse and meta tensors are not copied.
-    """
+    """Return a dense floating-point tensor; quantized, sparse and meta are a RecipeError."""
     is_plain = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta)
     if tensor.dtype not in _FLOATS or not is_plain:
-        problem = f"holds {tensor.dtype} on {tensor.device.type}, {tensor.layout}"
-        raise RecipeError(where, problem, "name weights of floating-point numbers")
+        problem = f"is {tensor.dtype} on {tensor.device.type}, {tensor.layout}"
+        raise RecipeError(where, problem, "use dense floating-point weights")
     return tensor
 
 
 def name_some(names: Sequence[str]) -> str:
-    """List the first names and count the rest, for a message."""
+    """Return the first names and the number of the rest, for a message."""
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     short = (name[:_MAX_NAME_CHARACTERS] for name in names[:_MAX_NAMES])
     return ", ".join(name if name.isprintable() else repr(name) for name in short) + more
 
 
 def name_differences(missing: Sequence[str], unknown: Sequence[str]) -> str:
-    """List tensors without a partner, for a message; an empty text if there are none."""
+    """Return a message about missing and unknown tensors; empty if there are none."""
     parts = (("missing", missing), ("unknown", unknown))
-    return "; ".join(f"{what}: {name_some(which)}" for what, which in parts if which)
+    return "; ".join(f"{what}: {name_some(names)}" for what, names in parts if names)

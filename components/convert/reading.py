@@ -1,4 +1,4 @@
-"""Read weights: of a published folder one tensor at a time, and of a checkpoint."""
+"""Read weights of a published folder, one tensor at a time, and of a checkpoint."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from components.build import build
+from components.build import build_node
 from components.checkpoint.layout import PieceReader, read_pieces
 from components.checkpoint.metadata import Marker
 from components.checkpoint.saving import WEIGHTS, master_of
@@ -26,16 +26,13 @@ from components.distributed.weight_shards import rows_of
 from components.errors import RecipeError
 from components.json_file import read_mapping
 
-NO_FOLDER = "name a folder as save_pretrained or action=export writes it"
+NO_FOLDER = "set it to a folder written by save_pretrained or action=export"
 
 
 def load_weights(checkpoint: Path, marker: Marker, section: Mapping[str, Any]) -> nn.Module:
-    """Build the recipe's model on the CPU and fill it, whatever layout wrote the checkpoint.
-
-    Where the checkpoint has masters of rounded weights, these are taken.
-    """
+    """Build the recipe's model on the CPU; load a checkpoint, its master weights if any."""
     with torch.device("meta"):
-        model: nn.Module = build(section, "model")
+        model: nn.Module = build_node(section, "model")
     model = model.to_empty(device="cpu")
     reader = PieceReader(checkpoint, read_pieces(checkpoint, marker.files))
     tensors = {}
@@ -49,14 +46,16 @@ def load_weights(checkpoint: Path, marker: Marker, section: Mapping[str, Any]) -
 
 
 def read_alone(tensors: dict[str, Tensor], reader: PieceReader) -> None:
-    """Fill tensors from a checkpoint in one process, or raise a RecipeError if it differs."""
+    """Load tensors from a checkpoint in one process; raise a RecipeError if it differs."""
     reader.check_tensors(tensors)
     with warnings.catch_warnings():
         alone = "torch.distributed is disabled"
-        warnings.filterwarnings("ignore", message=alone)  # meant: an export is one process
+        warnings.filterwarnings("ignore", message=alone)  # intended: an export is one process
         try:
             load(tensors, storage_reader=reader, no_dist=True)
-        except CheckpointException as wrapper:  # torch hides what was raised, a signal too
+        except (
+            CheckpointException
+        ) as wrapper:  # torch wraps all exceptions, even those of signals
             failure, _ = wrapper.failures[0]
             raise failure from None
 
@@ -64,25 +63,20 @@ def read_alone(tensors: dict[str, Tensor], reader: PieceReader) -> None:
 def read_folder(
     folder: Path, model: nn.Module, *, section: Mapping[str, Any], tokenizer_vocab_size: int
 ) -> None:
-    """Fill ``model`` with the weights of ``folder``, in the precision that it has.
+    """Load the weights of ``folder`` into ``model``, in the model's precision.
 
-    The folder is one of Hugging Face's, or a universal checkpoint of Megatron-DeepSpeed. Call
-    it before anything wraps the model. A pipeline stage takes what it holds. Rows that the
-    folder lacks because they were only added for training become zero: their logits are then
-    0, whatever the token, and the first steps push them down as in a run from scratch.
-
-    Raises:
-        RecipeError: the folder holds another kind or size of model, another vocabulary,
-            missing or unknown tensors, or tensors of another shape; or nothing of it predicts
-            further tokens, as the model does.
+    The folder is a Hugging Face folder or a universal checkpoint of Megatron-DeepSpeed. Call
+    this function before the model is wrapped. A pipeline stage loads its own part. Padding rows
+    of the vocabulary that the folder lacks become zero: their logits are then 0 for every
+    token, and the first steps push them down as in a run from scratch.
     """
     features = read_decoder(section)
     if (folder / universal.PARTS).is_dir():
         reader = universal.UniversalReader(folder)
-        mappings = universal.map_universal(folder, features, reader.names())
+        mappings = universal.map_universal(folder, features, reader.list_tensors())
         rows = universal.count_rows(folder, features, reader, tokenizer_vocab_size)
-        found = {name: name for mapping in mappings for name in mapping.theirs}
-        _fill(model, reader, mappings, found=found, rows=rows, remedy=universal.REMEDY)
+        names = {name: name for mapping in mappings for name in mapping.theirs}
+        _fill(model, reader, mappings, full_names=names, rows=rows, remedy=universal.REMEDY)
         return
     family = choose_family(features)
     config = read_mapping(folder / "config.json", remedy=NO_FOLDER)
@@ -90,9 +84,11 @@ def read_folder(
     _check_vocabulary(folder, features, config.get("vocab_size"), tokenizer_vocab_size)
     mappings = [row for row in family.param_mappings(features) if not row.is_copy]
     with ShardReader(folder) as shards:
-        found = _match_names(folder, shards.names(), family, mappings, features)
-        remedy = "the folder contradicts its own config.json; fetch it again"
-        _fill(model, shards, mappings, found=found, rows=config["vocab_size"], remedy=remedy)
+        names = _match_names(folder, shards.list_tensors(), family, mappings, features)
+        remedy = "the weights contradict the folder's config.json; download the folder again"
+        _fill(
+            model, shards, mappings, full_names=names, rows=config["vocab_size"], remedy=remedy
+        )
 
 
 def _fill(
@@ -100,35 +96,35 @@ def _fill(
     reader: ShardReader | universal.UniversalReader,
     mappings: Sequence[ParamMapping],
     *,
-    found: Mapping[str, str],
+    full_names: Mapping[str, str],
     rows: int,
     remedy: str,
 ) -> None:
-    """Copy every mapped tensor, by the folder's names in ``found``."""
+    """Copy every mapped tensor. ``found`` maps the class's names to the folder's."""
     parameters = dict[str, Tensor](model.named_parameters()) | dict(model.named_buffers())
     unmapped = set(parameters) - {name for mapping in mappings for name in mapping.ours}
     if any(name.startswith(MTP_PREFIX) for name in unmapped):
-        problem = "nothing in these weights predicts further tokens"
+        problem = "these weights have no multi-token prediction layers"
         raise RecipeError("model.mtp", problem, "set model.mtp=null, or model.init_from=none")
-    assert not unmapped, f"the weights have no place for {sorted(unmapped)}"
-    held = [mapping for mapping in mappings if all(name in parameters for name in mapping.ours)]
-    for mapping in held:  # all shapes are compared first, with ours exported
+    assert not unmapped, f"no weights are mapped to {sorted(unmapped)}"
+    used = [mapping for mapping in mappings if all(name in parameters for name in mapping.ours)]
+    for mapping in used:  # first compare all shapes with the export of ours
         ours = _cut(mapping, parameters, rows)
         empty = [torch.empty_like(tensor, device="meta") for tensor in ours]
         for name, outline in zip(
             mapping.theirs, mapping.transform.to_theirs(empty), strict=True
         ):
-            shape, wanted = reader.shape(found[name]), tuple(outline.shape)
+            shape, wanted = reader.read_shape(full_names[name]), tuple(outline.shape)
             if shape != wanted:
-                problem = f"has shape {list(shape)}, the recipe's model {list(wanted)}"
-                raise RecipeError(found[name], problem, remedy)
+                problem = f"has shape {list(shape)}, the recipe's model has {list(wanted)}"
+                raise RecipeError(full_names[name], problem, remedy)
     with torch.no_grad():
-        for mapping in held:
+        for mapping in used:
             theirs = mapping.transform.to_ours([
-                reader.read(found[name]) for name in mapping.theirs
+                reader.read_tensor(full_names[name]) for name in mapping.theirs
             ])
-            kept = _cut(mapping, parameters, rows)
-            for name, part, tensor in zip(mapping.ours, kept, theirs, strict=True):
+            parts = _cut(mapping, parameters, rows)
+            for name, part, tensor in zip(mapping.ours, parts, theirs, strict=True):
                 part.copy_(tensor)
                 parameters[name][len(part) :] = 0.0
 
@@ -142,37 +138,32 @@ def _cut(mapping: ParamMapping, parameters: Mapping[str, Tensor], rows: int) -> 
 def _check_config(
     file: str, config: Mapping[str, Any], family: HFFamily, features: DecoderSpec
 ) -> None:
-    """Compare what is computed, key by key, and name every difference."""
-    ours, kind = family.write_hf_config(features), config.get("model_type")
-    if kind != family.model_type:
-        problem = f"model_type is {kind!r}, the recipe's model is of type {family.model_type!r}"
-        remedy = "choose the model of the recipe that these weights belong to"
+    """Raise a RecipeError with all settings that differ between the folder and the model."""
+    if (kind := config.get("model_type")) != family.model_type:
+        problem = f"model_type is {kind!r}, the recipe's model has {family.model_type!r}"
+        remedy = "use weights of the recipe's model, or the recipe of these weights"
         raise RecipeError(file, problem, remedy)
-    theirs = family.read_hf_config(config)
-    different = [
-        f"{key}: {theirs[key]} there, {here} in the recipe"
-        for key, here in ours.items()
-        if theirs[key] != here
-    ]
-    if different:
-        problem = "this is another model\n  " + "\n  ".join(different)
-        remedy = "set the model section to the folder's values, or name another folder"
+    if different := family.compare_config(config, features):
+        problem = "differs from the recipe's model" + "".join(
+            f"\n  {key}: {there} there, {here} in the recipe" for key, there, here in different
+        )
+        remedy = "set the model section to the folder's values, or use another folder"
         raise RecipeError(file, problem, remedy)
 
 
 def _check_vocabulary(
     folder: Path, features: DecoderSpec, rows: object, tokenizer_vocab_size: int
 ) -> None:
-    own = sorted({features.vocab_size, features.padded_vocab_size})
-    if rows not in own:
-        wanted = " or ".join(f"{count:,}" for count in own)
-        problem = f"{folder} has {rows} vocabulary rows, the recipe {wanted}"
-        remedy = f"set model.vocab_size={rows}, with the tokenizer of that folder"
+    accepted = sorted({features.vocab_size, features.padded_vocab_size})
+    if rows not in accepted:
+        wanted = " or ".join(f"{count:,}" for count in accepted)
+        problem = f"{folder} has {rows} vocabulary rows, the recipe has {wanted}"
+        remedy = f"set model.vocab_size={rows}, and use the folder's tokenizer"
         raise RecipeError("model.vocab_size", problem, remedy)
     if (pieces := count_pieces(folder)) not in {None, tokenizer_vocab_size}:
         own_pieces = f"{tokenizer_vocab_size:,}, but the tokenizer in {folder}"
         problem = f"{own_pieces} has {pieces:,} pieces"
-        remedy = "weights only mean something with the tokenizer that they were trained with"
+        remedy = "use the tokenizer that the weights were trained with"
         raise RecipeError("tokenizer.vocab_size", problem, remedy)
 
 
@@ -183,18 +174,18 @@ def _match_names(
     mappings: Sequence[ParamMapping],
     features: DecoderSpec,
 ) -> dict[str, str]:
-    """Map the class's names to the folder's, which may lack the prefix."""
+    """Return the folder's name for each class name. The folder may omit the prefix."""
     wanted = {name for mapping in mappings for name in mapping.theirs}
-    found: dict[str, str] = {}
+    full_names: dict[str, str] = {}
     unknown = []
     for name in names:
         full = name if name in wanted else f"{family.weight_prefix}{name}"
         is_tied_head = name == "lm_head.weight" and name not in wanted
         if full in wanted:
-            found[full] = name
+            full_names[full] = name
         elif not (is_tied_head or family.is_ignored(features, name)):
             unknown.append(name)
-    if said := name_differences(sorted(wanted - found.keys()), unknown):
-        remedy = "fetch the folder again, or name one that holds this model whole"
-        raise RecipeError(str(folder), said, remedy)
-    return found
+    if differences := name_differences(sorted(wanted - full_names.keys()), unknown):
+        remedy = "download the folder again, or use a folder with the complete model"
+        raise RecipeError(str(folder), differences, remedy)
+    return full_names

@@ -1,6 +1,6 @@
-"""The rotary base and its scaling in ``config.json``, in both spellings of ``transformers``.
+"""Rotary base and scaling in ``config.json``, in both spellings of ``transformers``.
 
-Version 5 has one key, ``rope_parameters``, maybe with an entry for each kind of layer; older
+Version 5 has one key, ``rope_parameters``, sometimes with an entry per kind of layer. Older
 versions have ``rope_theta``, ``rope_scaling`` and ``rope_local_base_freq``.
 """
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from components.config.model_spec.decoder import DecoderSpec
 from components.config.model_spec.rotary_scaling import ScalingSpec
-from components.convert.hf_family import OMIT, Section, Setting, Values, find_name
+from components.convert.hf_family import OMIT, HFConfig, Section, Setting, find_name
 from components.errors import RecipeError
 
 FULL, WINDOW = "full_attention", "sliding_attention"
-_ROTATION_KEYS = ("rope_theta", "rope_type", "type")  # all others are numbers of a scaling
-# Our classes and numbers, and their names of them.
+_ROTATION_KEYS = ("rope_theta", "rope_type", "type")  # all other keys are numbers of a scaling
+# Our names of classes and numbers, mapped to theirs.
 _SCALINGS = {"LinearScaling": "linear", "Llama3Scaling": "llama3", "YarnScaling": "yarn"}
 _NUMBERS = {
     "factor": "factor",
@@ -28,31 +28,31 @@ _NUMBERS = {
 
 
 def write_scaling(scaling: ScalingSpec | None) -> dict[str, Any] | None:
-    """Return a scaling as ``rope_scaling`` has it."""
+    """Return a scaling in the format of ``rope_scaling``."""
     if scaling is None:
         return None
     numbers = {theirs: getattr(scaling, ours) for ours, theirs in _NUMBERS.items()}
-    given = {name: value for name, value in numbers.items() if value is not None}
-    return {"rope_type": _SCALINGS[scaling.kind], **given}
+    present = {name: value for name, value in numbers.items() if value is not None}
+    return {"rope_type": _SCALINGS[scaling.class_name], **present}
 
 
-def normalize_scaling(config: Values) -> dict[str, Any] | None:
-    """Return a scaling under today's key for its type, with the numbers that it leaves out."""
-    given = {name: value for name, value in config.items() if value is not None}
-    kind = given.pop("rope_type", None) or given.get("type", "default")
-    given.pop("type", None)
+def normalize_scaling(config: HFConfig) -> dict[str, Any] | None:
+    """Return a scaling with the current key for its type and with default numbers filled in."""
+    present = {name: value for name, value in config.items() if value is not None}
+    kind = present.pop("rope_type", None) or present.get("type", "default")
+    present.pop("type", None)
     if kind == "default":
         return None
     betas = {"beta_fast": 32.0, "beta_slow": 1.0} if kind == "yarn" else {}
-    scaling = {"rope_type": kind, **betas, **given}
-    # A folder may state the temperature of YaRN's paper, which is the default.
+    scaling = {"rope_type": kind, **betas, **present}
+    # A folder may contain the attention factor of YaRN's paper, which is the default.
     default = 0.1 * log(scaling["factor"]) + 1 if kind == "yarn" else None
     if default is not None and isclose(scaling.get("attention_factor", 0.0), default):
         del scaling["attention_factor"]
     return scaling
 
 
-def _import_scaling(scaling: Values | None, _: Values) -> Any:
+def _import_scaling(scaling: HFConfig | None, _: HFConfig) -> Any:
     if scaling is None or scaling["rope_type"] == "default":
         return OMIT
     kind = find_name("rope_type", scaling["rope_type"], _SCALINGS)
@@ -60,13 +60,13 @@ def _import_scaling(scaling: Values | None, _: Values) -> Any:
     return {"_target_": f"components.model.rotary_scaling.{kind}", **numbers}
 
 
-def resolve_scaling(value: Values | None, _: Values) -> dict[str, Any] | None:
-    """Return the scaling of a file; null is none."""
+def resolve_scaling(value: HFConfig | None, _: HFConfig) -> dict[str, Any] | None:
+    """Return the scaling of a file; null means no scaling."""
     return normalize_scaling(value or {})
 
 
 def rope_theta(default: float) -> Setting:
-    """Return the row of the rotary base, for which null stands for the default."""
+    """Return the row of the rotary base. Null means the default."""
     return Setting(
         "rope_theta",
         path="positions.base",
@@ -85,8 +85,8 @@ ROPE_SCALING = Setting(
 )
 
 
-def flatten_rotation(config: Values) -> Section:
-    """Return a ``config.json`` with the older keys in addition to ``rope_parameters``."""
+def flatten_rotation(config: HFConfig) -> Section:
+    """Return a ``config.json`` with the older keys added to ``rope_parameters``."""
     rotation = config.get("rope_parameters") or {}
     flat = dict(config)
     if rotation.keys() & {FULL, WINDOW}:
@@ -99,20 +99,20 @@ def flatten_rotation(config: Values) -> Section:
     return flat | ({"rope_scaling": scaling or config.get("rope_scaling")} if rotation else {})
 
 
-def check_rotation(config: Values, *, by_layer: bool = False) -> None:
-    """Raise a RecipeError for a number of the rotation that no part here has.
+def check_rotation(config: HFConfig, *, by_layer: bool = False) -> None:
+    """Raise a RecipeError for a number of the rotation that no part here supports.
 
-    With ``by_layer`` the key ``rope_parameters`` has an entry for each kind of layer.
+    With ``by_layer``, the key ``rope_parameters`` has an entry for each kind of layer.
     """
     for key, numbers in _list_rotations(config, by_layer=by_layer):
-        given = normalize_scaling(numbers) or numbers  # without a number that is the default
-        for name in (numbers.keys() & given.keys()) - {*_NUMBERS.values(), *_ROTATION_KEYS}:
-            problem = f"{numbers[name]!r}, but no part here has it"
+        present = normalize_scaling(numbers) or numbers  # without the default attention factor
+        for name in (numbers.keys() & present.keys()) - {*_NUMBERS.values(), *_ROTATION_KEYS}:
+            problem = f"unsupported key (value {numbers[name]!r})"
             known = ", ".join([*_ROTATION_KEYS, *_NUMBERS.values()])
-            raise RecipeError(f"{key}.{name}", problem, f"known are {known}")
+            raise RecipeError(f"{key}.{name}", problem, f"supported: {known}")
 
 
-def _list_rotations(config: Values, *, by_layer: bool) -> Iterator[tuple[str, Values]]:
+def _list_rotations(config: HFConfig, *, by_layer: bool) -> Iterator[tuple[str, HFConfig]]:
     yield "rope_scaling", config.get("rope_scaling") or {}
     rotations: Mapping[str, Any] = config.get("rope_parameters") or {}
     if not by_layer:
@@ -120,12 +120,12 @@ def _list_rotations(config: Values, *, by_layer: bool) -> Iterator[tuple[str, Va
         return
     for kind, numbers in rotations.items():
         if kind not in {FULL, WINDOW}:
-            problem = f"{numbers!r} is of no kind of layer"
+            problem = f"unknown kind of layer (value {numbers!r})"
             raise RecipeError(f"rope_parameters.{kind}", problem, f"use {FULL}, {WINDOW}")
         yield f"rope_parameters.{kind}", numbers
 
 
-def _rotation(base: Any, scaling: Values | None = None) -> Section:
+def _rotation(base: Any, scaling: HFConfig | None = None) -> Section:
     return {"rope_type": "default", "rope_theta": base, **(scaling or {})}
 
 
@@ -137,7 +137,7 @@ def _write_rotations(features: DecoderSpec) -> Section:
     }
 
 
-def _resolve_rotations(rotations: Values | None, values: Values) -> Section:
+def _resolve_rotations(rotations: HFConfig | None, values: HFConfig) -> Section:
     local = dict((rotations or {}).get(WINDOW) or {})
     base = values.get("rope_local_base_freq", values["rope_theta"])
     scaling = normalize_scaling(local)
@@ -149,7 +149,7 @@ def _resolve_rotations(rotations: Values | None, values: Values) -> Section:
     }
 
 
-# Newer releases read this key of a class with windows, older ones those above it.
+# Newer releases read this key for a class with windows, older releases the keys above.
 ROPE_PARAMETERS = Setting(
     "rope_parameters", export=_write_rotations, resolve=_resolve_rotations, kind={}
 )

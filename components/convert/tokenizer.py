@@ -1,4 +1,4 @@
-"""The tokenizer of a run as the files that ``AutoTokenizer`` loads, without remote code."""
+"""Export a run's tokenizer as files that ``AutoTokenizer`` loads without remote code."""
 
 import json
 import re
@@ -18,18 +18,18 @@ from components.errors import RecipeError
 FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 SENTENCEPIECE_FILE = "tokenizer.model"
-FETCH = "fetch or write the folder again"
+FETCH = "download or write the folder again"
 UNDERLINE = "\u2581"  # SentencePiece's mark for a space
 
 _NORMALIZERS = {"nfkc": [normalizers.NFKC()], "identity": []}
-# How pieces with a role are spelled; the end of a document is named by the recipe.
+# Spellings of padding pieces. The recipe names the end of a document.
 _PADDING = ("<pad>", "<|padding|>")
 
 
 def write_tokenizer(
     source: Path, section: Mapping[str, Any], target: Path, *, context_tokens: int
 ) -> dict[str, int | None]:
-    """Write the tokenizer of ``source`` and return its ids, or raise a RecipeError."""
+    """Write the tokenizer of ``source`` and return its role ids, or raise a RecipeError."""
     if (source / SENTENCEPIECE_FILE).is_file():
         engine = convert_sentencepiece(source / SENTENCEPIECE_FILE, section)
         engine.save(str(target / FILE))
@@ -44,8 +44,8 @@ def write_tokenizer(
             engine.no_padding()
             engine.save(str(target / FILE))
     else:
-        problem = f"there is neither {SENTENCEPIECE_FILE} nor {FILE}"
-        alone = "of token files alone, with data.tokenizer_folder=FOLDER"
+        problem = f"has neither {SENTENCEPIECE_FILE} nor {FILE}"
+        alone = "for token files, set data.tokenizer_folder=FOLDER"
         remedy = f"prepare the run's data again with action=prepare; {alone}"
         raise RecipeError(str(source), problem, remedy)
     roles = _find_roles(engine, section)
@@ -54,7 +54,7 @@ def write_tokenizer(
         **{f"{role}_token": piece for role, piece in roles.items()},
         "model_max_length": context_tokens,
         "clean_up_tokenization_spaces": False,
-        "add_bos_token": False,  # training put nothing before a document
+        "add_bos_token": False,  # training adds nothing before a document
         "add_eos_token": False,
     }
     if (model := target / SENTENCEPIECE_FILE).is_file():
@@ -72,7 +72,7 @@ def write_tokenizer(
 
 
 def _adds_nothing(engine: Tokenizer) -> bool:
-    """Check that the engine's default call returns the ids of the text alone.
+    """Return whether the engine's default call returns only the ids of the text.
 
     Training encodes without the post-processor: a template such as ``<s> $A`` adds ids that
     the model has never seen in that place. ``ByteLevel`` changes offsets only.
@@ -91,23 +91,20 @@ def count_pieces(folder: Path) -> int | None:
 
 
 def convert_sentencepiece(model: Path, section: Mapping[str, Any]) -> Tokenizer:
-    """Rebuild a SentencePiece tokenizer from the same pieces and scores, or merges.
+    """Convert a SentencePiece tokenizer with the same pieces and scores, or merges.
 
-    What differs: a path through the text that ties with another in float32 scores may be
-    broken the other way (unigram), and after a special piece text begins anew, with the dummy
-    prefix, as it does in training, where each document is encoded by itself.
-
-    Raises:
-        RecipeError: a normalization rule that has no equal in ``tokenizers``.
+    Two things differ. Ties between segmentations in float32 scores may be resolved differently
+    (unigram). After a special piece, text starts again with the dummy prefix, as in training,
+    where each document is encoded by itself.
     """
     rule = section["normalization_rule_name"]
     if rule not in _NORMALIZERS or section["remove_extra_whitespaces"]:
-        given = f"{rule!r}, remove_extra_whitespaces {section['remove_extra_whitespaces']}"
-        problem = f"{given}, cannot be converted exactly"
-        remedy = "nfkc and identity can, with remove_extra_whitespaces=false"
+        settings = f"{rule!r}, remove_extra_whitespaces {section['remove_extra_whitespaces']}"
+        problem = f"{settings} cannot be converted exactly"
+        remedy = "use nfkc or identity, with remove_extra_whitespaces=false"
         raise RecipeError("tokenizer.normalization_rule_name", problem, remedy)
     processor = open_pieces(model, FETCH)
-    # The pieces that are taken from a text whole come after the unknown one.
+    # Pieces that are matched as a whole come after the unknown piece.
     roles = section["special_pieces"]
     special = [*dict.fromkeys(roles[role] for role in ("bos", "eos", "pad", "eod"))]
     learnt = 1 + len(special) + roles["num_placeholders"]
@@ -115,7 +112,7 @@ def convert_sentencepiece(model: Path, section: Mapping[str, Any]) -> Tokenizer:
     prefix = [normalizers.Prepend(UNDERLINE)] if section["add_dummy_prefix"] else []
     steps = [*_NORMALIZERS[rule], *prefix, normalizers.Replace(" ", UNDERLINE)]
     engine.normalizer = normalizers.Sequence(steps)
-    # Text may spell the piece of a byte, a control piece or the unknown one: it is none.
+    # Text that spells a byte piece, a control piece or the unknown piece is plain text.
     controls = [processor.id_to_piece(i) for i in range(1, learnt) if processor.is_control(i)]
     ends = "|".join([r"0x[0-9A-F]{2}>", "unk>", *(re.escape(piece[1:]) for piece in controls)])
     engine.pre_tokenizer = Split(Regex(f"<(?={ends})"), behavior="isolated")
@@ -123,9 +120,9 @@ def convert_sentencepiece(model: Path, section: Mapping[str, Any]) -> Tokenizer:
     engine.decoder = decoders.Sequence([
         *(decoders.Replace(UNDERLINE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip)
     ])
-    whole = (processor.id_to_piece(index) for index in range(1, learnt))
+    pieces = (processor.id_to_piece(index) for index in range(1, learnt))
     engine.add_tokens([
-        AddedToken(piece, normalized=False, special=piece in special) for piece in whole
+        AddedToken(piece, normalized=False, special=piece in special) for piece in pieces
     ])
     return engine
 
@@ -133,7 +130,7 @@ def convert_sentencepiece(model: Path, section: Mapping[str, Any]) -> Tokenizer:
 def _model_of(
     processor: SentencePieceProcessor, section: Mapping[str, Any], learnt: int
 ) -> models.Model:
-    """Choose pieces by likelihood, or merge them; those from ``learnt`` on were learnt."""
+    """Return a unigram or BPE model. Pieces from id ``learnt`` on were learned."""
     unknown, fallback = processor.unk_id(), section["byte_fallback"]
     if section.get("model_type") != "bpe":
         pieces = _scored_pieces(processor)
@@ -144,7 +141,7 @@ def _model_of(
         for piece, index in ids.items()
         if index >= learnt and not processor.is_byte(index)
     }
-    # Two neighbours are merged if what they make is a piece; pieces of low ids come first.
+    # Two neighbors are merged if the result is a piece; pieces with low ids come first.
     merges = [
         (piece[:end], piece[end:])
         for piece in order
@@ -152,15 +149,15 @@ def _model_of(
         if piece[:end] in order and piece[end:] in order
     ]
     name = processor.id_to_piece(unknown)
-    # SentencePiece gives one unknown piece for characters in a row that are none.
+    # SentencePiece returns one unknown piece for a sequence of unknown characters.
     return models.BPE(ids, merges, unk_token=name, fuse_unk=True, byte_fallback=fallback)
 
 
 def _scored_pieces(processor: SentencePieceProcessor) -> list[tuple[str, float]]:
-    """List pieces with their scores.
+    """Return pieces with their scores.
 
-    The lowest score sets the price of an unknown character. Pieces without a score of their
-    own, all at 0, would win against any other: they get the lowest one, which keeps that price.
+    The lowest score determines the cost of an unknown character. Pieces without a score have
+    0 and would win against all others. They get the lowest score, which keeps that cost.
     """
     scores = [float(processor.get_score(index)) for index in range(processor.piece_size())]
     lowest = min(scores)
@@ -171,16 +168,16 @@ def _scored_pieces(processor: SentencePieceProcessor) -> list[tuple[str, float]]
 
 
 def _find_roles(engine: Tokenizer, section: Mapping[str, Any]) -> dict[str, str | None]:
-    """Find the pieces that have a role; ``eos`` is what training put after each document.
+    """Return the pieces with a role. ``eos`` is the piece after each training document.
 
-    Training puts nothing before a document, so there is no ``bos``: programs that are given one
-    put it before a prompt. A padding piece that is no added token has no role: ``transformers``
-    would add it, and encode texts that spell it in another way than training did.
+    Training adds nothing before a document, so there is no ``bos``: programs would put it
+    before a prompt. A padding piece that is not an added token has no role: ``transformers``
+    would add it and encode text that spells it differently than training did.
     """
     added = {token.content for token in engine.get_added_tokens_decoder().values()}
     eos = section.get("special_pieces", section)["eod"]
     return {
         "bos": None,
         "eos": eos,
-        "pad": next((one for one in _PADDING if one in added), None),
+        "pad": next((piece for piece in _PADDING if piece in added), None),
     }

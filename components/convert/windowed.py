@@ -1,31 +1,31 @@
-"""Relatives of Llama whose queries see a window of keys: Mistral, OLMo-3 and Gemma 3 (text).
+"""Llama-like families with sliding-window attention: Mistral, OLMo-3 and Gemma 3 (text).
 
 Mistral is https://arxiv.org/abs/2310.06825, OLMo-3 https://arxiv.org/abs/2512.13961, Gemma 3
-https://arxiv.org/abs/2503.19786; keys and defaults are those of ``transformers``.
+https://arxiv.org/abs/2503.19786. Keys and defaults are from ``transformers``.
 
-The class of Gemma 3 adds 1 to the weights of its norms. Here they hold the sum, so weight decay
-pulls them to 0, and those of the class to 1. With ``optimizer.decay: matrices`` there is no
-difference except in the last bit (`components.convert.param_mapping.MINUS_ONE`).
+The class of Gemma 3 adds 1 to its norm weights. Our weights contain the sum, so weight decay
+pulls our factors to 0, but the class's factors to 1. With ``optimizer.decay: matrices``, the
+only difference is in the last bit (`components.convert.param_mapping.MINUS_ONE`).
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from components.attention_windows import Window, window_of
 from components.config.model_spec.decoder import DecoderSpec
 from components.convert.hf_family import (
     OMIT,
     DerivedValue,
+    HFConfig,
     Requirement,
     Setting,
-    Values,
-    change,
-    require,
+    change_settings,
+    require_value,
 )
 from components.convert.llama import ACTIVATIONS, EACH_HEAD, LLAMA, OLMO2, llama_layer
-from components.convert.param_mapping import MINUS_ONE, norm, with_prefix
+from components.convert.param_mapping import MINUS_ONE, map_norm, with_prefix
 from components.convert.rotations import (
     FULL,
     ROPE_PARAMETERS,
@@ -34,20 +34,20 @@ from components.convert.rotations import (
     rope_theta,
 )
 
-_GEMMA_EVERY = 6  # the class's own interval of layers without a window
+_GEMMA_EVERY = 6  # the class's interval of layers without a window
 _OLMO_EVERY = 4
 
 MISTRAL = replace(  # no biases, and the same window in all layers
     LLAMA,
     model_type="mistral",
     architecture="MistralForCausalLM",
-    settings=change(
+    settings=change_settings(
         LLAMA.settings,
         Setting(
             "sliding_window",
             4_096,
             "attention.windows",
-            export=lambda m: m.attention.window,
+            export=lambda m: m.attention.common_window,
             place=lambda window, _: ["full" if window is None else window],
             kind=None,
         ),
@@ -60,9 +60,11 @@ MISTRAL = replace(  # no biases, and the same window in all layers
         Requirement(
             "attention.windows",
             "all its layers have the same window",
-            lambda m: m.attention.window is not None and "full" not in m.attention.windows,
+            lambda m: (
+                m.attention.common_window is not None and "full" not in m.attention.windows
+            ),
         ),
-        require("positions.local_base", None),
+        require_value("positions.local_base", None),
     ),
 )
 
@@ -73,36 +75,42 @@ def _write_layer_types(features: DecoderSpec) -> list[str]:
 
 
 def _alternate(layers: int, every: int) -> list[str]:
-    """Return the types of layers that have a window except for each ``every``-th."""
+    """Return the layer types: every ``every``-th layer is full, the others have a window."""
     return [WINDOW if (layer + 1) % every else FULL for layer in range(layers)]
 
 
-def _resolve_layer_types(types: list[str] | None, values: Values, *, every: int) -> list[str]:
+def _resolve_layer_types(types: list[str] | None, values: HFConfig, *, every: int) -> list[str]:
     layers = values["num_hidden_layers"]
     return (types or _alternate(layers, values.get("sliding_window_pattern") or every))[:layers]
 
 
 def _find_interval(types: list[str]) -> int | None:
-    """Find the interval of layers without a window; None where the order has none."""
+    """Return the interval of layers without a window; None if it is not constant."""
     every = types.index(FULL) + 1 if FULL in types else len(types) + 1
     return every if types == _alternate(len(types), every) else None
 
 
-def _import_windows(types: list[str], values: Values) -> list[Window]:
+def _import_windows(types: list[str], values: HFConfig) -> list[Window]:
     window: Window = values["sliding_window"]
-    return shortest_pattern([window if kind == WINDOW else "full" for kind in types])
+    windows: list[Window] = [window if kind == WINDOW else "full" for kind in types]
+    return shortest_pattern(windows)
 
 
-def shortest_pattern(windows: Sequence[Window]) -> list[Window]:
-    """Find the shortest pattern that gives all layers when it is repeated."""
-    lengths = range(1, len(windows) + 1)
-    repeated = ([windows[n % length] for n in range(len(windows))] for length in lengths)
-    found = next(n for n, all_ in zip(lengths, repeated, strict=True) if all_ == list(windows))
-    return list(windows[:found])
+Entry = TypeVar("Entry")
+
+
+def shortest_pattern(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the shortest pattern that gives all layers when repeated."""
+    lengths = range(1, len(entries) + 1)
+    repeated = ([entries[n % length] for n in range(len(entries))] for length in lengths)
+    shortest = next(
+        n for n, all_ in zip(lengths, repeated, strict=True) if all_ == list(entries)
+    )
+    return list(entries[:shortest])
 
 
 SLIDING_WINDOW = Setting(
-    "sliding_window", 4_096, export=lambda m: m.attention.window, kind=None
+    "sliding_window", 4_096, export=lambda m: m.attention.common_window, kind=None
 )
 LAYER_TYPES = Setting(
     "layer_types",
@@ -114,15 +122,15 @@ LAYER_TYPES = Setting(
 )
 ONE_WINDOW = Requirement(
     "attention.windows",
-    "some of its layers have a window, all of one length",
-    lambda m: m.attention.window is not None,
+    "its windows all have one length",
+    lambda m: m.attention.common_window is not None,
 )
 
-OLMO3 = replace(  # layers with a window rotate by the same base, and are never scaled
+OLMO3 = replace(  # layers with a window have the same rotary base, without scaling
     OLMO2,
     model_type="olmo3",
     architecture="Olmo3ForCausalLM",
-    settings=change(
+    settings=change_settings(
         OLMO2.settings, rope_theta(500_000.0), SLIDING_WINDOW, LAYER_TYPES, ROPE_PARAMETERS
     ),
     imported=OLMO2.imported
@@ -136,7 +144,7 @@ OLMO3 = replace(  # layers with a window rotate by the same base, and are never 
         ONE_WINDOW,
         Requirement(
             "positions.local_base",
-            "its layers with a window rotate by the same base, and are never scaled",
+            "its layers with a window have the same rotary base and no scaling",
             lambda m: (
                 m.positions.local_base == m.positions.base
                 or (m.positions.local_base is None and m.positions.scaling is None)
@@ -148,23 +156,23 @@ OLMO3 = replace(  # layers with a window rotate by the same base, and are never 
 )
 
 
-def _import_scale_dim(width: Any, values: Values) -> Any:
+def _import_scale_dim(width: Any, values: HFConfig) -> Any:
     return None if width == values["head_dim"] else width
 
 
 _GEMMA_LAYER = llama_layer(mlp_norm="pre_feedforward_layernorm", norm_transform=MINUS_ONE)
 _GEMMA_NORMS_AFTER = (
-    *norm("attention_norm_after", "post_attention_layernorm", MINUS_ONE),
-    *norm("mlp_norm_after", "post_feedforward_layernorm", MINUS_ONE),
+    *map_norm("attention_norm_after", "post_attention_layernorm", MINUS_ONE),
+    *map_norm("mlp_norm_after", "post_feedforward_layernorm", MINUS_ONE),
 )
 
 # Norms before and after each branch, gated GELU, and scaled embeddings. Layers with a window
-# rotate by a base of their own, and are never scaled.
+# have their own rotary base, without scaling.
 GEMMA3 = replace(
     LLAMA,
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
-    settings=change(
+    settings=change_settings(
         LLAMA.settings,
         SLIDING_WINDOW,
         LAYER_TYPES._replace(resolve=partial(_resolve_layer_types, every=_GEMMA_EVERY)),
@@ -205,12 +213,12 @@ GEMMA3 = replace(
         ONE_WINDOW,
         Requirement(
             "positions.local_base",
-            "its layers with a window are never scaled",
+            "its layers with a window have no rotary scaling",
             lambda m: m.positions.local_base is not None or m.positions.scaling is None,
         ),
         Requirement(
             "attention.num_heads",
-            "its width is a multiple of the heads",
+            "its width is a multiple of the number of heads",
             lambda m: m.dim % m.attention.num_heads == 0,
         ),
     ),
@@ -221,7 +229,7 @@ GEMMA3 = replace(
         *_GEMMA_LAYER,
         *with_prefix("layers.{layer}.", "model.layers.{layer}.", _GEMMA_NORMS_AFTER),
     ),
-    last_weights=(*norm("final_norm", "model.norm", MINUS_ONE), *LLAMA.last_weights[2:]),
+    last_weights=(*map_norm("final_norm", "model.norm", MINUS_ONE), *LLAMA.last_weights[2:]),
 )
 
 FAMILIES = (OLMO3, MISTRAL, GEMMA3)

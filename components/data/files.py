@@ -1,4 +1,4 @@
-"""Files that are whole or absent, their records, and hashes remembered between commands."""
+"""Atomic writes of files and folders, file records, and a cache of file hashes."""
 
 import fcntl
 import hashlib
@@ -22,20 +22,20 @@ from components.ranges import Tokens
 REBUILD = "delete its folder and run action=prepare again"
 BLOCK_BYTES = 1 << 20
 HASHES = "hashes.jsonl"
-MOST_NAME_BYTES = 200  # of a temporary file; file systems allow 255 with what is added
+MOST_NAME_BYTES = 200  # of a temporary file's stem; file systems allow 255 bytes in total
 HOST = f"{zlib.crc32(os.uname().nodename.encode()):08x}"  # in names of temporary files
-SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # in the texts of Rust's errors
-# A file that was changed just now may change again without a new time: clocks are coarse, and
-# a file system on the network may tell of a change late.
-SETTLED_SECONDS = 60.0
+SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # in messages of Rust libraries
+# A recently changed file may change again with the same time stamp: clocks are coarse, and a
+# network file system may report a change late.
+STABLE_SECONDS = 60.0
 
 FileState = tuple[int, int, int, int]
-TextHash = tuple[str, int]  # SHA-256, and how many bytes were hashed
+TextHash = tuple[str, int]  # SHA-256, number of hashed bytes
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """Identify the content of one file; ``name`` is relative to its folder."""
+    """Record of one file's content; ``name`` is relative to its folder."""
 
     name: str
     sha256: str
@@ -43,7 +43,7 @@ class FileRecord:
 
 
 def read_blocks(path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """Read the bytes from ``start`` up to ``end``, or to the file's end, in bounded memory."""
+    """Yield the bytes from ``start`` to ``end`` (default: end of file) in blocks."""
     left = sys.maxsize if end is None else end - start
     with path.open("rb") as file:
         file.seek(start)
@@ -53,16 +53,14 @@ def read_blocks(path: Path, start: int = 0, end: int | None = None) -> Iterator[
 
 
 def record_file(path: Path) -> FileRecord:
-    """Hash a file that is there."""
+    """Return the record of an existing file: its name, hash and size."""
     return FileRecord(name=path.name, sha256=hash_file(path), bytes=path.stat().st_size)
 
 
 def verify_file(folder: Path, record: FileRecord, *, contents: bool) -> None:
-    """Compare a file with its record: always its size, its hash only with ``contents``.
+    """Compare a file with its record: its size and, with ``contents``, its hash.
 
-    Raises:
-        RecipeError: the file is missing, shorter or longer than recorded, or edited; or it is
-            a link that leads out of the folder.
+    A missing file, or a link out of the folder, is a RecipeError too.
     """
     path = folder / record.name
     is_inside = Path(record.name).is_absolute() or not path.is_symlink()
@@ -70,29 +68,31 @@ def verify_file(folder: Path, record: FileRecord, *, contents: bool) -> None:
         raise RecipeError(str(path), "is a link that leads out of its folder", REBUILD)
     if not path.is_file():
         raise RecipeError(str(path), "is missing, but the manifest lists it", REBUILD)
-    found_bytes = path.stat().st_size
-    if found_bytes != record.bytes:
-        word = "truncated" if found_bytes < record.bytes else "longer than written"
-        problem = f"is {word}: {found_bytes:,} bytes, the manifest says {record.bytes:,}"
+    num_bytes = path.stat().st_size
+    if num_bytes != record.bytes:
+        word = "truncated" if num_bytes < record.bytes else "longer than written"
+        problem = f"is {word}: {num_bytes:,} bytes, the manifest says {record.bytes:,}"
         raise RecipeError(str(path), problem, REBUILD)
     if contents and record_file(path).sha256 != record.sha256:
-        raise RecipeError(str(path), "was edited: its sha256 is not the manifest's", REBUILD)
+        raise RecipeError(str(path), "was changed: its sha256 is not the manifest's", REBUILD)
 
 
 def check_regular(path: Path, where: str) -> None:
-    """Raise a RecipeError for a pipe, a device or a folder: reading it may never end."""
+    """Raise a RecipeError for a pipe, a device or a folder, because reading may never end."""
     if path.exists() and not path.is_file():
         subject = "" if where == str(path) else f"{path} "
-        raise RecipeError(where, f"{subject}is no regular file", "name a file")
+        raise RecipeError(where, f"{subject}is not a regular file", "set it to a file")
 
 
 @contextmanager
-def writing(path: Path, *, suffix: str = "", is_folder: bool = False) -> Iterator[Path]:
-    """Create a hidden file or folder next to ``path`` to be renamed; remove it at the end.
+def create_temporary_path(
+    path: Path, *, suffix: str = "", is_folder: bool = False
+) -> Iterator[Path]:
+    """Create a hidden temporary file or folder next to ``path``; remove it at the end.
 
-    System errors name ``path``. Libraries in Rust put them into the text of their own error.
-    The hidden place is locked while it is in use. A killed process leaves it without a lock,
-    and the next process on this host that writes ``path`` removes it.
+    The caller renames it to ``path``. System errors name ``path``, also when a Rust library
+    reports them only as text. The temporary path is locked while it is in use. A killed process
+    leaves it unlocked, and the next process on this host that writes ``path`` removes it.
     """
     name = os.fsencode(path.name.removesuffix(suffix))[:MOST_NAME_BYTES].decode(errors="ignore")
     stem, numbers = f".{name}.{HOST}", itertools.count()
@@ -103,23 +103,23 @@ def writing(path: Path, *, suffix: str = "", is_folder: bool = False) -> Iterato
             descriptor = _create(partial, is_folder=is_folder)
         yield partial
     except OSError as error:
-        # A copy that fails names its source first, and where it should have gone second.
+        # An error of a copy names the source first and the destination second.
         names = [str(name) for name in (error.filename, error.filename2) if name is not None]
         if names and not any(name.startswith(str(partial)) for name in names):
             raise
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-    except Exception as error:
+    except Exception as error:  # libraries wrap system errors in types of their own
         if (match := SYSTEM_ERROR.search(str(error))) is None:
             raise
         number = int(match[1])
         raise OSError(number, os.strerror(number), str(path)) from error
     finally:
-        if descriptor is None:  # a signal came while it was created
+        if descriptor is None:  # a signal interrupted the creation
             _clear(partial)
         else:
             try:
                 _remove(partial, descriptor)
-            except KeyboardInterrupt:  # a signal: no half-written file may stay
+            except KeyboardInterrupt:  # a signal: remove the half-written file
                 _remove(partial, descriptor)
                 raise
             finally:
@@ -127,7 +127,7 @@ def writing(path: Path, *, suffix: str = "", is_folder: bool = False) -> Iterato
 
 
 def _create(partial: Path, *, is_folder: bool) -> int | None:
-    """Create and lock a file or folder; None if another process was first."""
+    """Create and lock a file or folder; return None if another process was faster."""
     if os.path.lexists(partial):
         _clear(partial)
         return None
@@ -139,7 +139,7 @@ def _create(partial: Path, *, is_folder: bool) -> int | None:
         is_ours = _lock(partial, descriptor, lockless=True)
     except FileExistsError:
         return None
-    except BaseException:  # a signal: the lock must not outlive this call
+    except BaseException:  # a signal: release the lock
         if descriptor >= 0:
             os.close(descriptor)
         raise
@@ -150,7 +150,7 @@ def _create(partial: Path, *, is_folder: bool) -> int | None:
 
 
 def _clear(partial: Path) -> None:
-    """Remove what an ended process left, which nobody has locked."""
+    """Remove the temporary path of an ended process, unless a process has locked it."""
     with suppress(OSError):  # NFS locks only files that are open for writing
         kind = os.O_RDONLY if partial.is_dir() else os.O_RDWR
         descriptor = os.open(partial, kind | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -162,10 +162,7 @@ def _clear(partial: Path) -> None:
 
 
 def _lock(partial: Path, descriptor: int, *, lockless: bool) -> bool:
-    """Lock an open file or folder; false if it is locked, or has lost its name.
-
-    ``lockless`` is returned where the file system has no locks.
-    """
+    """Lock an open file; False if locked or nameless, ``lockless`` if there are no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(descriptor), partial.lstat())
@@ -176,16 +173,16 @@ def _lock(partial: Path, descriptor: int, *, lockless: bool) -> bool:
 
 
 def _remove(partial: Path, descriptor: int) -> None:
-    """Remove an open file or folder, unless its name belongs to another by now."""
+    """Remove an open file or folder, unless its name now belongs to another one."""
     with suppress(OSError):
         if os.path.samestat(os.fstat(descriptor), partial.lstat()):
-            shutil.rmtree(partial, ignore_errors=True)  # of a file this does nothing
+            shutil.rmtree(partial, ignore_errors=True)  # no effect on a file
             partial.unlink()
 
 
 @contextmanager
 def parents_of(path: Path) -> Iterator[None]:
-    """Make the missing folders above ``path``; remove those that are empty at the end."""
+    """Create the missing parent folders of ``path``; at the end remove those that are empty."""
     missing = [folder for folder in path.parents if not folder.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -198,10 +195,10 @@ def parents_of(path: Path) -> Iterator[None]:
 
 @contextmanager
 def complete_or_removed(folder: Path) -> Iterator[None]:
-    """Remove the new folder if the block fails."""
+    """Remove ``folder`` if the block fails."""
     try:
         yield
-    except BaseException:
+    except BaseException:  # an interrupt must not leave half a folder
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
@@ -209,7 +206,7 @@ def complete_or_removed(folder: Path) -> Iterator[None]:
 @contextmanager
 def create_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder; rename it to ``path`` if the block succeeds."""
-    with parents_of(path), writing(path, is_folder=True) as partial:
+    with parents_of(path), create_temporary_path(path, is_folder=True) as partial:
         yield partial
         sync_folder(partial)
         partial.rename(path)
@@ -217,20 +214,16 @@ def create_folder(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a small file that is whole or absent; see :func:`replace_atomically`."""
+    """Write a small file atomically; see :func:`replace_atomically`."""
     with replace_atomically(path) as file:
         file.write(text.encode())
 
 
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file; rename it to ``path`` once it is complete and on disk.
-
-    Raises:
-        RecipeError: ``path`` is a folder, a pipe or a device.
-    """
+    """Open a temporary file; rename it to ``path`` after it is complete and synced to disk."""
     check_regular(path, str(path))
-    with writing(path) as partial:
+    with create_temporary_path(path) as partial:
         with partial.open("wb", buffering=BLOCK_BYTES) as file:
             yield file
             file.flush()
@@ -246,7 +239,7 @@ def create_atomically(path: Path, content: bytes) -> Iterator[Path]:
     Raises:
         FileExistsError: ``path`` exists.
     """
-    with writing(path, suffix=path.suffix) as partial:
+    with create_temporary_path(path, suffix=path.suffix) as partial:
         with partial.open("wb") as file:
             file.write(content)
             file.flush()
@@ -257,7 +250,7 @@ def create_atomically(path: Path, content: bytes) -> Iterator[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the renames inside ``folder`` survive a power cut."""
+    """Sync ``folder``, so that renames inside it survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -266,17 +259,17 @@ def sync_folder(folder: Path) -> None:
 
 
 class HashFile:
-    """Hash files, and what is drawn from them, anew each time."""
+    """Hashes files and drawn texts, without a cache."""
 
     def __call__(self, path: Path, start: int = 0, end: int | None = None) -> str:
-        """Hash the bytes from ``start`` up to ``end``, or to the end of the file."""
+        """Return the SHA-256 of the bytes from ``start`` to ``end`` (default: end of file)."""
         digest = hashlib.sha256()
         for block in read_blocks(path, start, end):
             digest.update(block)
         return digest.hexdigest()
 
-    def drawn(self, origin: str, draw: Callable[[], TextHash]) -> TextHash:
-        """Hash a drawn text; ``origin`` is the hash of all that decides it, with the code."""
+    def hash_drawn_text(self, origin: str, draw: Callable[[], TextHash]) -> TextHash:
+        """Hash a drawn text; ``origin`` is the hash of its inputs and of the drawing code."""
         return draw()
 
 
@@ -284,19 +277,19 @@ hash_file = HashFile()
 
 
 class HashCache(HashFile):
-    """Hashes that were found before, in lines of JSON; nothing is ever changed in the file.
+    """Cache of hashes in a JSON lines file, to which entries are only appended.
 
-    A hash counts while size, times (of the content, and of the entry in the file system, which
-    no program can set back) and inode of its file are what they were.
+    A file's hash is valid while its size, inode and times are unchanged: the time of the
+    content, and the time of the inode, which no program can set back.
     """
 
     def __init__(self, *, path: Path, now: Callable[[], float] = time.time) -> None:
         self._path, self._now = path, now
         self._known: dict[tuple[str, int, int | None], tuple[FileState, str]] = {}
         self._drawn: dict[str, TextHash] = {}
-        with suppress(OSError):  # not there, or not for this user to read
+        with suppress(OSError):  # missing, or not readable for this user
             for line in path.read_bytes().splitlines():
-                with suppress(ValueError, TypeError, KeyError, RecursionError):  # no entry
+                with suppress(ValueError, TypeError, KeyError, RecursionError):  # a bad entry
                     self._remember(json.loads(line))
 
     def __call__(self, path: Path, start: int = 0, end: int | None = None) -> str:
@@ -305,12 +298,12 @@ class HashCache(HashFile):
         if known == state:
             return sha256
         sha256 = hash_file(path, start, end)
-        settled = self._now() - max(state[1], state[2]) / 1e9 > SETTLED_SECONDS
-        if settled and _state(path) == state:
+        is_stable = self._now() - max(state[1], state[2]) / 1e9 > STABLE_SECONDS
+        if is_stable and _state(path) == state:
             self._append({"file": key, "state": state, "sha256": sha256})
         return sha256
 
-    def drawn(self, origin: str, draw: Callable[[], TextHash]) -> TextHash:
+    def hash_drawn_text(self, origin: str, draw: Callable[[], TextHash]) -> TextHash:
         if origin not in self._drawn:
             sha256, size = draw()
             self._append({"drawn": origin, "sha256": sha256, "bytes": size})
@@ -326,12 +319,12 @@ class HashCache(HashFile):
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         self._remember(entry)
-        with suppress(OSError):  # who may not write there reads the files each time
+        with suppress(OSError):  # without write permission, later commands hash again
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("ab", buffering=0) as file:
                 file.write((json.dumps(entry) + "\n").encode())
 
 
 def _state(path: Path) -> FileState:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+    state = path.stat()
+    return state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino

@@ -1,10 +1,11 @@
-"""Megatron's token files: ``PREFIX.bin`` holds the ids alone, ``PREFIX.idx`` where they part.
+"""Megatron token files: ``PREFIX.bin`` has only the ids, ``PREFIX.idx`` their boundaries.
 
-The index, all little-endian: 9 bytes of magic, version (uint64), code of the ids' type (uint8),
-number of sequences and of document borders (uint64); then the length of each sequence (int32),
-its first byte (int64), and the borders: the first sequence of each document and the end
-(int64). As written by megatron-core 0.16.1, core/datasets/indexed_dataset.py. Sequences that do
-not follow one another without gaps, or with modes behind, are not read here.
+The index is little-endian: 9 bytes of magic, version (uint64), code of the id type (uint8),
+number of sequences and number of document borders (uint64 each); then the length of each
+sequence (int32), the first byte of each sequence (int64), and the borders (int64): the first
+sequence of each document, then the total. Source: megatron-core 0.16.1,
+core/datasets/indexed_dataset.py. Sequences with gaps between them, and indices with modes at
+the end, are rejected.
 """
 
 import struct
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from components.data.files import replace_atomically
-from components.data.token_file import Tokens, Width, little_endian
+from components.data.token_file import TokenArray, Width, little_endian
 from components.errors import RecipeError
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -24,7 +25,7 @@ VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
 INT32, UINT16 = 4, 8
 WIDTHS: dict[int, Width] = {INT32: "int32", UINT16: "uint16"}
-# Ids below 2**31 have the same bytes in both: the .bin file of a uint32 token file is itself.
+# Ids below 2**31 have the same bytes in both types: a uint32 token file can be the .bin file.
 CODES: dict[Width, int] = {"uint16": UINT16, "uint32": INT32, "int32": INT32}
 BLOCK = 1 << 20
 
@@ -42,11 +43,11 @@ class MegatronIndex:
     borders: Borders
 
     @property
-    def documents(self) -> int:
+    def num_documents(self) -> int:
         return len(self.borders) - 1
 
     def document_ends(self, first: int, last: int) -> Borders:
-        """Count the tokens up to and with each of the documents ``first`` to ``last - 1``."""
+        """Return the number of tokens up to the end of documents ``first`` to ``last - 1``."""
         sequences = self.borders[first + 1 : last + 1]
         ends = np.full(len(sequences), self.tokens, dtype=np.int64)
         inside = sequences < len(self.first_bytes)
@@ -56,14 +57,9 @@ class MegatronIndex:
 
 
 def read_index(prefix: str, where: str) -> MegatronIndex:
-    """Map and check ``PREFIX.idx``, all of it, and the size of ``PREFIX.bin``.
-
-    Raises:
-        RecipeError: not such an index, or one that is cut short, too long, of another version
-            or type, at odds with itself, or not of the ``.bin`` file beside it.
-    """
+    """Map ``PREFIX.idx``, check all of it, and check the size of ``PREFIX.bin``."""
     path, bin_file = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
-    remedy = "write it anew with Megatron"
+    remedy = "write it again with Megatron"
     try:
         width, lengths, first_bytes, borders = _map_parts(path)
         item_bytes = little_endian(width).itemsize
@@ -73,17 +69,17 @@ def read_index(prefix: str, where: str) -> MegatronIndex:
     except ValueError as error:
         raise RecipeError(where, f"{path} {error}", remedy) from None
     if not bin_file.is_file():
-        way_out = "name a prefix that has .bin and .idx"
-        raise RecipeError(where, f"{bin_file} is missing", way_out)
-    if wrong := _wrong_size(bin_file.stat().st_size, total_bytes, "its index says"):
-        raise RecipeError(where, f"{bin_file} {wrong}", remedy)
+        missing_remedy = "set a prefix that has both a .bin and an .idx file"
+        raise RecipeError(where, f"{bin_file} is missing", missing_remedy)
+    if problem := _wrong_size(bin_file.stat().st_size, total_bytes, "its index states"):
+        raise RecipeError(where, f"{bin_file} {problem}", remedy)
     return MegatronIndex(bin_file, width, total_bytes // item_bytes, first_bytes, borders)
 
 
-def write_index(prefix: Path, tokens: Tokens, width: Width, *, eod_id: int) -> None:
-    """Write ``PREFIX.idx`` for a ``.bin`` file of ``tokens``: a document ends with each end id.
+def write_index(prefix: Path, tokens: TokenArray, width: Width, *, eod_id: int) -> None:
+    """Write ``PREFIX.idx`` for a ``.bin`` file of ``tokens``; ``eod_id`` ends a document.
 
-    An id of the end inside a text ends a document too, as it does for every reader.
+    An ``eod_id`` inside a text also ends a document, as it does for every reader.
     """
     blocks = [
         np.flatnonzero(tokens[start : start + BLOCK] == eod_id) + (start + 1)
@@ -103,26 +99,22 @@ def write_index(prefix: Path, tokens: Tokens, width: Width, *, eod_id: int) -> N
 
 
 def _map_parts(path: Path) -> tuple[Width, Any, Any, Any]:
-    """Map lengths, first bytes and borders, as the header asks for.
-
-    Raises:
-        ValueError: what is wrong with the header, to stand behind the file's name.
-    """
+    """Map lengths, first bytes and borders; a ValueError's text follows the file name."""
     if path.stat().st_size < HEADER.size:
         raise ValueError("is shorter than its header")
     content = np.memmap(path, dtype=np.uint8, mode="r")
     head = content[: HEADER.size].tobytes()
     magic, version, code, num_sequences, num_borders = HEADER.unpack(head)
     if magic != MAGIC:
-        raise ValueError(f"begins with {magic!r}, not with {MAGIC!r}")
+        raise ValueError(f"starts with {magic!r}, expected {MAGIC!r}")
     if version != VERSION:
-        raise ValueError(f"has version {version}, {VERSION} is read here")
+        raise ValueError(f"has version {version}, expected {VERSION}")
     if code not in WIDTHS:
         known = ", ".join(f"{number} ({width})" for number, width in WIDTHS.items())
-        raise ValueError(f"has ids of type {code}; read here are {known}")
+        raise ValueError(f"has ids of type {code}, expected one of {known}")
     sizes = (4 * num_sequences, 8 * num_sequences, 8 * num_borders)
-    if wrong := _wrong_size(len(content), HEADER.size + sum(sizes), "its header asks for"):
-        raise ValueError(wrong)
+    if problem := _wrong_size(len(content), HEADER.size + sum(sizes), "its header states"):
+        raise ValueError(problem)
     lengths, first_bytes, borders, _ = np.split(content[HEADER.size :], np.cumsum(sizes))
     return WIDTHS[code], lengths.view("<i4"), first_bytes.view("<i8"), borders.view("<i8")
 
@@ -130,11 +122,7 @@ def _map_parts(path: Path) -> tuple[Width, Any, Any, Any]:
 def _check_sequences(
     lengths: npt.NDArray[np.int32], first_bytes: Borders, borders: Borders, item_bytes: int
 ) -> int:
-    """Check that sequences follow one another, and documents hold all; return their end.
-
-    Raises:
-        ValueError: what is damaged, to stand behind the file's name.
-    """
+    """Check that sequences have no gaps and documents cover all; return the total bytes."""
     total = 0
     for start in range(0, len(lengths), BLOCK):
         block = lengths[start : start + BLOCK].astype(np.int64)
@@ -143,20 +131,20 @@ def _check_sequences(
         wrong = (block < 0) | (first_bytes[start : start + BLOCK] != begins)
         if wrong.any():
             number = start + int(np.argmax(wrong))
-            problem = f"sequence {number:,} does not begin where the one before ends"
+            problem = f"sequence {number:,} does not start at the end of the sequence before it"
             raise ValueError(f"is damaged: {problem}")
         total = int(ends[-1])
     good = len(borders) > 0 and borders[0] == 0 and borders[-1] == len(lengths)
     for start in range(0, len(borders), BLOCK):
         good = good and bool((np.diff(borders[start : start + BLOCK + 1]) >= 0).all())
     if not good:
-        problem = f"its documents do not hold the {len(lengths):,} sequences in order"
+        problem = f"its documents do not contain the {len(lengths):,} sequences in order"
         raise ValueError(f"is damaged: {problem}")
     return total
 
 
-def _wrong_size(found: int, expected: int, who: str) -> str | None:
-    if found == expected:
+def _wrong_size(actual: int, expected: int, who: str) -> str | None:
+    if actual == expected:
         return None
-    problem = f"is {'truncated' if found < expected else 'too long'}: {found:,} bytes"
+    problem = f"is {'truncated' if actual < expected else 'too long'}: {actual:,} bytes"
     return f"{problem}, {who} {expected:,}"

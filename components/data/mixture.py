@@ -1,4 +1,4 @@
-"""Data mixture: the shares of each phase, by the tokens found and the repeats allowed."""
+"""Data mixture: the shares of each phase, limited by the tokens and repeats of each source."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,20 +19,20 @@ def windows_per_source(manifest: Manifest, sequence_length: int) -> dict[str, in
     }
 
 
-# Shares computed on one machine are those of any other: its last bits are not kept.
+# Rounding makes the shares the same on every machine: the last bits of floats may differ.
 DECIMALS = 12
-SAMPLES_OFF = 2  # what a phase may draw beyond an exact share, see ShareTree
+SAMPLES_OFF = 2  # most samples by which a phase may exceed an exact share, see ShareTree
 
 
 def tempered_shares(tokens: Mapping[str, int], temperature: float) -> dict[str, float]:
-    """Share the draws in proportion to ``tokens ** (1 / temperature)``.
+    """Return shares proportional to ``tokens ** (1 / temperature)``.
 
-    1 is the natural proportion; the higher, the nearer to equal shares: 5 in Arivazhagan et
-    al. 2019 (arXiv 1907.05019), 1/0.3 in mT5 (Xue et al. 2021, arXiv 2010.11934), which write
-    the exponent as 1/T and as alpha.
+    A temperature of 1 gives the natural proportion; a higher one moves the shares toward equal:
+    5 in Arivazhagan et al. 2019 (arXiv 1907.05019), 1/0.3 in mT5 (Xue et al. 2021, arXiv
+    2010.11934). These papers write the exponent as 1/T and as alpha.
     """
-    most = max(tokens.values())
-    weights = {name: (count / most) ** (1 / temperature) for name, count in tokens.items()}
+    largest = max(tokens.values())
+    weights = {name: (count / largest) ** (1 / temperature) for name, count in tokens.items()}
     total = sum(weights.values())
     return {name: round(weight / total, DECIMALS) for name, weight in weights.items()}
 
@@ -43,21 +43,21 @@ def limit_repeats(
     samples: Mapping[str, int],
     most_epochs: Mapping[str, int],
     total_samples: int,
-    surplus: Literal["refused", "dealt"],
+    on_exhausted: Literal["refuse", "redistribute"],
     weights: Sequence[Fraction] | None = None,
 ) -> tuple[Phase, ...]:
-    """Keep every source below its most epochs over ``total_samples``; others keep their ratios.
+    """Limit every source to its ``most_epochs`` over ``total_samples``; keep other ratios.
 
-    A sample of a phase counts as ``weights`` says as many of ``samples``, if it is longer.
+    ``weights``: one sample of a phase counts as this many of ``samples`` (longer sequences).
 
-    What is dealt: a source that reaches its limit is drawn in all phases in the same, smaller
-    part, and in each phase the others share the rest as before; those who then reach their own
-    limit are cut in turn, until none does. UniMax (Chung et al. 2023, arXiv 2304.09151,
-    algorithm 1) deals the same way from equal shares.
+    "redistribute": a source at its limit gets the same, smaller fraction of its share in all
+    phases. The other sources divide the rest of each phase in the same ratios as before. If one
+    of them then exceeds its own limit, it is reduced too, until none does. UniMax (Chung et al.
+    2023, arXiv 2304.09151, algorithm 1) does the same, starting from equal shares.
 
     Raises:
-        RecipeError: a source would be repeated more often and the surplus is refused, or no
-            source is left in a phase that could take it.
+        RecipeError: a source exceeds its limit with ``on_exhausted: refuse``, or a phase has no
+            source left that could take the rest.
     """
     limits = {name: epochs * samples[name] for name, epochs in most_epochs.items()}
     starts = [min(phase.first_sample, total_samples) for phase in phases]
@@ -69,28 +69,30 @@ def limit_repeats(
     ]
     cut: set[str] = set()
     while over := _over(shares, lengths, limits, cut):
-        if surplus == "refused":
+        if on_exhausted == "refuse":
             name, drawn = next(iter(over.items()))
             epochs = float(drawn / samples[name]) if samples[name] else float("inf")
-            too_often = f"but its shares read it {epochs:.2f} times over the budget"
-            share = f"give it at most {float(limits[name] / sum(lengths)):.6f} of the samples"
+            too_often = f"but its shares read the source {epochs:.2f} times over the budget"
+            share = f"set its share to at most {float(limits[name] / sum(lengths)):.6f}"
             raise RecipeError(
                 f"data.sources.{name}.most_epochs",
                 f"{most_epochs[name]}, {too_often}",
-                f"{share}, raise the limit, or set data.surplus=dealt",
+                f"{share}, raise the limit, or set data.on_exhausted=redistribute",
             )
         slack = SAMPLES_OFF * sum(weights)
         for name, drawn in over.items():
-            kept = max(limits[name] - slack, 0) / drawn
+            scale = max(limits[name] - slack, 0) / drawn
             for part in shares:
-                part[name] = part.get(name, Fraction(0)) * kept
+                part[name] = part.get(name, Fraction(0)) * scale
         cut |= set(over)
         for part, phase in zip(shares, phases, strict=True):
             _fill_up(part, cut, phase)
     if not cut:
         return tuple(phases)
     return tuple(
-        replace(phase, shares={name: round(float(one), DECIMALS) for name, one in part.items()})
+        replace(
+            phase, shares={name: round(float(share), DECIMALS) for name, share in part.items()}
+        )
         for phase, part in zip(phases, shares, strict=True)
     )
 
@@ -101,21 +103,21 @@ def _over(
     limits: Mapping[str, int],
     cut: set[str],
 ) -> dict[str, Fraction]:
-    """Return the samples of each source that would be drawn more often than it may."""
+    """Return the samples drawn from each source that exceeds its limit."""
     parts = list(zip(shares, lengths, strict=True))
     drawn = {
         name: sum((part.get(name, Fraction(0)) * length for part, length in parts), Fraction(0))
         for name in limits
         if name not in cut
     }
-    return {name: one for name, one in drawn.items() if one > limits[name]}
+    return {name: count for name, count in drawn.items() if count > limits[name]}
 
 
 def _fill_up(part: dict[str, Fraction], cut: set[str], phase: Phase) -> None:
     rest = 1 - sum((part[name] for name in part if name in cut), Fraction(0))
     free = sum((part[name] for name in part if name not in cut), Fraction(0))
     if free == 0:
-        problem = "every source here has reached its most_epochs before the tokens are full"
+        problem = "all sources reach most_epochs before the token budget is filled"
         remedy = "raise most_epochs, lower budget.total_tokens, or add a source without a limit"
         raise RecipeError(phase.path, problem, remedy)
     for name in part:

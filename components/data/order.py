@@ -1,14 +1,14 @@
-"""Sample order as a function of (seed, position), by a keyed permutation that is computed.
+"""Sample order: a function of (seed, position), computed by a keyed permutation.
 
-The index is written as two digits, ``low`` below ``columns`` and ``high`` below ``rows``, with
-``rows x columns`` just above ``size``. Each round adds a keyed hash of one digit to the other,
-which can be undone, so every round permutes the rectangle (a generalised Feistel network: Black
-and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002, section 5). An image outside
-``range(size)`` is permuted again until it falls inside ("cycle walking", section 4 there).
+The index is written as two digits, ``low`` below ``columns`` and ``high`` below ``rows``, where
+``rows x columns`` is just above ``size``. Each round adds a keyed hash of one digit to the
+other, which permutes the rectangle (a generalized Feistel network: Black and Rogaway, "Ciphers
+with Arbitrary Finite Domains", 2002, section 5). An image outside ``range(size)`` is permuted
+again until it is inside ("cycle walking", section 4 there).
 
-A run is a row of phases, each with its shares: inside a phase every prefix keeps them within
-two samples. A source's draws are counted through all phases, so its epochs go on where the
-phase before left off, and no sample comes again before all of its source have been drawn.
+A run is a sequence of phases, each with its own shares. Inside a phase, every prefix keeps the
+shares within two samples. Draws of a source are counted over all phases, so no sample repeats
+before all samples of its source have been drawn.
 """
 
 import hashlib
@@ -32,13 +32,13 @@ MASK = (1 << 64) - 1
 
 @lru_cache(maxsize=1024)
 def round_keys(seed: int, source: str, epoch: int) -> tuple[int, ...]:
-    """Derive one 64-bit key a round from what names the permutation."""
+    """Derive one 64-bit key per round from the seed, source and epoch of a permutation."""
     name = f"{seed}\0{epoch}\0{source}".encode()
     digest = hashlib.blake2b(name, digest_size=8 * NUM_ROUNDS).digest()
     return struct.unpack(f"<{NUM_ROUNDS}Q", digest)
 
 
-def permute(index: int, size: int, keys: tuple[int, ...]) -> int:
+def permute_index(index: int, size: int, keys: tuple[int, ...]) -> int:
     """Map ``index`` to its image in ``range(size)``; distinct indices have distinct images."""
     columns = math.isqrt(size - 1) + 1
     rows = -(-size // columns)
@@ -53,7 +53,7 @@ def permute(index: int, size: int, keys: tuple[int, ...]) -> int:
 
 
 def _mix(value: int) -> int:
-    """Hash 64 bits (Stafford's variant 13 of MurmurHash3's finaliser, 2011)."""
+    """Hash 64 bits (Stafford's variant 13 of MurmurHash3's finalizer, 2011)."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
     return value ^ (value >> 31)
@@ -61,7 +61,7 @@ def _mix(value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """A node of the tree; ``numerator / denominator`` is its left side's part of its draws."""
+    """A tree node; its left side gets ``numerator / denominator`` of the node's draws."""
 
     left: "_Split | str"
     right: "_Split | str"
@@ -73,19 +73,19 @@ class _Split:
 
 
 class ShareTree:
-    """Deal an endless row of draws to sources; the order of the mapping has no effect.
+    """Assigns an endless sequence of draws to sources; the mapping's order has no effect.
 
-    A binary tree over the sources decides which source a position draws from: of the first
-    ``n`` draws that reach a node, its left side gets ``n x weight`` rounded to the nearest
-    integer, the right side the rest. Both counts never fall as ``n`` grows, so "the next draw"
-    is well defined and nothing is stored. ``paths`` lead to the sources that are drawn at all.
+    A binary tree over the sources decides which source a position draws from. Of the first
+    ``n`` draws that reach a node, the left side gets ``n x weight``, rounded to the nearest
+    integer, and the right side gets the rest. Neither count decreases as ``n`` grows, so "the
+    next draw" is well defined. ``paths`` has the path to each source with a share above 0.
 
-    Why every prefix is within two samples of the exact shares: each node makes a rounding error
-    of at most 1/2, which shrinks on its way down with the weights. A leaf of weight ``w`` is
-    off by at most ``(1 + w/w1 + w/w2 + ...) / 2``, where ``w1, w2, ...`` are the weights of the
-    nodes above it. In a Huffman tree these grow at least as the Fibonacci numbers (a node's
-    sibling is no lighter than the node's children, for the two lightest were merged first),
-    whose reciprocals add up to 3.36: the error stays below 1.68.
+    Every prefix is within two samples of the exact shares. Each node makes a rounding error of
+    at most 1/2, which the weights below it reduce. A leaf of weight ``w`` is off by at most
+    ``(1 + w/w1 + w/w2 + ...) / 2``, where ``w1, w2, ...`` are the weights of the nodes above
+    it. In a Huffman tree these grow at least like the Fibonacci numbers: a node's sibling is
+    not lighter than the node's children, because the two lightest are merged first. The
+    reciprocals of the Fibonacci numbers sum to 3.36, so the error stays below 1.68.
     """
 
     def __init__(self, shares: Mapping[str, float]) -> None:
@@ -94,8 +94,8 @@ class ShareTree:
         self.paths: dict[str, tuple[tuple[_Split, bool], ...]] = {}
         self._trace(self._root, ())
 
-    def draw(self, position: int) -> tuple[str, int]:
-        """Name the source at ``position``, and count its draws before that."""
+    def draw_source(self, position: int) -> tuple[str, int]:
+        """Return the source at ``position`` and the number of its earlier draws."""
         node, draws = self._root, position
         while isinstance(node, _Split):
             before = node.left_draws(draws)
@@ -105,7 +105,7 @@ class ShareTree:
                 node, draws = node.right, draws - before
         return node, draws
 
-    def count(self, source: str, position: int) -> int:
+    def count_draws(self, source: str, position: int) -> int:
         """Count the draws of ``source`` among the first ``position``."""
         if source not in self.paths:
             return 0
@@ -124,7 +124,7 @@ class ShareTree:
 
 
 def exact_share(share: float) -> Fraction:
-    """Take a share as it is written: 0.1 is a tenth, not the float nearest to it."""
+    """Return a share as the exact decimal: 0.1 is one tenth, not the nearest float."""
     return Fraction(repr(float(share)))
 
 
@@ -142,12 +142,9 @@ def _huffman(weights: Mapping[str, Fraction]) -> _Split | str:
     return heap[0][2]
 
 
-SUM_TOLERANCE = Fraction(1, 10**6)
-
-
 @dataclass(frozen=True, slots=True)
 class SampleId:
-    """Name one sample: ``index`` counts windows of the source's tokens."""
+    """Identifier of a sample; ``index`` counts the windows of the source's tokens."""
 
     source: str
     epoch: int
@@ -156,7 +153,7 @@ class SampleId:
 
 @dataclass(frozen=True, slots=True)
 class SourceDraws:
-    """How much of a source was drawn: promised by its shares, and in fact."""
+    """Draws of a source: its promised share, and its actual share, samples and epochs."""
 
     promised_share: float
     share: float
@@ -166,7 +163,7 @@ class SourceDraws:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Shares that hold from ``first_sample`` on; ``path`` is their place in the recipe."""
+    """Shares that apply from ``first_sample`` on; ``path`` is their YAML path in the recipe."""
 
     first_sample: int
     shares: Mapping[str, float]
@@ -174,7 +171,7 @@ class Phase:
 
 
 class SampleOrder:
-    """Sample order of an endless run: which sample stands at a position, in O(1) memory."""
+    """Sample order of an endless run: returns the sample at any position, in O(1) memory."""
 
     def __init__(
         self,
@@ -184,14 +181,10 @@ class SampleOrder:
         seed: int,
         first_epochs: Mapping[str, int] | None = None,
     ) -> None:
-        """Build a tree of sources for each phase; the order of the mappings has no effect.
+        """Build a source tree for each phase; the order of the mappings has no effect.
 
-        A source's epochs are counted from ``first_epochs`` on, where others went before.
-
-        Raises:
-            RecipeError: phases that do not follow one another from sample 0 on; shares that are
-                negative, do not add up to 1, name an unknown source, or give a part to a
-                source without a whole sample.
+        The epochs of a source start at ``first_epochs``, if earlier cuts have drawn from it.
+        Phases out of order, or a source without a whole sample, are a RecipeError.
         """
         _check_starts(phases)
         for phase in phases:
@@ -200,76 +193,75 @@ class SampleOrder:
         self._first_epochs = dict(first_epochs or {})
         self._starts = [phase.first_sample for phase in phases]
         self._trees = [ShareTree(phase.shares) for phase in phases]
-        self._before: list[dict[str, int]] = [{}]  # draws of each source, by phase
+        self._before: list[dict[str, int]] = [{}]  # each source's draws before each phase
         for tree, (start, end) in zip(self._trees, pairwise(self._starts), strict=False):
             counts = dict(self._before[-1])
             for source in tree.paths:
-                counts[source] = counts.get(source, 0) + tree.count(source, end - start)
+                counts[source] = counts.get(source, 0) + tree.count_draws(source, end - start)
             self._before.append(counts)
 
     def __getitem__(self, position: SupportsIndex) -> SampleId:
-        """Find the sample at ``position``.
-
-        Raises:
-            IndexError: the position is negative.
-        """
+        """Return the sample at ``position``."""
         place = operator.index(position)
         if place < 0:
             raise IndexError(f"position {position} is before the first sample")
         phase = bisect_right(self._starts, place) - 1
-        source, draws = self._trees[phase].draw(place - self._starts[phase])
+        source, draws = self._trees[phase].draw_source(place - self._starts[phase])
         draws += self._before[phase].get(source, 0)
         size = self._samples[source]
         epoch, index = divmod(draws, size)
         epoch += self._first_epochs.get(source, 0)
         keys = round_keys(self._seed, source, epoch)
-        return SampleId(source, epoch, permute(index, size, keys))
+        return SampleId(source, epoch, permute_index(index, size, keys))
 
-    def count(self, source: str, position: SupportsIndex) -> int:
+    def count_samples(self, source: str, position: SupportsIndex) -> int:
         """Count the samples of ``source`` among the first ``position``."""
         place = operator.index(position)
         phase = max(0, bisect_right(self._starts, place) - 1)
-        inside = self._trees[phase].count(source, place - self._starts[phase])
+        inside = self._trees[phase].count_draws(source, place - self._starts[phase])
         return self._before[phase].get(source, 0) + inside
 
     def epochs_after(self, position: SupportsIndex) -> dict[str, int]:
-        """Count the epochs of each source that the first ``position`` samples have begun."""
+        """Count the epochs of each source that start in the first ``position`` samples."""
         return {
-            name: self._first_epochs.get(name, 0) - (-self.count(name, position) // size)
+            name: self._first_epochs.get(name, 0)
+            - (-self.count_samples(name, position) // size)
             for name, size in self._samples.items()
             if size
         }
 
-    def drawn(
+    def summarize_draws(
         self, position: SupportsIndex, without: Sequence[tuple[int, int]] = ()
     ) -> dict[str, SourceDraws]:
-        """Put the shares of the first ``position`` samples beside what the recipe promised.
+        """Return promised and actual shares of the first ``position`` samples.
 
-        Windows ``without``, each a first position and a count, were left out of them.
+        Each window in ``without`` is (first position, count) and was skipped.
         """
         total = operator.index(position)
-        taken = max(total - sum(left_out for _, left_out in without), 1)
+        total_drawn = max(total - sum(left_out for _, left_out in without), 1)
         drawn = {}
         for name, promised in self._promised(total).items():
-            count = self.count(name, total)
+            count = self.count_samples(name, total)
             for first, left_out in without:
-                count -= self.count(name, first + left_out) - self.count(name, first)
+                count -= self.count_samples(name, first + left_out) - self.count_samples(
+                    name, first
+                )
             drawn[name] = SourceDraws(
                 promised_share=float(promised / max(total, 1)),
-                share=count / taken,
+                share=count / total_drawn,
                 samples=count,
                 epochs=count / max(self._samples[name], 1),
             )
         return drawn
 
     def shares_at(self, position: SupportsIndex) -> dict[str, float]:
-        """Give the share of each source in the phase of ``position``; 0 if not drawn there."""
+        """Return each source's share in the phase of ``position``, 0 if not drawn."""
         phase = self._phases[bisect_right(self._starts, operator.index(position)) - 1]
         exact = _exact_shares(phase)
         return {name: float(exact.get(name, 0)) for name in self._samples}
 
     def _promised(self, total: int) -> dict[str, Fraction]:
-        """Multiply each phase's shares by its part of ``total``."""
+        """Return the samples promised to each source: phase shares times phase lengths."""
         promised = dict.fromkeys(self._samples, Fraction(0))
         starts = [min(start, total) for start in self._starts]
         for phase, (start, end) in zip(self._phases, pairwise([*starts, total]), strict=True):
@@ -279,37 +271,27 @@ class SampleOrder:
 
 
 def _exact_shares(phase: Phase) -> dict[str, Fraction]:
-    """Divide the shares of a phase by their sum."""
+    """Return the shares of a phase, divided by their sum."""
     exact = {name: exact_share(share) for name, share in phase.shares.items()}
-    whole = sum(exact.values(), Fraction(0))
-    return {name: share / whole for name, share in exact.items()}
+    total = sum(exact.values(), Fraction(0))
+    return {name: share / total for name, share in exact.items()}
 
 
 def _check_starts(phases: Sequence[Phase]) -> None:
-    if not phases or phases[0].first_sample != 0:
-        problem = "no shares hold from the first sample on"
-        raise RecipeError("data.phases", problem, "let a phase begin at 0")
+    assert phases, "no phase"
+    assert phases[0].first_sample == 0, "no shares for the first sample"
     for earlier, later in pairwise(phases):
         if later.first_sample <= earlier.first_sample:
-            problem = f"begins at sample {later.first_sample:,}, not after the phase before it"
-            before = f"which begins at {earlier.first_sample:,}"
-            remedy = "let it begin later, or leave it out"
+            problem = f"starts at sample {later.first_sample:,}, not after the phase before it"
+            before = f"which starts at {earlier.first_sample:,}"
+            remedy = "set a later start, or remove the phase"
             raise RecipeError(later.path, f"{problem}, {before}", remedy)
 
 
 def _check_shares(phase: Phase, samples: Mapping[str, int]) -> None:
+    """Check that a source with a share has a sample, which is known only after reading it."""
     for name, share in phase.shares.items():
-        path = f"{phase.path}.{name}"
-        if name not in samples:
-            remedy = f"known sources: {', '.join(sorted(samples)) or 'none'}"
-            raise RecipeError(path, f"there is no source {name!r}", remedy)
-        if not (math.isfinite(share) and share >= 0):
-            raise RecipeError(path, f"{share} is not a share", "give a number from 0 to 1")
         if share > 0 and samples[name] < 1:
-            problem = f"{share} of the samples, but the source has not one whole sample"
-            remedy = "give it more text, shorten budget.sequence_length, or set the share to 0"
-            raise RecipeError(path, problem, remedy)
-    total = sum((exact_share(share) for share in phase.shares.values()), Fraction(0))
-    if abs(total - 1) > SUM_TOLERANCE:
-        problem = f"the shares add up to {float(total):.9g}, not to 1 within 1e-6"
-        raise RecipeError(phase.path, problem, "divide each of them by that sum")
+            problem = f"{share} of the samples, but the source is shorter than one sample"
+            remedy = "add text to it, reduce budget.sequence_length, or set the share to 0"
+            raise RecipeError(f"{phase.path}.{name}", problem, remedy)

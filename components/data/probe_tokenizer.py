@@ -1,7 +1,8 @@
-"""Child process that checks a tokenizer file; the argument is the suffix of the file.
+"""Child process that checks a tokenizer file. Its argument is the file's suffix.
 
-It reads the file from standard input. It exits with 0 if the file opens and encodes text within
-the limits. Otherwise it writes the reason to standard output, unless it is killed.
+It reads the file's content from standard input and exits with 0 if the tokenizer opens and
+encodes text within the limits. Otherwise it writes the reason to standard output and exits with
+1, unless a limit kills it.
 """
 
 import json
@@ -14,20 +15,20 @@ import sentencepiece
 from tokenizers import Tokenizer as Engine
 
 from components.data.byte_bpe import open_fast
-from components.data.engine_check import PROBES
+from components.data.tokenizer_file import PROBES
 
 MOST_SECONDS, MOST_MEMORY = 15, 8 << 30
-MOST_GROWTH = 1000  # output characters or tokens for each input character
+MOST_GROWTH = 1000  # output characters or tokens per input character
 PARTS = ("normalizer", "pre_tokenizer", "decoder")
 
 
 def bound_growth(part: Any) -> float:
-    """Return the most characters that the replacements of a part make from one character."""
+    """Return how many characters a part's replacements can make from one character, at most."""
     growth = 1.0
     for step in _find_steps(part):
         content, pattern = step.get("content"), step.get("pattern")
         if isinstance(content, str) and isinstance(pattern, dict):
-            matched = len(str(pattern.get("String", "")))  # a Regex may match nothing
+            matched = len(str(pattern.get("String", "")))  # a Regex may match the empty string
             growth *= max(1.0, len(content) / matched if matched else len(content) + 1)
     return growth
 
@@ -45,20 +46,20 @@ def _probe_json(content: str) -> None:
     tree = json.loads(content)
     growth = max(bound_growth(tree.get(part)) for part in PARTS)
     if growth > MOST_GROWTH:
-        raise ValueError(f"its replacements can make {growth:.0f} characters of one")
+        raise ValueError(f"its replacements can turn one character into {growth:.0f}")
     patterns = [step.get("pattern") for step in _find_steps(tree.get("normalizer"))]
     engine = Engine.from_str(content)
     open_fast(content, engine)
     for text in (*PROBES, str(patterns)):
         ids = engine.encode(text, add_special_tokens=False).ids
         if len(ids) > MOST_GROWTH * (len(text.encode()) + 1):
-            raise ValueError(f"it makes {len(ids):,} tokens of {len(text):,} characters")
+            raise ValueError(f"it encodes {len(text):,} characters as {len(ids):,} tokens")
         engine.decode(ids)
 
 
 def _probe_pieces(content: bytes) -> None:
     if not content:
-        raise ValueError("the file is empty")  # the library would load it
+        raise ValueError("the file is empty")  # the library would accept it
     pieces = sentencepiece.SentencePieceProcessor(model_proto=content)
     for text in PROBES:
         pieces.decode(pieces.encode(text))
@@ -76,7 +77,7 @@ def _main() -> None:
             _probe_json(content.decode())
         else:
             _probe_pieces(content)
-    except BaseException as error:  # noqa: BLE001 (a panic of Rust is not an Exception)
+    except BaseException as error:  # noqa: BLE001 (a Rust panic is not an Exception)
         sys.stdout.write(" ".join(str(error).split())[:300] or type(error).__name__)
         sys.exit(1)
 

@@ -1,12 +1,13 @@
-"""The order of a whole run, whose phases may cut their sources at other lengths.
+"""Sample order of a run with a sequence length that may change between phases.
 
-Where the length of a sample changes the sources are cut anew, from their first token on, and
-dealt anew: a new epoch of every source begins, since no windows of one length are exactly what
-windows of another have left. So a source that is read before and after may show a text again
-before all of it was seen; what is counted as read are its tokens, of all lengths together.
+A cut is a stretch of the run with one sequence length. Each cut divides every source into
+windows again from its first token and starts a new epoch of every source, because windows of
+one length cannot cover exactly what windows of another length left unread. So a source that is
+read in two cuts may repeat a text before all of it was read, and read data is counted in
+tokens.
 
-A sample has a number. Those of each length begin at a multiple of ``CUT``: a sample that is
-left out moves the numbers of its own length alone, and none across the border.
+The sample numbers of a cut start at a multiple of ``CUT``. Skipping a sample shifts only the
+numbers of its own cut.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,13 +16,13 @@ from itertools import pairwise
 
 from components.data.order import Phase, SampleId, SampleOrder, SourceDraws
 
-CUT = 1 << 40  # above the samples of any run
-Window = tuple[int, int]  # the first number, and how many
+CUT = 1 << 40  # more than the samples of any run
+SampleWindow = tuple[int, int]  # first number, count
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Samples of one length in a row: the samples before it, and the order of its own."""
+    """Consecutive samples of one length: their first sample in the run, and their order."""
 
     first_sample: int
     sequence_length: int
@@ -30,18 +31,18 @@ class Cut:
 
 @dataclass(frozen=True)
 class CutDraws:
-    """How far into a cut a run has come: up to which number, and what was left out of it."""
+    """Progress in a cut: the number after the last sample, and the skipped windows."""
 
     end: int
-    without: tuple[Window, ...] = ()
+    without: tuple[SampleWindow, ...] = ()
 
     @property
-    def taken(self) -> int:
+    def num_samples(self) -> int:
         return self.end - sum(count for _, count in self.without)
 
 
 class RunOrder:
-    """The cuts of a run, one after another; with one of them all is as in its order."""
+    """Sample order of all cuts of a run. With one cut it equals that cut's order."""
 
     def __init__(self, cuts: Iterable[Cut]) -> None:
         self.cuts = tuple(cuts)
@@ -51,41 +52,45 @@ class RunOrder:
         return self.cuts[cut].order[index]
 
     def cut_at(self, sample: int) -> int:
-        """Say in which cut lies what comes after so many samples."""
+        """Return the index of the cut that contains the run's sample ``sample`` (from 0)."""
         return sum(cut.first_sample <= sample for cut in self.cuts[1:])
 
-    def inside(self, samples: int) -> list[int]:
-        """Divide the first ``samples`` of the run among the cuts."""
+    def count_by_cut(self, samples: int) -> list[int]:
+        """Return how many of the first ``samples`` of the run are in each cut."""
         starts = [min(cut.first_sample, samples) for cut in self.cuts]
         return [end - start for start, end in pairwise([*starts, samples])]
 
-    def count(self, source: str, samples: int) -> int:
-        """Count the samples of ``source`` among the first ``samples``, none left out."""
-        parts = zip(self.cuts, self.inside(samples), strict=True)
-        return sum(cut.order.count(source, taken) for cut, taken in parts)
+    def count_samples(self, source: str, samples: int) -> int:
+        """Count the samples of ``source`` among the first ``samples``, if none is skipped."""
+        parts = zip(self.cuts, self.count_by_cut(samples), strict=True)
+        return sum(cut.order.count_samples(source, count) for cut, count in parts)
 
-    def drawn(self, samples: int) -> dict[str, SourceDraws]:
-        """Put the shares of the first ``samples`` beside the promised ones, none left out."""
-        return self.drawn_in([CutDraws(taken) for taken in self.inside(samples)])
+    def summarize_draws(self, samples: int) -> dict[str, SourceDraws]:
+        """Return promised and actual shares of the first ``samples``, if none is skipped."""
+        return self.drawn_in([CutDraws(count) for count in self.count_by_cut(samples)])
 
     def drawn_in(self, parts: Sequence[CutDraws]) -> dict[str, SourceDraws]:
-        """Put the shares of what was taken of each cut beside those promised, by tokens."""
+        """Return promised and actual shares of what was drawn from each cut, by tokens."""
         reached = [
             (cut, part) for cut, part in zip(self.cuts, parts, strict=True) if part.end
         ] or [(self.cuts[0], parts[0])]
-        found = [cut.order.drawn(part.end, without=part.without) for cut, part in reached]
-        if not found[1:]:
-            return found[0]
-        promised = [part.end * cut.sequence_length for cut, part in reached]
-        taken = [part.taken * cut.sequence_length for cut, part in reached]
+        draws = [
+            cut.order.summarize_draws(part.end, without=part.without) for cut, part in reached
+        ]
+        if not draws[1:]:
+            return draws[0]
+        promised_tokens = [part.end * cut.sequence_length for cut, part in reached]
+        drawn_tokens = [part.num_samples * cut.sequence_length for cut, part in reached]
         return {
             name: SourceDraws(
-                promised_share=_mean([one[name].promised_share for one in found], promised),
-                share=_mean([one[name].share for one in found], taken),
-                samples=sum(one[name].samples for one in found),
-                epochs=sum(one[name].epochs for one in found),
+                promised_share=_mean(
+                    [draw[name].promised_share for draw in draws], promised_tokens
+                ),
+                share=_mean([draw[name].share for draw in draws], drawn_tokens),
+                samples=sum(draw[name].samples for draw in draws),
+                epochs=sum(draw[name].epochs for draw in draws),
             )
-            for name in found[0]
+            for name in draws[0]
         }
 
 
@@ -95,11 +100,11 @@ def _mean(values: Sequence[float], weights: Sequence[int]) -> float:
 
 
 def split_at(phases: Sequence[Phase], first_samples: Sequence[int]) -> list[list[Phase]]:
-    """Divide a run's shares among its cuts, each counting its own samples from 0."""
+    """Split a run's phases by cut; each cut counts its samples from 0."""
     parts = []
     for first, end in pairwise([*first_samples, None]):
         assert first is not None, "the last cut has no end"
-        before = [phase for phase in phases if phase.first_sample <= first][-1:]
+        current = [phase for phase in phases if phase.first_sample <= first][-1:]
         inside = [
             phase
             for phase in phases
@@ -107,6 +112,6 @@ def split_at(phases: Sequence[Phase], first_samples: Sequence[int]) -> list[list
         ]
         parts.append([
             Phase(max(0, phase.first_sample - first), phase.shares, phase.path)
-            for phase in (*before, *inside)
+            for phase in (*current, *inside)
         ])
     return parts

@@ -1,15 +1,15 @@
-"""Windows of tokens, and which of them training counts; the only torch of this package.
+"""Windows of tokens and their loss masks; the only module of this package that imports torch.
 
-Window ``k`` of a source's tokens, all its files in a row, with sequence length ``L`` is
-``tokens[k L : k L + L + 1]``: its first ``L`` tokens are read and its last ``L`` predicted, so
-neighbours share one token and each token is predicted once.
+Window ``k`` of a source, whose files are read as one sequence, with sequence length ``L`` is
+``tokens[k L : k L + L + 1]``. Its first ``L`` tokens are inputs and its last ``L`` are targets.
+So neighboring windows share one token, and each token is a target once.
 
-Goldfish loss, https://arxiv.org/abs/2406.10209, section 3, is as swiss-ai's Megatron-LM has it
-(``megatron/core/datasets/gpt_dataset.py``): a target is dropped where a table of random numbers
-has less than 1 / k at the product of the h targets that end with it, modulo the table's size.
-The product overflows 64 bits, and is part of the mask. It is 0 where a token of the window is,
-or where its tokens have 64 factors of two together: then the table's first number decides. The
-first h - 1 targets of a sample always count.
+Goldfish loss, https://arxiv.org/abs/2406.10209, section 3, as in swiss-ai's Megatron-LM
+(``megatron/core/datasets/gpt_dataset.py``): the product of the h targets that end with a
+target, modulo the size of a table of random numbers, selects an entry. The target is dropped if
+that entry is below 1 / k. The product overflows 64 bits by design. It is 0 if a token of the h
+is 0 or if the tokens together have 64 factors of two; then the first entry decides. The first
+h - 1 targets of a sample always count.
 """
 
 import hashlib
@@ -34,14 +34,14 @@ _TABLE_SIZE, _TABLE_SEED = 1_000_003, 2_971_215_073
 
 
 def step_positions(*, first_sample: int, samples_per_step: int, rank: int, ranks: int) -> range:
-    """Return one data rank's contiguous block of the positions of one step."""
+    """Return the contiguous block of a step's positions that belongs to one data rank."""
     assert samples_per_step % ranks == 0, "a step's samples divide evenly among the data ranks"
     block = samples_per_step // ranks
     return range(first_sample + rank * block, first_sample + (rank + 1) * block)
 
 
 def samples_digest(ids: Iterable[SampleId]) -> int:
-    """Add up a 63-bit hash of each id, so that ranks can add up theirs in any order."""
+    """Sum a 63-bit hash of each id, so that ranks can add their sums in any order."""
     total = 0
     for sample in ids:
         name = f"{sample.source}\0{sample.epoch}\0{sample.index}".encode()
@@ -51,7 +51,7 @@ def samples_digest(ids: Iterable[SampleId]) -> int:
 
 
 class PackedSamples(Dataset[torch.Tensor]):
-    """Training samples by their position in the order; see :class:`OpenFiles`."""
+    """Training samples by position in the sample order; see :class:`OpenFiles`."""
 
     def __init__(
         self,
@@ -80,16 +80,16 @@ class PackedSamples(Dataset[torch.Tensor]):
         sample, length = self._order[position], self._sequence_length
         tokens = self._tokens[sample.source]
         if (rows := self._rows.get(sample.source)) is not None:
-            return torch.from_numpy(rows.read(sample.index, tokens, length, self._eod_id))
+            return torch.from_numpy(rows.read_row(sample.index, tokens, length, self._eod_id))
         start = sample.index * length
-        return torch.from_numpy(tokens.read(start, start + length + 1))
+        return torch.from_numpy(tokens.read_tokens(start, start + length + 1))
 
     def sample_id(self, position: int) -> SampleId:
         return self._order[position]
 
 
 class HeldOutWindows:
-    """Read the held-out text of each source: at most ``max_windows``, spread evenly over it."""
+    """Held-out windows of each source: at most ``max_windows``, evenly spread."""
 
     def __init__(
         self, *, folder: Path, manifest: Manifest, sequence_length: int, max_windows: int
@@ -99,11 +99,11 @@ class HeldOutWindows:
         self._sequence_length, self._max_windows = sequence_length, max_windows
 
     @property
-    def sources(self) -> tuple[str, ...]:
+    def source_names(self) -> tuple[str, ...]:
         return tuple(self._manifest.sources)
 
-    def windows(self, source: str) -> Iterator[torch.Tensor]:
-        """Yield int64 ``[sequence_length + 1]``; the last may be shorter, down to 2."""
+    def iter_windows(self, source: str) -> Iterator[torch.Tensor]:
+        """Yield int64 ``[sequence_length + 1]`` windows; the last may be shorter, down to 2."""
         records = self._manifest.sources[source].held_out
         tokens = ShardedTokens(records=records, files=self._files)
         length = self._sequence_length
@@ -111,14 +111,14 @@ class HeldOutWindows:
         count = min(len(starts), self._max_windows)
         for index in range(count):
             start = starts[index * len(starts) // count]
-            yield torch.from_numpy(tokens.read(start, start + length + 1))
+            yield torch.from_numpy(tokens.read_tokens(start, start + length + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossMask:
-    """Choose targets; ``one_in`` 0 drops none for what precedes it.
+    """Loss mask; ``one_in`` 0 drops no target for the tokens before it (no Goldfish loss).
 
-    In ``padded`` rows ends of documents behind an end are padding, which never counts.
+    In ``padded`` rows an end-of-document id after another one is padding, which never counts.
     """
 
     one_in: int
@@ -132,7 +132,7 @@ class LossMask:
         return self.after_eod and not self.one_in and not self.padded
 
     def __call__(self, rows: Int[Tensor, "*batch whole"]) -> Bool[Tensor, "*batch length"]:
-        """Say for each target, all tokens of ``rows`` but the first, whether it counts."""
+        """Return which targets count; the targets are all tokens of ``rows`` but the first."""
         counted = torch.ones_like(rows[..., 1:], dtype=torch.bool)
         if not self.after_eod:
             counted &= rows[..., :-1] != self.eod_id
@@ -150,10 +150,11 @@ def counted_further(
     by: int,
     documents: Int[Tensor, "*batch length"] | None,
 ) -> Bool[Tensor, "*batch length"]:
-    """Say of each position whether the target of that which is ``by`` further counts for it.
+    """Return for each position whether the target ``by`` positions later counts for it.
 
-    Behind the end of a row there is none. Where attention knows ``documents``, all that is
-    between the two must be of one: of another's tokens nothing is to be predicted.
+    Positions past the end of a row have no such target. If attention is limited to
+    ``documents``, both positions must be in the same document: a token must not predict
+    another document's tokens.
     """
     further = torch.zeros_like(counted)
     further[..., :-by] = counted[..., by:]
@@ -164,6 +165,6 @@ def counted_further(
 
 @cache
 def _table() -> Float[Tensor, " size"]:
-    """Draw the numbers on the CPU, whose generator is not other devices'."""
+    """Draw the random numbers on the CPU: generators of other devices differ."""
     generator = torch.Generator("cpu").manual_seed(_TABLE_SEED)
     return torch.rand(_TABLE_SIZE, generator=generator, device="cpu", dtype=torch.float32)

@@ -1,7 +1,7 @@
-"""Token files: little-endian ids one after another, and the shards of a source as one sequence.
+"""Token files: consecutive little-endian ids, and a source's files read as one sequence.
 
-What a reader must know (width, counts, hash) is in the manifest, so that a file can be mapped
-into memory as it is. Every document is followed by the end-of-document id.
+The manifest has what a reader must know (width, counts, hash), so a file can be mapped into
+memory as it is. Every document is followed by the end-of-document id.
 """
 
 import hashlib
@@ -24,19 +24,21 @@ from components.ranges import MOST
 from components.ranges import Tokens as TokenCount
 
 Width = Literal["uint16", "uint32", "int32"]
-Tokens = np.ndarray[tuple[int], np.dtype[Any]]
-TokenChunk = tuple[Tokens, int]  # documents as the file has them, and how many end in it
+TokenArray = np.ndarray[tuple[int], np.dtype[Any]]
+TokenChunk = tuple[
+    TokenArray, int
+]  # documents as stored in the file, how many of them end here
 
-Item = TypeVar("Item", bound=Sized)
+SizedItem = TypeVar("SizedItem", bound=Sized)
 
 BATCH_CHARACTERS = BATCH_TOKENS = 1 << 18
 
 
 @dataclass(frozen=True)
 class TokenFileRecord(FileRecord):
-    """Identify one token file, or the part of it that begins at ``first_token``.
+    """Record of a token file, or of the part of it that starts at ``first_token``.
 
-    ``tokens`` counts the end-of-document ids too; hash and size are those of the whole file.
+    ``tokens`` includes the end-of-document ids. Hash and size are of the whole file.
     """
 
     tokens: TokenCount
@@ -46,14 +48,14 @@ class TokenFileRecord(FileRecord):
 
 
 def little_endian(width: Width) -> np.dtype[Any]:
-    """Name the same byte order on every machine."""
+    """Return the little-endian dtype of a width, the same on every machine."""
     return np.dtype(width).newbyteorder("<")
 
 
 def pack_documents(
-    documents: Iterable[Sequence[int] | Tokens], *, eod_id: int, vocab_size: int
+    documents: Iterable[Sequence[int] | TokenArray], *, eod_id: int, vocab_size: int
 ) -> TokenChunk:
-    """Join documents, each followed by the end-of-document id, in the width of the file."""
+    """Concatenate documents, each followed by the end-of-document id, in the file's width."""
     end = np.array([eod_id], np.int32)
     parts = [part for ids in documents for part in (np.asarray(ids, np.int32), end)]
     joined = np.concatenate(parts or [end[:0]])
@@ -63,18 +65,18 @@ def pack_documents(
     return tokens, len(parts) // 2
 
 
-def encode(path: Path, texts: Iterable[str], tokenizer: Tokenizer) -> TokenFileRecord:
-    """Encode each text and write ``path``; memory does not grow with the number of texts."""
-    encoded = map(tokenizer.encode, batches(texts, BATCH_CHARACTERS))
+def encode_to_file(path: Path, texts: Iterable[str], tokenizer: Tokenizer) -> TokenFileRecord:
+    """Encode texts into the token file ``path``; memory does not grow with their number."""
+    encoded = map(tokenizer.encode, iter_batches(texts, BATCH_CHARACTERS))
     documents = chain.from_iterable(encoded)
     return write_token_file(
         path, documents, eod_id=tokenizer.eod_id, vocab_size=tokenizer.vocab_size
     )
 
 
-def batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Close a batch as soon as its lengths, and one for each item, reach ``size``."""
-    batch: list[Item] = []
+def iter_batches(items: Iterable[SizedItem], size: int) -> Iterator[list[SizedItem]]:
+    """Group items into batches; a batch ends when its lengths, plus 1 each, reach ``size``."""
+    batch: list[SizedItem] = []
     total = 0
     for item in items:
         batch.append(item)
@@ -87,12 +89,12 @@ def batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 
 def write_token_file(
-    path: Path, documents: Iterable[Sequence[int] | Tokens], *, eod_id: int, vocab_size: int
+    path: Path, documents: Iterable[Sequence[int] | TokenArray], *, eod_id: int, vocab_size: int
 ) -> TokenFileRecord:
-    """Pack documents and stream them into ``path``; see :func:`write_chunks`."""
+    """Pack documents and write them to ``path``; see :func:`write_chunks`."""
     chunks = (
         pack_documents(batch, eod_id=eod_id, vocab_size=vocab_size)
-        for batch in batches(documents, BATCH_TOKENS)
+        for batch in iter_batches(documents, BATCH_TOKENS)
     )
     return write_chunks(path, chunks, vocab_size=vocab_size)
 
@@ -100,7 +102,7 @@ def write_token_file(
 def write_chunks(
     path: Path, chunks: Iterable[TokenChunk], *, vocab_size: int
 ) -> TokenFileRecord:
-    """Stream packed documents into ``path``, which appears only when it is complete."""
+    """Write packed documents to ``path``, which appears only when it is complete."""
     width = id_width(vocab_size)
     dtype = little_endian(width)
     digest = hashlib.sha256()
@@ -118,29 +120,25 @@ def write_chunks(
     )
 
 
-def open_token_file(folder: Path, record: TokenFileRecord) -> Tokens:
-    """Map a token file into memory, read-only: ``[tokens]`` of the record's width.
-
-    Raises:
-        RecipeError: the file is missing or has another size than recorded.
-    """
+def open_token_file(folder: Path, record: TokenFileRecord) -> TokenArray:
+    """Map a token file into memory, read-only: ``[tokens]`` in the record's width."""
     verify_file(folder, record, contents=False)
     dtype = little_endian(record.dtype)
-    if not record.tokens:  # nothing cannot be mapped
+    if not record.tokens:  # an empty file cannot be mapped
         return np.empty(0, dtype)
     offset = record.first_token * dtype.itemsize
     return np.memmap(folder / record.name, dtype, "r", offset, shape=(record.tokens,))
 
 
-MOST_OPEN = 64  # of all sources together: far below the 1,024 that a process may usually have
+MOST_OPEN = 64  # for all sources together; far below the usual limit of 1,024 per process
 
 
 class OpenFiles:
-    """Map token files on first use; beyond ``most_open`` the one used longest ago is closed.
+    """Cache of memory-mapped token files; beyond ``most_open`` it closes the least recent one.
 
-    ``tokens`` is :func:`open_token_file` of a record in the folder; keep no view of what it
-    gives. A copy sent to another process carries paths, not tokens. Every id that is read has
-    to be below ``vocab_size``: the files are too large to check all of them beforehand.
+    ``tokens`` is :func:`open_token_file` for a record in the folder; keep no view of its
+    result. A pickled copy contains paths, not tokens. Each id is checked against ``vocab_size``
+    when it is read: the files are too large to check completely beforehand.
     """
 
     def __init__(
@@ -153,22 +151,20 @@ class OpenFiles:
         options = {"vocab_size": self._vocab_size, "most_open": self._most_open}
         return partial(OpenFiles, folder=self._folder, **options), ()
 
-    def read(self, record: TokenFileRecord, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Copy a stretch of one file's tokens.
-
-        Raises:
-            RecipeError: the file is not as recorded, or holds an id outside the vocabulary.
-        """
+    def read_tokens(
+        self, record: TokenFileRecord, start: int, stop: int
+    ) -> npt.NDArray[np.int64]:
+        """Copy a range of one file's tokens; RecipeError for an id outside the vocabulary."""
         ids = self.tokens(record)[start:stop].astype(np.int64)
         if len(ids) and not 0 <= ids.min() <= ids.max() < self._vocab_size:
-            wrong = next(int(one) for one in ids if not 0 <= one < self._vocab_size)
-            problem = f"holds token id {wrong:,}, the vocabulary has {self._vocab_size:,} ids"
+            wrong = next(int(token) for token in ids if not 0 <= token < self._vocab_size)
+            problem = f"has token id {wrong:,}, but the vocabulary has {self._vocab_size:,} ids"
             raise RecipeError(str(self._folder / record.name), problem, REBUILD)
         return ids
 
 
 class ShardedTokens:
-    """Read any stretch of the concatenated shards; a look-up takes O(log shards)."""
+    """Concatenated token files (shards) of a source; finding a shard takes O(log shards)."""
 
     def __init__(self, *, records: Sequence[TokenFileRecord], files: OpenFiles) -> None:
         self._records, self._files = tuple(records), files
@@ -177,14 +173,16 @@ class ShardedTokens:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def read(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Copy the tokens from ``start`` to ``stop``, or to the end if that comes before."""
+    def read_tokens(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Copy the tokens from ``start`` to ``stop``, or to the end if that is earlier."""
         parts: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
         stop = min(stop, len(self))
         shard = bisect_right(self._ends, start)
         while start < stop:
             first = self._ends[shard] - self._records[shard].tokens
-            parts.append(self._files.read(self._records[shard], start - first, stop - first))
+            parts.append(
+                self._files.read_tokens(self._records[shard], start - first, stop - first)
+            )
             start += len(parts[-1])
             shard += 1
         return np.concatenate(parts)

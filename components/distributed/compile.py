@@ -1,8 +1,9 @@
-"""Compile the layers of a built model by torch.compile.
+"""Compilation of a built model's layers by torch.compile.
 
-Only a layer's own computation is compiled, once for all layers of one shape; what is hung on it
-stays outside, as do experts over several ranks or without grouped products, whose shapes depend
-on the routing. Graphs are for training: held-out windows are of any length.
+Only a layer's own computation is compiled, once for all layers of one shape. Outside the graph
+are hooks, linear mixers, whose graph of all chunks would take minutes, and experts over several
+ranks or without grouped products, because their shapes depend on the routing. Only training
+uses graphs: held-out windows have any length.
 """
 
 import os
@@ -36,25 +37,25 @@ def compile_layers(
 ) -> None:
     """Compile each layer at its first call in training, for the shapes of that call.
 
-    Raises:
-        RecipeError: no C++ compiler is here, or this torch cannot compile float64; later, as
-            `compile_for` does.
+    Raises RecipeError if this machine has no C++ compiler, or if this torch cannot compile
+    float64. Later calls of the layers raise it as `compile_for` does.
     """
     if parts == "none":
         return
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         problem = f"layers, but this machine has no {compiler}"
-        remedy = "load a compiler, name it in CXX, or set parallelism.compile=none"
+        remedy = "load a compiler, set CXX to its path, or set parallelism.compile=none"
         raise RecipeError(_KEY, problem, remedy)
     _check_float64(model)
     chosen = Recomputation(recompute, every)
     for index, layer in collect_layers(model).items():
         here = chosen.of_layer(index)
-        outside = {experts for experts in expert_layers(layer) if _stays_eager(experts)}
+        outside: set[Any] = {part for part in expert_layers(layer) if _stays_eager(part)}
+        outside |= {layer.mixer} - {None}
         apart = {part for part in recomputed_parts(layer, here) if part is not layer}
-        # Who computes a part again does so outside of its layer's graph: both times must run
-        # the same one, so that the layer's ends before the part and goes on after it.
+        # A part is recomputed outside of its layer's graph, and both computations must run the
+        # same graph. So the layer's graph ends before the part, and another starts after it.
         for part in apart - outside:
             _compile(part)
         for part in apart | outside:
@@ -66,22 +67,24 @@ def compile_layers(
 
 
 def _keep_by_operator(layer: Any, outside: Collection[nn.Module]) -> None:
-    """Recompute within a layer's graph; of one that ends in its midst, within its pieces.
+    """Apply selective recomputation in a layer's graph, or in the pieces of a broken graph.
 
-    Attention that ends a graph keeps what the compiler chooses.
+    For attention that breaks the graph, the compiler chooses what to store.
     """
-    for experts in outside:
-        recompute_selectively(experts)
+    for part in outside:
+        recompute_selectively(part)
     pieces = [layer]
-    if outside or not layer.attention.core.in_one_graph:
-        whole = {layer.attention: layer.attention.core.in_one_graph, layer.mlp: not outside}
+    whole = {part: part.is_fullgraph for part in layer.mixing_parts}
+    if layer.mlp is not None:
+        whole[layer.mlp] = layer.mlp not in outside
+    if not all(whole.values()):
         pieces = [piece for piece, is_whole in whole.items() if is_whole]
     for piece in pieces:
         piece.forward = recomputed_in_graph(piece.forward)
 
 
 def _check_float64(model: nn.Module) -> None:
-    """Refuse float64 on a CPU before torch 2.13: "expected Double but found Float"."""
+    """Raise RecipeError for float64 on a CPU before torch 2.13 ("expected Double ...")."""
     weight = next(model.parameters())
     wide = weight.dtype == torch.float64 and weight.device.type == "cpu"
     if wide and release_of(torch.__version__) < _FLOAT64_SINCE:
@@ -92,15 +95,15 @@ def _check_float64(model: nn.Module) -> None:
 
 def _compile(module: nn.Module) -> None:
     forward = module.forward
-    remedy = f"set {_KEY}=none, and tell us the recipe"
+    remedy = f"set {_KEY}=none, and report the recipe as a bug"
     compiled = compile_for(_KEY, forward, dynamic=False, remedy=remedy)
     if mixtures := expert_layers(module):
         compiled = forgets_repetitions(compiled, mixtures)
 
-    def call(*given: Any) -> Any:
+    def call_compiled(*given: Any) -> Any:
         return compiled(*given) if torch.is_grad_enabled() else forward(*given)
 
-    module.forward = call
+    module.forward = call_compiled
 
 
 def _stays_eager(experts: Experts) -> bool:
@@ -109,7 +112,7 @@ def _stays_eager(experts: Experts) -> bool:
 
 
 def _end_graph_at(module: nn.Module) -> None:
-    """Let a graph end where ``module`` is called, hooks and all."""
+    """Break the graph at calls of ``module``, hooks included."""
     disable: Callable[..., Any] = torch.compiler.disable
     module.forward = disable(module.forward)
     module.register_forward_pre_hook(_in_no_graph, prepend=True)

@@ -1,8 +1,7 @@
-"""Gradient buckets: microbatches add up in them, and one collective averages each over ranks.
+"""Gradient buckets: sums over microbatches; one collective averages each bucket over ranks.
 
-A bucket lies in memory as (ranks, columns): row r has what rank r keeps of each of its weights,
-one weight's columns after another's. So it is what a reduce-scatter takes, without packing.
-Where ranks keep all, it has one row.
+A bucket is (ranks, columns). Row r has rank r's rows of all weights, one after the other, so a
+reduce-scatter needs no packing. If every rank has the whole gradients, a bucket has one row.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,19 +14,19 @@ from torch import Tensor
 
 from components.distributed import collectives
 from components.distributed.devices import StateDtypes
-from components.distributed.weight_shards import WeightShard, local, rows_of
+from components.distributed.weight_shards import WeightShard, get_local_part, rows_of
 
-GRADS_AHEAD = 4  # of ZeRO 2: a rank that is ahead of others need not wait for them at once
+GRADS_AHEAD = 4  # for ZeRO 2: a fast rank does not wait for the others at once
 
 
 class BucketLayout:
-    """Where the rows of each shard lie in a bucket of (ranks, columns)."""
+    """Positions of each shard's rows in a bucket of (ranks, columns)."""
 
     def __init__(self, shards: Sequence[WeightShard]) -> None:
         self.shards = tuple(shards)
         self.param_mesh = shards[0].param_mesh
         self.ranks = self.param_mesh.shard.size() if shards[0].split else 1
-        self.rows = [rows_of(local(shard.weight)).shape for shard in shards]
+        self.rows = [rows_of(get_local_part(shard.weight)).shape for shard in shards]
         self._lengths = [-(-shape[0] // self.ranks) for shape in self.rows]
         self._widths = [prod(shape[1:]) for shape in self.rows]
         sizes = zip(self._lengths, self._widths, strict=True)
@@ -36,17 +35,17 @@ class BucketLayout:
             self._starts.append(self._starts[-1] + length * width)
 
     @property
-    def columns(self) -> int:
+    def num_columns(self) -> int:
         return self._starts[-1]
 
     @property
-    def numel(self) -> int:
-        return self.ranks * self.columns
+    def num_elements(self) -> int:
+        return self.ranks * self.num_columns
 
-    def parts(self, packed: Tensor, place: int) -> tuple[Tensor, Tensor]:
-        """View a weight's rows in (ranks, columns): those of full ranks, and of the one after.
+    def view_rows(self, packed: Tensor, place: int) -> tuple[Tensor, Tensor]:
+        """View a weight's rows in ``packed``, (ranks, columns): full ranks and the remainder.
 
-        They are (full ranks, rows a rank, width) and (rows left, width).
+        The shapes are (full ranks, rows per rank, width) and (remaining rows, width).
         """
         length, width = self._lengths[place], self._widths[place]
         columns = packed[:, self._starts[place] : self._starts[place + 1]]
@@ -54,9 +53,9 @@ class BucketLayout:
         full, left = divmod(self.rows[place][0], length) if length else (0, 0)
         return rows[:full], rows[full, :left] if left else rows[:0, 0]
 
-    def add(self, packed: Tensor, place: int, rows: Tensor, *, fresh: bool) -> None:
-        """Add a weight's ``rows`` to what lies in its place; ``fresh`` writes over it."""
-        full, left = self.parts(packed, place)
+    def add_rows(self, packed: Tensor, place: int, rows: Tensor, *, fresh: bool) -> None:
+        """Add a weight's ``rows`` to its part of the bucket; ``fresh`` overwrites the part."""
+        full, left = self.view_rows(packed, place)
         flat = rows.reshape(len(rows), self._widths[place])
         head = full.shape[0] * self._lengths[place]
         for there, here in ((full, flat[:head].view(full.shape)), (left, flat[head:])):
@@ -65,55 +64,48 @@ class BucketLayout:
             else:
                 there.add_(here)
 
-    def take(self, packed: Tensor, place: int, rows: Tensor) -> None:
-        """Copy what lies in a weight's place into its ``rows``."""
-        full, left = self.parts(packed, place)
+    def unpack_rows(self, packed: Tensor, place: int, rows: Tensor) -> None:
+        """Copy a weight's part of the bucket into its ``rows``."""
+        full, left = self.view_rows(packed, place)
         flat = rows.view(len(rows), self._widths[place])
         head = full.shape[0] * self._lengths[place]
         flat[:head].view(full.shape).copy_(full)
         flat[head:].copy_(left)
 
-    def own(self, mine: Tensor, place: int) -> Tensor:
-        """View this rank's rows of a weight in its row of the bucket, (1, columns)."""
+    def local_rows(self, mine: Tensor, place: int) -> Tensor:
+        """View this rank's rows of a weight in this rank's bucket row, (1, columns)."""
         like = self.shards[place].parameter
         part = mine[0, self._starts[place] : self._starts[place + 1]]
         return part[: like.numel()].view(like.shape)
 
 
-def bucketed(shards: Sequence[WeightShard], limit: int) -> list[BucketLayout]:
-    """Put neighbours of one group together until a bucket is full; some are larger alone.
+def build_buckets(shards: Sequence[WeightShard], limit: int) -> list[BucketLayout]:
+    """Put consecutive shards of one process group into buckets of up to ``limit`` elements.
 
-    Experts and dense weights, whose groups differ, take turns in a model: each group's
-    neighbours are those without the other's between them.
+    A single shard may be larger than ``limit``. Experts and dense weights have different groups
+    and alternate in a model: "consecutive" ignores the shards of the other group.
     """
-    made = []
+    groups = []
     for param_mesh in dict.fromkeys(shard.param_mesh for shard in shards):
         of_group = [shard for shard in shards if shard.param_mesh is param_mesh]
-        starts, held = [0], 0
+        starts, num_elements = [0], 0
         for index, shard in enumerate(of_group):
-            size = local(shard.weight).numel()
-            if held and held + size > limit:
+            size = get_local_part(shard.weight).numel()
+            if num_elements and num_elements + size > limit:
                 starts.append(index)
-                held = 0
-            held += size
-        made += [of_group[a:b] for a, b in pairwise([*starts, len(of_group)])]
+                num_elements = 0
+            num_elements += size
+        groups += [of_group[a:b] for a, b in pairwise([*starts, len(of_group)])]
     order = {id(shard): place for place, shard in enumerate(shards)}
-    return [BucketLayout(one) for one in sorted(made, key=lambda one: order[id(one[-1])])]
+    return [
+        BucketLayout(group) for group in sorted(groups, key=lambda group: order[id(group[-1])])
+    ]
 
 
 class GradBucket:
-    """One bucket's sums over microbatches, on their way to the mean over ranks.
+    """Bucket: a sum of gradients over microbatches, then over ranks, divided by ``divisor``."""
 
-    The sum over ranks is divided by ``divisor``.
-    """
-
-    def __init__(
-        self,
-        layout: BucketLayout,
-        *,
-        dtypes: StateDtypes,
-        divisor: int,
-    ) -> None:
+    def __init__(self, layout: BucketLayout, *, dtypes: StateDtypes, divisor: int) -> None:
         self.layout = layout
         self._dtypes = dtypes
         self._divisor = divisor
@@ -124,27 +116,27 @@ class GradBucket:
         self._mine: Tensor | None = None
 
     @torch.no_grad()
-    def add(self, place: int, rows: Tensor) -> None:
-        """Add the gradient of a microbatch, as rows of the whole weight."""
-        self.layout.add(self._made_sums(), place, rows, fresh=self._arrived[place] == 0)
+    def add_gradient(self, place: int, rows: Tensor) -> None:
+        """Add a microbatch's gradient, given as rows of the whole weight."""
+        self.layout.add_rows(self._made_sums(), place, rows, fresh=self._arrived[place] == 0)
         self._arrived[place] += 1
 
     def is_full(self, arrivals: Sequence[int]) -> bool:
         return all(map(int.__ge__, self._arrived, arrivals))
 
     @torch.no_grad()
-    def depart(self) -> None:
-        """Begin to add up over ranks, in the dtype of the reduction."""
+    def start_reduce(self) -> None:
+        """Start the sum over ranks in the dtype ``reduce``."""
         groups, sums = self.layout.param_mesh, self._made_sums()
         for place, arrived in enumerate(self._arrived):
-            if not arrived:  # nobody used it
-                for part in self.layout.parts(sums, place):
+            if not arrived:  # the weight was unused
+                for part in self.layout.view_rows(sums, place):
                     part.zero_()
         self._sent = sums.to(self._dtypes.reduce)
         self.sums = None
         self._arrived = [0] * len(self._arrived)
         if self.layout.ranks > 1:
-            self._mine = self._sent.new_empty(1, self.layout.columns)
+            self._mine = self._sent.new_empty(1, self.layout.num_columns)
             scatter = collectives.reduce_scatter
             self._begin(scatter, self._mine, self._sent, group=groups.shard.get_group())
         else:
@@ -152,8 +144,8 @@ class GradBucket:
             if groups.grad_sync.size() > 1:
                 self._begin(dist.all_reduce, self._mine, group=groups.grad_sync.get_group())
 
-    def cross(self) -> None:
-        """Begin to add up over the copies of a sharded model, where there are several."""
+    def start_replica_reduce(self) -> None:
+        """Start the sum over the replicas of a sharded model, if there are several."""
         groups = self.layout.param_mesh
         if self.layout.ranks > 1 and groups.replicate.size() > 1 and self._sent is not None:
             self._wait()
@@ -162,20 +154,20 @@ class GradBucket:
             self._begin(dist.all_reduce, self._mine, group=groups.replicate.get_group())
 
     @torch.no_grad()
-    def arrive(self) -> list[Tensor]:
-        """Wait for the mean, and view each shard's rows of it, in the master's dtype."""
-        self.cross()
+    def wait_for_mean(self) -> list[Tensor]:
+        """Wait for the mean and return a view of each shard's rows, in the dtype ``master``."""
+        self.start_replica_reduce()
         self._wait()
         assert self._mine is not None
         mean = self._mine.to(self._dtypes.master).div_(self._divisor)
         self._sent = self._mine = None
-        return [self.layout.own(mean, place) for place in range(len(self.layout.shards))]
+        return [self.layout.local_rows(mean, place) for place in range(len(self.layout.shards))]
 
     def _made_sums(self) -> Tensor:
         if self.sums is None:
-            size = self.layout.ranks, self.layout.columns
-            device = local(self.layout.shards[0].weight).device
-            # What arrives first is written over it; rows that the last ranks lack nobody reads.
+            size = self.layout.ranks, self.layout.num_columns
+            device = get_local_part(self.layout.shards[0].weight).device
+            # The first gradient overwrites this memory. The last ranks' padding is never read.
             self.sums = torch.empty(size, dtype=self._dtypes.accumulate, device=device)
         return self.sums
 
@@ -185,18 +177,17 @@ class GradBucket:
         self._works.append(collective(*given, async_op=True, **named))
 
     def _wait(self) -> None:
-        collectives.wait(self._works)
+        collectives.wait_for_works(self._works)
         self._works.clear()
 
 
 class BucketQueue:
-    """The buckets of one stage, in the order in which a backward pass fills them.
+    """Buckets of one stage, in the order in which a backward pass fills them.
 
-    They leave in this order on every rank, whatever comes first: ranks that sent other buckets
-    at the same time would add up what does not belong together. At most ``ahead`` are under
-    way. ``give`` gets each shard's mean. ``uses`` counts the gradients of a weight in a pass of
-    all stages of this rank: one, or as many as hold it. A bucket that ``recurs`` leaves after
-    every pass.
+    Every rank reduces them in this order, even if another bucket is full first; otherwise ranks
+    would add up different buckets. At most ``ahead`` reductions run at once. ``on_mean``
+    receives each shard's mean. ``uses`` counts a weight's gradients in one pass: one per stage
+    of this rank with the weight. If ``recurs``, each bucket is reduced after every pass.
     """
 
     def __init__(
@@ -206,58 +197,58 @@ class BucketQueue:
         uses: Callable[[WeightShard], int],
         ahead: int,
         recurs: bool,
-        give: Callable[[WeightShard, Tensor], None],
+        on_mean: Callable[[WeightShard, Tensor], None],
     ) -> None:
         self._buckets = buckets
         self._recurs = recurs
         self._uses = [[uses(shard) for shard in bucket.layout.shards] for bucket in buckets]
         self._ahead = ahead
-        self._give = give
+        self._on_mean = on_mean
         self._times = 0
         self._next = 0
-        self._departed: set[GradBucket] = set()
-        self._under_way: list[GradBucket] = []
+        self._started: set[GradBucket] = set()
+        self._in_progress: list[GradBucket] = []
 
-    def begin(self, times: int) -> None:
-        """Let a bucket leave when its weights have gradients of ``times`` passes; 0: later."""
+    def start_passes(self, times: int) -> None:
+        """Reduce a bucket after ``times`` gradients of its weights; 0: at `finish_reduce`."""
         self._times = times
         self._next = 0
-        self._departed.clear()
+        self._started.clear()
 
-    def add(self, bucket: GradBucket, place: int, rows: Tensor) -> None:
-        """Take one pass's gradient of a weight, as rows, and send off what is full."""
-        gone = bucket in self._departed and not self._recurs
+    def add_gradient(self, bucket: GradBucket, place: int, rows: Tensor) -> None:
+        """Add one pass's gradient of a weight, as rows, and start reducing full buckets."""
+        gone = bucket in self._started and not self._recurs
         assert not gone, "a gradient came after its bucket had left"
-        while bucket in self._under_way:  # with the microbatch before
-            self._arrive()
-        bucket.add(place, rows)
+        while bucket in self._in_progress:  # with the previous microbatch
+            self._finish()
+        bucket.add_gradient(place, rows)
         while self._times and self._is_full(self._next):
-            self._depart(self._buckets[self._next])
+            self._start(self._buckets[self._next])
             self._next = (self._next + 1) % len(self._buckets)
 
-    def end(self) -> None:
-        """Send off what is left, and wait for all."""
+    def finish_reduce(self) -> None:
+        """Reduce the remaining buckets and wait for all of them."""
         for bucket in self._buckets:
-            if bucket.sums is not None or bucket not in self._departed:
-                self._depart(bucket)
-        for bucket in self._under_way:
-            bucket.cross()
-        while self._under_way:
-            self._arrive()
+            if bucket.sums is not None or bucket not in self._started:
+                self._start(bucket)
+        for bucket in self._in_progress:
+            bucket.start_replica_reduce()
+        while self._in_progress:
+            self._finish()
 
     def _is_full(self, index: int) -> bool:
         return self._buckets[index].is_full([self._times * uses for uses in self._uses[index]])
 
-    def _depart(self, bucket: GradBucket) -> None:
-        bucket.depart()
-        self._departed.add(bucket)
-        if self._under_way:
-            self._under_way[-1].cross()
-        self._under_way.append(bucket)
-        while len(self._under_way) > self._ahead:
-            self._arrive()
+    def _start(self, bucket: GradBucket) -> None:
+        bucket.start_reduce()
+        self._started.add(bucket)
+        if self._in_progress:
+            self._in_progress[-1].start_replica_reduce()
+        self._in_progress.append(bucket)
+        while len(self._in_progress) > self._ahead:
+            self._finish()
 
-    def _arrive(self) -> None:
-        bucket = self._under_way.pop(0)
-        for shard, mean in zip(bucket.layout.shards, bucket.arrive(), strict=True):
-            self._give(shard, mean)
+    def _finish(self) -> None:
+        bucket = self._in_progress.pop(0)
+        for shard, mean in zip(bucket.layout.shards, bucket.wait_for_mean(), strict=True):
+            self._on_mean(shard, mean)

@@ -1,4 +1,4 @@
-"""One device mesh for all ranks: six axes, with ranks in the order that a recipe sets."""
+"""Device mesh of all ranks: six axes, with ranks in the order that a recipe sets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from components.config.rank_groups import MESH_AXES, mesh_sizes
 from components.config.schema.sections import Parallelism
-from components.torch_internals.distributed import flattened
+from components.torch_internals.distributed import flatten_mesh
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParamGroupMesh:
-    """The ranks that hold one group of weights and differ in the tokens they see.
+    """Meshes (of one axis) of the ranks that have one group of weights and different tokens.
 
-    Each of the three is a mesh of one axis. ``grad_sync`` has all of them: their gradients add
-    up. Where something is sharded, ``shard`` divide the rows, ``replicate`` have the same ones.
+    ``grad_sync`` has all these ranks: it sums their gradients. If the rows are sharded,
+    ``shard`` ranks have different rows and ``replicate`` ranks the same rows.
     """
 
     grad_sync: DeviceMesh
@@ -28,49 +28,51 @@ class ParamGroupMesh:
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """The device mesh, and the ranks that share the ``dense`` weights and those of experts."""
+    """The device mesh, and the ranks that share dense weights and experts' weights."""
 
     root: DeviceMesh
     layout: Parallelism
     dense: ParamGroupMesh
     experts: ParamGroupMesh
 
-    def axis(self, name: str) -> DeviceMesh:
-        return self.axes[name]
+    def get_axis(self, name: str) -> DeviceMesh:
+        return self.axis_meshes[name]
 
     @cached_property
-    def axes(self) -> dict[str, DeviceMesh]:
-        # Torch takes a tenth of a millisecond to make one, and layers need them repeatedly.
+    def axis_meshes(self) -> dict[str, DeviceMesh]:
+        # Torch takes 0.1 ms to create a submesh, and layers need them repeatedly.
         return {name: self.root[name] for name in MESH_AXES}
 
-    def place(self, name: str) -> int:
+    def get_axis_rank(self, name: str) -> int:
         return self.root.get_local_rank(name)
 
     @property
     def data_ranks(self) -> int:
-        return self.layout.replicas
+        return self.layout.num_replicas
 
     @property
     def data_rank(self) -> int:
-        shard = self.place("data_replicate") * self.axis("data_shard").size()
-        return (shard + self.place("data_shard")) * self.layout.expert + self.place("expert")
+        shard = self.get_axis_rank("data_replicate") * self.get_axis("data_shard").size()
+        return (
+            shard + self.get_axis_rank("data_shard")
+        ) * self.layout.expert + self.get_axis_rank("expert")
 
     @property
     def model_ranks(self) -> int:
-        """Count the ranks that hold one stage's model, in copies or in shards."""
-        return self.layout.ranks // self.layout.pipeline
+        """Number of ranks with copies or shards of one stage's model."""
+        return self.layout.num_ranks // self.layout.pipeline
 
 
 def build_mesh(device_type: str, layout: Parallelism) -> Mesh:
     """Arrange the ranks of the default group by the layout's ``rank_order``.
 
-    With ``expert_aware`` the expert ranks, which all hold the dense weights, divide them as
-    data ranks do (EPSO, https://arxiv.org/abs/2604.00785, section 3.2); without, each expert
-    rank repeats the state of the others. Context ranks always divide.
+    With ``expert_aware`` the expert ranks shard the dense weights like data ranks (EPSO,
+    https://arxiv.org/abs/2604.00785, section 3.2), else each has a copy. Context ranks shard
+    them.
     """
     sizes = mesh_sizes(layout)
-    assert dist.get_world_size() == layout.ranks, "the recipe's rules check this"
-    ranks = torch.arange(layout.ranks).view(list(sizes.values()))
+    assert dist.get_world_size() == layout.num_ranks, "the recipe's rules check this"
+    ranks = torch.arange(layout.num_ranks).view(list(sizes.values()))
     arranged = ranks.permute([list(sizes).index(axis) for axis in MESH_AXES])
     root = DeviceMesh(device_type, arranged.contiguous(), mesh_dim_names=MESH_AXES)
     shard, replicate = ["data_shard"], ["data_replicate"]
@@ -93,11 +95,11 @@ def _param_group_mesh(
 
 
 def _flat(root: DeviceMesh, axes: Sequence[str]) -> DeviceMesh:
-    """Make one axis of several; a group is made only where there is none yet."""
+    """Flatten several axes into one; a new group is created only if none exists."""
     larger = [axis for axis in axes if root[axis].size() > 1] or axes[:1]
     if len(larger) == 1:
         return root[larger[0]]
-    return flattened(root[tuple(larger)], "_".join(larger))
+    return flatten_mesh(root[tuple(larger)], "_".join(larger))
 
 
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,10 @@
-"""What a block reads and what it adds: hidden states between tensor ranks.
+"""Hidden states between tensor ranks: a block's input and its output.
 
-Between blocks they travel in slices of the sequence (https://arxiv.org/abs/2205.05198, section
-4.2.2) or whole. As there, of a block's gathered input a rank keeps its slice: the backward pass
-gathers again, from when the gradient of the block's output arrives, beside the products that
-come first. The input's gradient leaves once its last product is done, beside that of a weight.
-Who computes a block again for its backward pass gathers with it, and not once more.
+Between blocks they are sequence slices (https://arxiv.org/abs/2205.05198, section 4.2.2) or
+whole. As in the paper, a rank stores only its slice of a block's gathered input. The backward
+pass gathers the input again when the output's gradient arrives, during the first products. The
+reduction of the input's gradient starts after its last product, during a weight's product. If a
+block is recomputed for its backward pass, only the recomputation gathers.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,13 +18,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from components.distributed import collectives
-from components.distributed.tensor_lending import GradientSum, lend, part_of, place_parameters
-from components.model.kept import kept, passing_on
-from components.model.products import (
+from components.distributed.local_parameters import (
+    GradientSum,
+    place_parameters,
+    to_local,
+    use_local_parameters,
+)
+from components.model.checkpoint_storage import compute_once, pass_through
+from components.model.linear import (
     add_product,
     gradient_of_weight,
+    multiply_matrices,
     plain_linear,
-    product,
     product_dtype,
     wanted_gradients,
 )
@@ -32,16 +37,16 @@ from components.torch_internals.operators import saves_through_hooks, will_run
 
 
 class HiddenTransfer(NamedTuple):
-    """Hidden states under way; ``gathered`` ones come rank by rank."""
+    """Hidden states under way; with ``gathered_by`` ranks they arrive in rank order."""
 
     states: Tensor
     work: dist.Work | None = None
     gathered_by: int = 0
 
-    def wait(self) -> Float[Tensor, "batch seq dim"]:
-        """Wait for them; on a device its stream waits, not the host."""
+    def wait_for_states(self) -> Float[Tensor, "batch seq dim"]:
+        """Wait for the states; on a device its stream waits, not the host."""
         if self.work is not None:
-            collectives.wait([self.work])
+            collectives.wait_for_works([self.work])
         if not self.gathered_by:
             return self.states
         by_rank = self.states.view(self.gathered_by, -1, *self.states.shape[1:])
@@ -49,20 +54,20 @@ class HiddenTransfer(NamedTuple):
 
 
 class HiddenLayout(NamedTuple):
-    """How hidden states travel between blocks: ``sliced``, or whole on each rank of a group."""
+    """Layout of hidden states between blocks: ``sliced``, or whole on each rank of a group."""
 
     group: dist.ProcessGroup
     sliced: bool
 
     def start_gather(self, hidden: Tensor, *, at_once: bool = False) -> HiddenTransfer:
-        """Begin to make hidden states whole."""
+        """Start the gather of whole hidden states."""
         if not self.sliced:
             return HiddenTransfer(hidden)
         started = collectives.start_gather(hidden, group=self.group, at_once=at_once)
         return HiddenTransfer(*started, dist.get_world_size(self.group))
 
     def start_add(self, share: Tensor, *, at_once: bool = False) -> HiddenTransfer:
-        """Begin to add up what all ranks have of whole hidden states."""
+        """Start the sum over ranks of whole hidden states."""
         if not self.sliced:
             started = collectives.start_all_reduce(share, group=self.group, at_once=at_once)
             return HiddenTransfer(*started)
@@ -72,13 +77,13 @@ class HiddenLayout(NamedTuple):
             *collectives.start_sum(by_rank, group=self.group, at_once=at_once)
         )
 
-    def gather(self, hidden: Tensor) -> Float[Tensor, "batch seq dim"]:
-        """Make hidden states whole; gradients of them are each rank's share."""
+    def gather_hidden(self, hidden: Tensor) -> Float[Tensor, "batch seq dim"]:
+        """Gather whole hidden states; their gradients are each rank's share."""
         apply: Callable[..., Tensor] = _Gather.apply
         return apply(hidden, self)
 
-    def add(self, share: Tensor, reading: "BlockCall | None" = None) -> Tensor:
-        """Add up what all ranks have; the block that is ``reading`` hears of the gradient."""
+    def add_shares(self, share: Tensor, reading: "BlockCall | None" = None) -> Tensor:
+        """Sum over ranks; in backward, the ``reading`` block gathers its input early."""
         apply: Callable[..., Tensor] = _Add.apply
         if reading is None or reading.block.keeps_whole:
             return apply(share, None, self, None)
@@ -89,12 +94,12 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, between: HiddenLayout) -> Tensor:
         ctx.between = between
-        whole = between.start_gather(hidden, at_once=True).wait()
+        whole = between.start_gather(hidden, at_once=True).wait_for_states()
         return whole if between.sliced else whole.view_as(whole)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
-        return ctx.between.start_add(upstream[0], at_once=True).wait(), None
+        return ctx.between.start_add(upstream[0], at_once=True).wait_for_states(), None
 
 
 class _Add(torch.autograd.Function):
@@ -109,25 +114,30 @@ class _Add(torch.autograd.Function):
         ctx.between, ctx.block = between, block
         if hidden is not None:
             ctx.save_for_backward(hidden)
-        return kept(lambda: between.start_add(share, at_once=True).wait())
+        return compute_once(lambda: between.start_add(share, at_once=True).wait_for_states())
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.block is None:
-            return ctx.between.start_gather(upstream[0], at_once=True).wait(), None, None, None
+            return (
+                ctx.between.start_gather(upstream[0], at_once=True).wait_for_states(),
+                None,
+                None,
+                None,
+            )
         gathering = ctx.between.start_gather(upstream[0])
         ctx.block.gather_ahead(*ctx.saved_tensors)
-        return gathering.wait(), None, None, None
+        return gathering.wait_for_states(), None, None, None
 
 
 class BlockInput:
-    """A block's input in one pass, for all the linear maps that read it whole.
+    """A block's input in one pass, for all linear maps that read it whole.
 
-    What is gathered lives from the first map that reads it to the last, forward and backward.
+    The gathered input exists from the first map that reads it to the last, in both passes.
     """
 
     def __init__(self, between: HiddenLayout, *, maps: int) -> None:
-        # Where hooks take what is saved, the block is computed again, and gathers with it.
+        # If hooks handle saved tensors, the block is recomputed, which gathers the input.
         self.keeps_whole = not between.sliced or saves_through_hooks()
         self._between = between
         self._maps = maps
@@ -138,8 +148,8 @@ class BlockInput:
         self._gradient: Tensor | None = None
         self._added = 0
 
-    def multiply(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Map the whole of ``hidden`` by one of the maps."""
+    def apply_map(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Apply one of the maps to the whole of ``hidden``."""
         dtype = product_dtype(hidden)
         weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
         if weight.requires_grad:
@@ -147,7 +157,7 @@ class BlockInput:
         apply: Callable[..., Tensor] = _Map.apply
         return apply(hidden, weight, bias, self)
 
-    def read(self, hidden: Tensor) -> Tensor:
+    def gather_input(self, hidden: Tensor) -> Tensor:
         return self._read(hidden, self._maps)
 
     def read_again(self, hidden: Tensor) -> Tensor:
@@ -155,7 +165,9 @@ class BlockInput:
 
     def _read(self, hidden: Tensor, readers: int) -> Tensor:
         if self._whole is None:
-            self._whole = (self._arriving or self._between.start_gather(hidden)).wait()
+            self._whole = (
+                self._arriving or self._between.start_gather(hidden)
+            ).wait_for_states()
             self._arriving = None
         whole = self._whole
         self._reads += 1
@@ -164,17 +176,17 @@ class BlockInput:
         return whole
 
     def gather_ahead(self, hidden: Tensor) -> None:
-        """Begin to gather what the backward pass at hand will read."""
-        # A schedule without a bubble comes for the gradients of weights at another time.
+        """Start the gather of the input for the running backward pass."""
+        # Zero-bubble schedules compute the gradients of weights in a later pass.
         if self._trained and will_run(self._trained[0]):
             self._arriving = self._between.start_gather(hidden)
 
     def add_gradient(
         self, rows: Tensor, weight: Tensor, shape: torch.Size
     ) -> HiddenTransfer | None:
-        """Add one map's gradient of the input, ``rows @ weight``; the last sends the sum."""
+        """Add one map's input gradient, ``rows @ weight``; the last starts the reduction."""
         if self._gradient is None:
-            self._gradient = product(rows, weight)
+            self._gradient = multiply_matrices(rows, weight)
         else:
             add_product(self._gradient, rows, weight)
         self._added += 1
@@ -189,36 +201,36 @@ class _Map(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, block: BlockInput
     ) -> Tensor:
-        whole = block.read(hidden)
+        whole = block.gather_input(hidden)
         ctx.block = block
         ctx.save_for_backward(whole if block.keeps_whole else hidden, weight)
         return plain_linear(whole, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        given, weight = ctx.saved_tensors
+        saved, weight = ctx.saved_tensors
         rows = upstream[0].flatten(0, -2)
         of_hidden, of_weight, of_bias, *_ = wanted_gradients(ctx)
-        leaving, of_given = None, (*upstream[0].shape[:-1], given.shape[-1])
+        leaving, gradient_shape = None, (*upstream[0].shape[:-1], saved.shape[-1])
         if of_hidden:
-            leaving = ctx.block.add_gradient(rows, weight, of_given)
+            leaving = ctx.block.add_gradient(rows, weight, gradient_shape)
         gradient = None
         if of_weight:
-            whole = given if ctx.block.keeps_whole else ctx.block.read_again(given)
+            whole = saved if ctx.block.keeps_whole else ctx.block.read_again(saved)
             gradient = gradient_of_weight(rows, whole.flatten(0, -2))
         sums = rows.sum(0) if of_bias else None
-        return None if leaving is None else leaving.wait(), gradient, sums, None
+        return None if leaving is None else leaving.wait_for_states(), gradient, sums, None
 
 
 class BlockCall(NamedTuple):
-    """A block's call at hand."""
+    """A block's current input."""
 
     block: BlockInput
     hidden: Tensor
 
 
 class _Call:
-    """A block's call at hand; compiled blocks have none."""
+    """Holder of a block's current call; None in compiled blocks."""
 
     def __init__(self) -> None:
         self.reading: BlockCall | None = None
@@ -233,42 +245,42 @@ def split_block(
     between: HiddenLayout,
     shares: GradientSum | None,
 ) -> None:
-    """Let linear ``maps`` of a block read its input whole, and ``output`` give what all add.
+    """Make a block's linear ``maps`` read its whole input, and ``output`` sum over ranks.
 
-    Input and output are hidden states as they travel. ``maps`` are split by columns, or all
-    ranks hold them whole; ``output`` is split by rows. Its bias is added after the sum: once,
-    and to a slice where there are slices, whose gradients ``shares`` adds up.
+    Input and output have the layout ``between``. ``maps`` are split by columns, or whole on all
+    ranks. ``output`` is split by rows. Its bias is added once, after the sum, to a slice if the
+    layout is sliced. ``shares`` sums the bias gradients of slices.
     """
     call = _Call()
-    for one in maps:
-        _read_shared(one, call)
+    for linear in maps:
+        _read_shared(linear, call)
     _split_rows(output, mesh, between, shares, call)
     forward: Any = block.forward
 
-    # Within the forward pass, not before it: who computes the block again for its backward
-    # pass keeps what came in, and gathers again.
-    def share(hidden: Tensor, *others: Any) -> Any:
+    # Inside the forward pass, not before it: activation checkpointing keeps the block's input,
+    # and its recomputation must gather again.
+    def call_block(hidden: Tensor, *others: Any) -> Any:
         hidden = hidden.to(product_dtype(hidden))
         if torch.compiler.is_compiling():  # a graph has no state
-            return forward(between.gather(hidden), *others)
+            return forward(between.gather_hidden(hidden), *others)
         call.reading = BlockCall(BlockInput(between, maps=len(maps)), hidden)
         try:
             return forward(hidden, *others)
         finally:
             call.reading = None
 
-    vars(block)["forward"] = share
+    vars(block)["forward"] = call_block
 
 
-def _read_shared(one: Any, call: _Call) -> None:
-    plain = one.forward
+def _read_shared(linear: Any, call: _Call) -> None:
+    plain = linear.forward
 
-    def multiply(hidden: Tensor) -> Tensor:
+    def multiply_shared(hidden: Tensor) -> Tensor:
         if call.reading is None:
             return cast("Tensor", plain(hidden))
-        return call.reading.block.multiply(hidden, one.weight, one.bias)
+        return call.reading.block.apply_map(hidden, linear.weight, linear.bias)
 
-    vars(one)["forward"] = multiply
+    vars(linear)["forward"] = multiply_shared
 
 
 def _split_rows(
@@ -279,19 +291,21 @@ def _split_rows(
     call: _Call,
 ) -> None:
     place_parameters(module, mesh, Replicate(), weight=Shard(1))
-    lend(module, lambda name, part: part_of(part) if name == "weight" else None)
+    use_local_parameters(
+        module, lambda name, part: to_local(part) if name == "weight" else None
+    )
     multiply: Any = module.forward
 
-    def add(part: Tensor) -> Tensor:
-        total = between.add(passing_on(multiply(part)), call.reading)
+    def add_shares(part: Tensor) -> Tensor:
+        total = between.add_shares(pass_through(multiply(part)), call.reading)
         if module.bias is None:
             return total
-        return total + part_of(cast("DTensor", module.bias), shares).type_as(total)
+        return total + to_local(cast("DTensor", module.bias), shares).type_as(total)
 
-    vars(module)["forward"] = add
+    vars(module)["forward"] = add_shares
 
 
 def split_columns(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Compute this rank's part of a linear map's outputs, from the whole input."""
+    """Split a linear map by columns: each rank computes a part of its outputs."""
     place_parameters(module, mesh, Shard(0))
-    lend(module, lambda name, parameter: part_of(parameter))
+    use_local_parameters(module, lambda name, parameter: to_local(parameter))

@@ -1,7 +1,7 @@
-"""Parts of a decoder on one tensor rank's share: norms over all ranks' parts, dropout, seeds.
+"""Norms, dropout and seeds under tensor parallelism, where a rank has part of a tensor.
 
-Torch's generators are seeded alike on all tensor ranks, anew for every microbatch. What ranks
-hold whole they drop alike (dropout); what each holds a part of, each in its own way.
+All tensor ranks seed torch's generators with the same value for every microbatch. Dropout of a
+replicated tensor is the same on all ranks. Dropout of a split tensor differs between ranks.
 """
 
 from collections.abc import Callable
@@ -14,24 +14,21 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import (
-    DTensor,
-    Shard,
-)
+from torch.distributed.tensor import DTensor, Shard
 from typing_extensions import override
 
 from components.distributed.collectives import start_all_reduce
-from components.distributed.tensor_lending import part_of, place_parameters
-from components.model.attention import AttentionCore, ForwardScope
+from components.distributed.local_parameters import place_parameters, to_local
+from components.model.attention import AttentionContext, AttentionCore
+from components.model.checkpoint_storage import compute_once
 from components.model.decoder import Decoder
-from components.model.kept import kept
 from components.model.layer import collect_layers
 from components.model.norms import Norm
 from components.torch_internals.operators import in_backward
 
 
-class SplitNorm(nn.Module):
-    """Normalize vectors of which each rank holds a part, as ``Norm`` does the whole."""
+class TensorParallelNorm(nn.Module):
+    """Norm of vectors that are split over ranks; the result equals ``Norm`` of the whole."""
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
@@ -52,9 +49,9 @@ class SplitNorm(nn.Module):
             wide = wide - self._mean(wide)
         wide = wide * torch.rsqrt(self._mean(wide.square()) + self.eps)
         if self.weight is not None:
-            wide = wide * part_of(cast("DTensor", self.weight))
+            wide = wide * to_local(cast("DTensor", self.weight))
         if self.bias is not None:
-            wide = wide + part_of(cast("DTensor", self.bias))
+            wide = wide + to_local(cast("DTensor", self.bias))
         return wide.type_as(part)
 
     def _mean(self, part: Tensor) -> Tensor:
@@ -62,7 +59,7 @@ class SplitNorm(nn.Module):
 
 
 def sum_over(share: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Add up over the ranks; each then uses the sum for itself, so gradients add up as well."""
+    """Sum over the ranks. Each rank uses the sum separately, so gradients are summed too."""
     apply: Callable[..., Tensor] = _SumOverRanks.apply
     return apply(share, group)
 
@@ -71,7 +68,7 @@ class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, share: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return kept(lambda: start_all_reduce(share, group=group, at_once=True)[0])
+        return compute_once(lambda: start_all_reduce(share, group=group, at_once=True)[0])
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -79,30 +76,29 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 def stream_seed(seed: int, mesh: DeviceMesh, *, sequence_parallel: bool) -> int:
-    """Return this rank's seed for one that all share: another where it holds other tokens."""
+    """Return this rank's seed: the shared ``seed``, or a distinct one for distinct tokens."""
     return _folded(seed, mesh.get_local_rank()) if sequence_parallel else seed
 
 
 def seed_layers(decoder: Decoder, seed_of: Callable[[str], int]) -> None:
-    """Seed torch's generators before each layer, so that masks do not depend on the stages.
+    """Seed torch's generators before each layer, so that dropout masks do not depend on stages.
 
-    ``seed_of`` gives a part's seed in the microbatch at hand, that of a layer by its name or of
-    the ``embedding``; activation checkpointing itself puts back the generators of a layer that
-    it repeats. A model without dropout draws nothing, and is not seeded.
+    ``seed_of`` maps a layer's name or ``embedding`` to its seed in the current microbatch.
+    Activation checkpointing restores the generators itself when it recomputes a layer.
     """
     if not _drops(decoder):
         return
 
-    def seed(name: str, part: nn.Module, inputs: Any) -> None:
+    def seed_layer(name: str, part: nn.Module, inputs: Any) -> None:
         if not in_backward():
             torch.manual_seed(seed_of(name))
 
     for name, part in [("embedding", decoder), *collect_layers(decoder).items()]:
-        part.register_forward_pre_hook(partial(seed, name), prepend=True)
+        part.register_forward_pre_hook(partial(seed_layer, name), prepend=True)
 
 
 def _drops(decoder: Decoder) -> bool:
-    """Whether training drops any number: seeding takes the host time in every layer."""
+    """Return whether the model has dropout; seeding costs host time in every layer."""
     return any(
         (isinstance(part, nn.Dropout) and part.p > 0)
         or (isinstance(part, AttentionCore) and part.dropout > 0)
@@ -110,32 +106,41 @@ def _drops(decoder: Decoder) -> bool:
     )
 
 
-class SplitCore(AttentionCore):
-    """Drop attention weights from a stream of this rank's own: its heads are no other's."""
+class TensorParallelAttention(AttentionCore):
+    """Attention core with this rank's own dropout stream, because its heads are distinct."""
 
     def __init__(self, core: AttentionCore, mesh: DeviceMesh, *, layer: int) -> None:
-        super().__init__(dropout=core.dropout, backends=core.backends)
+        super().__init__(dropout=core.dropout, backends=core.backends, has_sinks=core.has_sinks)
         self.core = core
-        self.in_one_graph = core.in_one_graph and core.dropout == 0  # else it seeds by itself
+        self.is_fullgraph = core.is_fullgraph and core.dropout == 0  # `forward` seeds otherwise
         self._place = mesh.get_local_rank(), layer
 
     @override
-    def prepare(self, hidden: Tensor, scope: ForwardScope, *, head_dim: int) -> None:
-        self.core.prepare(hidden, scope, head_dim=head_dim)
+    def prepare_masks(self, hidden: Tensor, scope: AttentionContext, *, head_dim: int) -> None:
+        self.core.prepare_masks(hidden, scope, head_dim=head_dim)
 
     @override
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, scope: ForwardScope, *, first_head: int
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scope: AttentionContext,
+        *,
+        first_head: int,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        given = query, key, value, scope
+        attend = partial(
+            self.core, query, key, value, scope, first_head=first_head, sinks=sinks
+        )
         if not self.training or self.dropout == 0:
-            return cast("Tensor", self.core(*given, first_head=first_head))
+            return cast("Tensor", attend())
         device = query.device
         devices = [] if device.type == "cpu" else [device]
-        kind = "cuda" if device.type == "cpu" else device.type  # unused where there are none
+        kind = "cuda" if device.type == "cpu" else device.type  # unused without devices
         with torch.random.fork_rng(devices, device_type=kind):
             torch.manual_seed(_folded(torch.initial_seed(), *self._place))
-            return cast("Tensor", self.core(*given, first_head=first_head))
+            return cast("Tensor", attend())
 
 
 def _folded(*place: int) -> int:

@@ -1,8 +1,8 @@
-"""Weight gather: updated rows reach all ranks under the next forward pass (ZeRO 1 and 2).
+"""Weight gather: all ranks get updated rows during the next forward pass (ZeRO 1 and 2).
 
-Each bucket is one all-gather in the dtype of the weights. A layer's attention and MLP wait for
-those of their own weights alone; a compiled layer, whose parts are called within a graph, for
-all of its. While one computes, those of the next two are under way.
+Each bucket is one all-gather in the weights' dtype. A layer's attention and MLP wait only for
+the buckets of their own weights. A compiled layer calls its parts within a graph, and waits for
+all its buckets. While a module computes, the buckets of the next two are in transfer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,26 +14,23 @@ from torch import Tensor, nn
 
 from components.distributed import collectives
 from components.distributed.grad_buckets import BucketLayout
-from components.distributed.weight_shards import local, rows_of
+from components.distributed.weight_shards import get_local_part, rows_of
 
 WEIGHTS_AHEAD = 2
 
 
 class WeightGather:
-    """Copy what the optimizer updated into the weights of all ranks, bucket by bucket.
-
-    ``buckets`` are in the order in which a forward pass wants them.
-    """
+    """All-gather of updated rows by ``buckets``, in the order of a forward pass."""
 
     def __init__(self, buckets: Sequence[BucketLayout], *, ahead: int) -> None:
         self._buckets = buckets
         self._ahead = ahead
         self._arrived = self._departed = len(buckets)
-        self._under_way: list[tuple[dist.Work | None, Tensor]] = []
+        self._in_progress: list[tuple[dist.Work | None, Tensor]] = []
         self._last_of_module: list[int] = []
 
-    def watch(self, stage: nn.Module) -> None:
-        """Let each module of a stage wait for its weights before it computes."""
+    def watch_stage(self, stage: nn.Module) -> None:
+        """Register a hook on each module of a stage that waits for the module's weights."""
         last = {
             id(shard.weight): index
             for index, bucket in enumerate(self._buckets)
@@ -41,10 +38,10 @@ class WeightGather:
         }
         tied = getattr(stage, "embedding", None)
         for module in _called(stage):
-            # The readout has no weight of its own where it reads the embedding's.
+            # The readout has no weight of its own if it uses the embedding's weight.
             owner = module if list(module.parameters()) else tied
             needed = (
-                [last[id(one)] for one in owner.parameters() if id(one) in last]
+                [last[id(weight)] for weight in owner.parameters() if id(weight) in last]
                 if owner
                 else []
             )
@@ -54,27 +51,27 @@ class WeightGather:
     def _hook(self, module: nn.Module, index: int) -> None:
         self._last_of_module = sorted({*self._last_of_module, index})
 
-        def wait(*_: object) -> None:
-            self.settle(index)
+        def wait_for_module(*_: object) -> None:
+            self.wait_for_weights(index)
 
-        module.register_forward_pre_hook(wait, prepend=True)
+        module.register_forward_pre_hook(wait_for_module, prepend=True)
 
-    def begin(self) -> None:
-        """Send off the first buckets; call it after the update."""
+    def start_gathers(self) -> None:
+        """Start the gathers of the first buckets; call this after the update."""
         self._arrived = self._departed = 0
         self._fill()
         if not self._ahead:
-            self.settle()
+            self.wait_for_weights()
 
-    def settle(self, index: int | None = None) -> None:
-        """Wait until all buckets have come, or those up to ``index``."""
+    def wait_for_weights(self, index: int | None = None) -> None:
+        """Wait until all buckets have arrived, or the buckets up to ``index``."""
         end = len(self._buckets) if index is None else index + 1
         while self._arrived < end:
             self._arrive()
             self._fill()
 
     def _fill(self) -> None:
-        """Send off what the next modules wait for: fewer would leave the link idle."""
+        """Start the gathers for the next modules; fewer would leave the network idle."""
         coming = (end + 1 for end in self._last_of_module if end >= self._arrived)
         end = max([*islice(coming, self._ahead), self._arrived + max(self._ahead, 1)])
         while self._departed < min(end, len(self._buckets)):
@@ -83,35 +80,35 @@ class WeightGather:
 
     @torch.no_grad()
     def _depart(self, bucket: BucketLayout) -> None:
-        weight = local(bucket.shards[0].weight)
+        weight = get_local_part(bucket.shards[0].weight)
         if bucket.ranks == 1:
-            self._under_way.append((None, weight))
+            self._in_progress.append((None, weight))
             return
-        mine = weight.new_zeros(1, bucket.columns)
+        mine = weight.new_zeros(1, bucket.num_columns)
         for place, shard in enumerate(bucket.shards):
-            bucket.own(mine, place).copy_(shard.parameter)
-        everyones = mine.new_empty(bucket.ranks, bucket.columns)
+            bucket.local_rows(mine, place).copy_(shard.parameter)
+        everyones = mine.new_empty(bucket.ranks, bucket.num_columns)
         group = bucket.param_mesh.shard.get_group()
         work = collectives.all_gather(everyones, mine, group=group, async_op=True)
-        self._under_way.append((work, everyones))
+        self._in_progress.append((work, everyones))
 
     @torch.no_grad()
     def _arrive(self) -> None:
         bucket = self._buckets[self._arrived]
-        work, everyones = self._under_way.pop(0)
+        work, everyones = self._in_progress.pop(0)
         if work is not None:
-            collectives.wait([work])
+            collectives.wait_for_works([work])
         for place, shard in enumerate(bucket.shards):
-            rows = rows_of(local(shard.weight))
+            rows = rows_of(get_local_part(shard.weight))
             if bucket.ranks > 1:
-                bucket.take(everyones, place, rows)
+                bucket.unpack_rows(everyones, place, rows)
             elif shard.is_master:
                 rows.copy_(shard.parameter)
         self._arrived += 1
 
 
 def _called(stage: nn.Module) -> Iterator[nn.Module]:
-    """Give the modules whose calls run hooks, each with weights that no other of them has."""
+    """Yield the modules with calls that run hooks; no two of them share a weight."""
     for child in stage.children():
         if child is getattr(stage, "mtp", None):
             yield from child.children()

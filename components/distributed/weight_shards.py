@@ -1,8 +1,7 @@
 """Weight shards: the rows that one rank updates, and the global norm of their gradients.
 
 A weight's rows are counted over all its dimensions but the last: a stack of matrices is one
-long matrix. Whatever splits a weight, the optimizer, the global norm, loss scaling and
-checkpoints see a list of shards, each a view of the weight that the model computes with.
+long matrix. Optimizer, global norm, loss scaling and checkpoints use only the list of shards.
 """
 
 import math
@@ -17,18 +16,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from components.distributed.mesh import Mesh, ParamGroupMesh
-from components.torch_internals.distributed import StridedShard, concatenated
-from components.torch_internals.operators import divide_, multiply_, norms
+from components.torch_internals.distributed import StridedShard, concatenate_meshes
+from components.torch_internals.operators import compute_norms, divide_, multiply_
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WeightShard:
     """Rows of one weight.
 
-    ``parameter`` is what the optimizer updates: a view of the model's ``weight``, or where that
-    is rounded a copy of this rank's rows in a finer dtype (``is_master``). ``split`` says
-    whether ranks have different rows. ``replicas`` counts the ranks that hold the same ones. A
-    ``tied`` weight is held by two pipeline stages.
+    The optimizer updates ``parameter``: a view of ``weight``, or if the weight is rounded, this
+    rank's rows in a wider dtype (``is_master``). ``split``: ranks have different rows.
+    ``replicas`` counts the ranks with the same rows. ``tied``: in two pipeline stages.
     """
 
     name: str
@@ -43,12 +41,12 @@ class WeightShard:
 
     @property
     def is_master(self) -> bool:
-        """Whether the optimizer updates a finer copy of a rounded weight."""
+        """Whether the optimizer updates a wider copy of a rounded weight."""
         return self.parameter.dtype != self.weight.dtype
 
     @property
-    def shape(self) -> torch.Size:
-        """Give the shape of the whole weight, as rows."""
+    def whole_shape(self) -> torch.Size:
+        """Shape of the whole weight, as rows."""
         return rows_of(torch.empty(self.weight.shape, device="meta")).shape
 
     def own_rows(self, rows: Tensor) -> Tensor:
@@ -56,24 +54,24 @@ class WeightShard:
         shard = self.param_mesh.shard
         return own_rows(rows, shard.size(), shard.get_local_rank()) if self.split else rows
 
-    def whole(self, rows: Tensor) -> Tensor:
-        """Describe which part of a whole rows like this shard's are, without moving any."""
+    def to_dtensor(self, rows: Tensor) -> Tensor:
+        """Return a DTensor of ``rows``, which are laid out like this shard, without a copy."""
         if self.mesh is None:
             return rows
-        shape, stride = self.shape, torch.empty(self.shape, device="meta").stride()
+        shape, stride = self.whole_shape, torch.empty(self.whole_shape, device="meta").stride()
         return DTensor.from_local(
             rows, self.mesh, self.placements, run_check=False, shape=shape, stride=stride
         )
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that lies on this rank, sharing its memory."""
+def get_local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor; it shares the tensor's memory."""
     detached = tensor.detach()
     return detached.to_local() if isinstance(detached, DTensor) else detached
 
 
 def rows_of(tensor: Tensor) -> Tensor:
-    """See a stack of matrices as one long matrix; vectors and matrices stay."""
+    """Return a stack of matrices as one long matrix; vectors and matrices do not change."""
     return tensor.flatten(0, -2) if tensor.dim() > 2 else tensor
 
 
@@ -85,15 +83,15 @@ def make_shards(
     weights: torch.dtype,
     tied: Sequence[str] = (),
 ) -> list[list[WeightShard]]:
-    """List this rank's shards, stage by stage; ``split`` divides rows over sharding ranks.
+    """Return this rank's shards per stage; ``split`` divides rows over sharding ranks.
 
-    Where the stages' parameters are finer than ``weights`` they are rounded, and the rows that
-    this rank updates kept as masters. A weight that two stages share counts in the first.
+    Parameters with a wider dtype than ``weights`` are rounded; the rows that this rank updates
+    become masters. A weight of two stages counts in the first.
     """
     stages = list(stages)
     counts = Counter(id(weight) for stage in stages for *_, weight in _parameters(stage))
-    rounded: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # of what several stages hold
-    made = []
+    rounded: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # weights of several stages
+    weight_shards = []
     for stage in stages:
         shards = []
         for owner, key, name, master in _parameters(stage):
@@ -104,14 +102,14 @@ def make_shards(
             if weight is not master:
                 owner.register_parameter(key, weight)
             if counts[id(master)] > 1:
-                rounded[id(master)] = master, weight  # kept: its number is not another's
+                rounded[id(master)] = master, weight  # keep `master` alive: its id stays unique
             shards.append(_shard(name, weight, master, mesh, split=split, tied=name in tied))
-        made.append(shards)
-    return made
+        weight_shards.append(shards)
+    return weight_shards
 
 
 def _parameters(stage: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Parameter]]:
-    """Give every parameter: its module, its name there, its name in the stage, itself."""
+    """Yield each parameter's module, name in the module, name in the stage, and tensor."""
     for prefix, owner in stage.named_modules():
         for key, weight in list(owner.named_parameters(recurse=False)):
             yield owner, key, f"{prefix}.{key}" if prefix else key, weight
@@ -137,12 +135,12 @@ def _shard(
     sharding = param_mesh.shard
     splits = split and sharding.size() > 1
     where, placements = _placed(weight, sharding if splits else None)
-    rows = rows_of(local(master))
+    rows = rows_of(get_local_part(master))
     if splits:
         rows = own_rows(rows, sharding.size(), sharding.get_local_rank())
         if master is not weight:  # a view would keep all rows
             rows = rows.clone()
-    parts = math.prod(  # a strided shard is no `Shard`: ask what is replicated
+    parts = math.prod(  # a strided shard is no `Shard`: test for `Replicate`
         where.size(axis)
         for axis, kind in enumerate(placements)
         if where and not isinstance(kind, Replicate)
@@ -161,7 +159,7 @@ def _shard(
 
 
 def own_rows(rows: Tensor, ranks: int, rank: int) -> Tensor:
-    """Return a rank's rows, on all ranks but the last equally many."""
+    """Return a rank's rows; ranks have equal numbers of rows, the last ones may have fewer."""
     length = -(-len(rows) // ranks)
     return rows[min(rank * length, len(rows)) : min((rank + 1) * length, len(rows))]
 
@@ -169,31 +167,28 @@ def own_rows(rows: Tensor, ranks: int, rank: int) -> Tensor:
 def _placed(
     weight: Tensor, sharding: DeviceMesh | None
 ) -> tuple[DeviceMesh | None, list[Placement]]:
-    """Find the mesh on which a shard is a part of the whole, and how."""
+    """Return the mesh and placements of a shard within the whole weight."""
     if not isinstance(weight, DTensor):
         return (None, []) if sharding is None else (sharding, [Shard(0)])
     if sharding is None:
         return weight.device_mesh, list(weight.placements)
     (other,) = weight.placements
-    # The data ranks divide what tensor or expert ranks left: rows of the whole with strides.
+    # Data ranks split the part of a tensor or expert rank: strided rows of the whole.
     strided = isinstance(other, Shard) and other.dim == 0
     factor = weight.device_mesh.size()
     data: Any = StridedShard(0, split_factor=factor) if strided else Shard(0)
-    return concatenated([sharding, weight.device_mesh]), [data, other]
+    return concatenate_meshes([sharding, weight.device_mesh]), [data, other]
 
 
 def squared_norm(shards: Sequence[WeightShard]) -> Tensor:
-    """Return this rank's share of the squared norm over all weights of all ranks, in float64.
-
-    Summed over all ranks it counts each element once: each shard's is divided by ``replicas``.
-    """
+    """Return this rank's share of the squared norm over all weights and ranks, in float64."""
     gradients = _gradients(shards)
-    squares = torch.stack([norm.double().square() for norm in norms(gradients)])
+    squares = torch.stack([norm.double().square() for norm in compute_norms(gradients)])
     replicas = torch.tensor([shard.replicas for shard in shards], dtype=torch.float64)
     return (squares / replicas.to(squares.device)).sum()
 
 
-def clip(shards: Sequence[WeightShard], norm: Tensor, limit: float) -> None:
+def clip_gradients(shards: Sequence[WeightShard], norm: Tensor, limit: float) -> None:
     """Scale all gradients down so that a ``norm`` above ``limit`` becomes ``limit``."""
     if limit < math.inf:
         factor = (limit / (norm + 1e-6)).clamp(max=1.0)  # as `torch.nn.utils.clip_grad_norm_`
@@ -201,13 +196,13 @@ def clip(shards: Sequence[WeightShard], norm: Tensor, limit: float) -> None:
         multiply_(gradients, factor.to(gradients[0].dtype))
 
 
-def unscale(shards: Sequence[WeightShard], scale: float) -> None:
-    """Take a loss scale out of all gradients."""
+def unscale_gradients(shards: Sequence[WeightShard], scale: float) -> None:
+    """Divide all gradients by the loss scale."""
     divide_(_gradients(shards), scale)
 
 
 def _gradients(shards: Sequence[WeightShard]) -> list[Tensor]:
-    found = [shard.parameter.grad for shard in shards]
-    gradients = [gradient for gradient in found if gradient is not None]
-    assert len(gradients) == len(found), "reduce first"
+    shard_gradients = [shard.parameter.grad for shard in shards]
+    gradients = [gradient for gradient in shard_gradients if gradient is not None]
+    assert len(gradients) == len(shard_gradients), "reduce first"
     return gradients

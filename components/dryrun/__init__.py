@@ -1,1 +1,1 @@
-"""The real training step of one rank of each role, on tensors without values."""
+"""Dry run: the real training step of one rank per role, on fake tensors without values."""

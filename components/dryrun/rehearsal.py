@@ -1,11 +1,10 @@
-"""One rank's step without values: memory, collectives and FLOPs of the whole step.
+"""Dry run of one rank's step: memory, collectives and FLOPs of the whole step.
 
 ``python -m components.dryrun.rehearsal FOLDER RANK`` reads the recipe of a run folder and
-writes there ``role-RANK.json``. FLOPs are those of matrix products and attention, unmasked.
-
-With as many microbatches as a rank ever has in flight, and one more, a step reaches its peak.
-Calls and FLOPs of the passes grow by the same number with each; those after them do not, nor
-what data ranks send once a step under a pass.
+writes ``role-RANK.json`` there. FLOPs count matrix products and unmasked attention. A step
+reaches its memory peak with one microbatch more than a rank ever has in flight. Calls and FLOPs
+of the passes are linear in the microbatches. Those after the passes are constant, as are the
+messages that data ranks send once per step during a pass.
 """
 
 import logging
@@ -31,69 +30,69 @@ from components.config.stages import V_SCHEDULES
 from components.distributed.devices import device_type
 from components.distributed.grad_buckets import GradBucket
 from components.distributed.weight_gather import WeightGather
-from components.dryrun import ledgers, world
+from components.dryrun import fake_world, trackers
 from components.run.folder import RunFolder
 from components.torch_internals.operators import FakeTensorMode
 from components.versions import release_of
 
-# Before this torch a schedule of so many microbatches begins with a message to each neighbour.
+# Before this torch, a pipeline's first step with a given number of microbatches sends an extra
+# message to each neighbor.
 _GREETS_BEFORE = (2, 13)
 
 
 @dataclass(frozen=True)
-class StepRehearsal:
-    """What one rank's step takes."""
+class StepTrace:
+    """Trace of one rank's step: memory peaks, collectives and FLOPs."""
 
     microbatches: int
-    rehearsed: int  # of these were gone through
-    peaks: dict[ledgers.Phase, ledgers.Peak]
-    calls: dict[ledgers.CollectiveKind, int]
-    bytes: dict[ledgers.CollectiveKind, int]
+    rehearsed: int  # microbatches of the dry run
+    peaks: dict[trackers.StepPhase, trackers.Peak]
+    calls: dict[trackers.CollectiveKind, int]
+    bytes: dict[trackers.CollectiveKind, int]
     flops: dict[str, int]  # by operator
 
 
-def rehearse(recipe: Recipe, rank: int) -> StepRehearsal:
-    """Take two steps as ``rank`` of the recipe's world; the process needs no device."""
+def run_two_steps(recipe: Recipe, rank: int) -> StepTrace:
+    """Run two steps as ``rank`` of the recipe's world; the process needs no device."""
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's own use of torch
     warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # a login node
-    warnings.filterwarnings("ignore", message="Mismatch dtype between input")  # a norm's, known
+    warnings.filterwarnings(
+        "ignore", message="Mismatch dtype between input"
+    )  # known, from a norm
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     count = microbatches_to_rehearse(recipe)
     on_device = device_type(recipe.cluster.device)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with world.fake_world(rank, recipe.cluster.ranks), ExitStack() as modes:
-        module = world.FakeRank(recipe=recipe, fake=fake)
+    with fake_world.fake_world(rank, recipe.cluster.ranks), ExitStack() as modes:
+        module = fake_world.FakeRank(recipe=recipe, fake=fake)
         module.configure_model()
-        world.replace_parts(module, on_device)
+        fake_world.replace_parts(module, on_device)
         optimizer = module.configure_optimizers()
         if on_device != "cpu":
             for group in optimizer.param_groups:
                 group["foreach"] = True  # the update that torch chooses on a GPU
         modes.enter_context(fake)
-        modes.enter_context(world.even_load())
+        modes.enter_context(fake_world.even_load())
         if on_device != "cpu":
-            modes.enter_context(world.device_kernels(on_device))
-        modes.enter_context(world.Answers())
+            modes.enter_context(fake_world.device_kernels(on_device))
+        modes.enter_context(fake_world.FakeScalars())
         return _observe(module, modes, count)
 
 
-def _observe(module: world.FakeRank, modes: ExitStack, count: int) -> StepRehearsal:
-    """Take a first step unseen, as short as it may be, and watch the second.
-
-    The first makes the optimizer's state, and DTensor asks for the shapes of new operators.
-    """
-    greets = release_of(torch.__version__) < _GREETS_BEFORE
+def _observe(module: fake_world.FakeRank, modes: ExitStack, count: int) -> StepTrace:
+    """Trace the second step; the first creates optimizer state and fills DTensor's cache."""
+    sends_greeting = release_of(torch.__version__) < _GREETS_BEFORE
     degrees = module.recipe.parallelism
     fewest = fewest_microbatches(degrees.pipeline, degrees.schedule)
-    first = count if greets else min(fewest, count)
-    module.training_step(world.empty_batch(module.recipe, first))
-    flops = modes.enter_context(ledgers.FlopLedger())
-    calls = modes.enter_context(ledgers.CollectiveLedger(module.mesh))
+    first = count if sends_greeting else min(fewest, count)
+    module.training_step(fake_world.empty_batch(module.recipe, first))
+    flops = modes.enter_context(trackers.FlopLedger())
+    calls = modes.enter_context(trackers.CollectiveLedger(module.parallel_mesh))
     memory = _memory_ledger(module)
     modes.enter_context(memory)
     counters: tuple[Counter[Any], ...] = (calls.calls, calls.bytes, flops.flops)
     within: list[Counter[Any]] = []
-    run = module.microbatches.run
+    run = module.microbatches.accumulate_gradients
 
     def run_watched(batch: Tensor, scale: float) -> None:
         for counter in counters:
@@ -105,142 +104,145 @@ def _observe(module: world.FakeRank, modes: ExitStack, count: int) -> StepRehear
         for counter in counters:
             counter.clear()
 
-    modes.enter_context(patch.object(module.microbatches, "run", run_watched))
+    modes.enter_context(patch.object(module.microbatches, "accumulate_gradients", run_watched))
     once = modes.enter_context(_once_a_step(module, memory, (calls.calls, calls.bytes)))
     _follow(module, memory)
-    memory.begin()
-    module.training_step(world.empty_batch(module.recipe, count))
-    memory.settle()
+    memory.start_step()
+    module.training_step(fake_world.empty_batch(module.recipe, count))
+    memory.record_peak()
     for counter, counted in zip(counters, once, strict=False):
         counter.update(counted)
-    whole = module.recipe.derived.microbatches_per_step
+    total = module.recipe.derived_numbers.microbatches_per_step
     pairs = zip(within, counters, strict=True)
-    continued = (_continued(passes, after, count, whole) for passes, after in pairs)
-    return StepRehearsal(whole, count, memory.peaks, *continued)
+    continued = (_continued(passes, after, count, total) for passes, after in pairs)
+    return StepTrace(total, count, memory.peaks, *continued)
 
 
-def _memory_ledger(module: world.FakeRank) -> ledgers.MemoryLedger:
-    """Name what a step begins with; masters belong to the optimizer."""
+def _memory_ledger(module: fake_world.FakeRank) -> trackers.MemoryLedger:
+    """Return a ledger with the memory at the start of a step; masters count as optimizer."""
     weights = [weight for _, weight in module.named_weights()]
     optimizer = module.engine.optimizer
-    updated = [one for group in optimizer.param_groups for one in group["params"]]
+    updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     sums = module.engine.data_parallel.gradient_buffers
-    memory = ledgers.MemoryLedger([*weights, *updated], sums)
+    memory = trackers.MemoryLedger([*weights, *updated], sums)
     states = [value for state in optimizer.state.values() for value in state.values()]
-    masters = [one.parameter for one in module.engine.shards if one.is_master]
-    memory.name("weights", weights)
-    memory.name("optimizer", masters)
-    memory.name("optimizer", (value for value in states if isinstance(value, Tensor)))
+    masters = [shard.parameter for shard in module.engine.shards if shard.is_master]
+    memory.set_category("weights", weights)
+    memory.set_category("optimizer", masters)
+    memory.set_category("optimizer", (value for value in states if isinstance(value, Tensor)))
     return memory
 
 
 @contextmanager
 def _once_a_step(
-    module: world.FakeRank, memory: ledgers.MemoryLedger, counters: Sequence[Counter[Any]]
+    module: fake_world.FakeRank, memory: trackers.MemoryLedger, counters: Sequence[Counter[Any]]
 ) -> Iterator[Sequence[Counter[Any]]]:
-    """Count apart what data ranks send under passes, but not for each microbatch.
+    """Count separately what data ranks send once per step, although during the passes.
 
-    Weights are gathered once; at ZeRO 2 gradients leave after every microbatch.
+    These are the gathers of weights and, below ZeRO 2, the reductions of gradients.
     """
     once: tuple[Counter[Any], ...] = tuple(Counter() for _ in counters)
 
-    def apart(given: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any) -> Any:
+    def wrap_function(given: Callable[..., Any]) -> Callable[..., Any]:
+        def count_call(*arguments: Any) -> Any:
             before, phase = [counter.copy() for counter in counters], memory.phase
             memory.phase = "reduction" if phase == "forward" else phase
             result = given(*arguments)
             memory.phase = phase
-            for counter, held, own in zip(counters, before, once, strict=True):
-                own.update(counter - held)
+            for counter, previous, per_step in zip(counters, before, once, strict=True):
+                per_step.update(counter - previous)
                 counter.clear()
-                counter.update(held)
+                counter.update(previous)
             return result
 
-        return counted
+        return count_call
 
-    watched: list[tuple[type, str]] = [(WeightGather, "settle")]
+    watched: list[tuple[type, str]] = [(WeightGather, "wait_for_weights")]
     if module.recipe.parallelism.zero < 2:
-        watched += [(GradBucket, "depart"), (GradBucket, "cross")]
+        watched += [(GradBucket, "start_reduce"), (GradBucket, "start_replica_reduce")]
     with ExitStack() as patches:
         for owner, name in watched:
-            patches.enter_context(patch.object(owner, name, apart(getattr(owner, name))))
+            patches.enter_context(
+                patch.object(owner, name, wrap_function(getattr(owner, name)))
+            )
         yield once
 
 
 def microbatches_to_rehearse(recipe: Recipe) -> int:
-    """Choose as many as reach the peak, or all.
+    """Return the number of microbatches that reaches the memory peak, at most all.
 
-    Torch's schedules want a microbatch for each rank, and no rank keeps more in flight, but for
-    GPipe, which keeps all. Where a rank has several stages, rounds of as many microbatches as
-    ranks go through them, three until it repeats itself; longer rounds are all gone through. A
-    V is full with two a rank.
+    Torch's schedules need a microbatch for each rank. No rank has more in flight, except with
+    GPipe, which stores all. If a rank has several stages, microbatches run in rounds of the
+    number of ranks, and the third round repeats the second; if rounds are uneven, run all. V
+    schedules have at most two microbatches per rank in flight.
     """
-    degrees, whole = recipe.parallelism, recipe.derived.microbatches_per_step
+    degrees, total = recipe.parallelism, recipe.derived_numbers.microbatches_per_step
     ranks = degrees.pipeline
     if ranks > 1 and degrees.schedule == "gpipe":
-        return whole
+        return total
     if ranks > 1 and degrees.schedule in V_SCHEDULES:
-        return min(2 * ranks + 1, whole)
+        return min(2 * ranks + 1, total)
     if ranks > 1 and degrees.stages_per_rank > 1:
-        return whole if whole % ranks else min(3 * ranks, whole)
-    return min(ranks + 1, whole)
+        return total if total % ranks else min(3 * ranks, total)
+    return min(ranks + 1, total)
 
 
-def _follow(module: world.FakeRank, memory: ledgers.MemoryLedger) -> None:
-    """Tell the account where in the step the module is."""
+def _follow(module: fake_world.FakeRank, memory: trackers.MemoryLedger) -> None:
+    """Add hooks that set the ledger's phase, gradients and count of microbatches."""
 
     def goes_forward(*_: Any) -> None:
         memory.find_gradients()
         memory.microbatches_begun += 1
 
-    def updates(*_: Any) -> None:
+    def mark_update(*_: Any) -> None:
         memory.phase = "update"
 
     def has_gradient(weight: Any) -> None:
-        memory.name("gradients", [] if weight.grad is None else [weight.grad])
-        memory.name("gradients", module.engine.data_parallel.gradient_buffers())
+        memory.set_category("gradients", [] if weight.grad is None else [weight.grad])
+        memory.set_category("gradients", module.engine.data_parallel.gradient_buffers())
 
     weight: Any
     for _, weight in module.named_weights():
         weight.register_post_accumulate_grad_hook(has_gradient)
-    for decoder in module.decoders:
+    for decoder in module.stage_decoders:
         decoder.register_forward_pre_hook(goes_forward, prepend=True)
-    module.engine.optimizer.register_step_pre_hook(updates)
+    module.engine.optimizer.register_step_pre_hook(mark_update)
 
 
 def _continued(
     within: Counter[Any], after: Counter[Any], count: int, whole: int
 ) -> dict[Any, int]:
-    """Let the counts within the passes grow with the microbatches; those after do not."""
-    found = Counter(after)
+    """Scale the counts of the passes to ``whole`` microbatches; add the counts after them."""
+    total = Counter(after)
     for kind, counted in within.items():
-        each, rest = divmod(counted, count)
+        per_microbatch, rest = divmod(counted, count)
         assert rest == 0, f"{kind} does not grow evenly with the microbatches"
-        found[kind] += each * whole
-    return dict(found)
+        total[kind] += per_microbatch * whole
+    return dict(total)
 
 
 def main(words: Sequence[str]) -> None:
-    """Rehearse and write ``role-RANK.json``: bytes and FLOPs of one step."""
+    """Run the dry run and write ``role-RANK.json``: bytes and FLOPs of one step."""
     folder, rank = RunFolder(Path(words[0])), int(words[1])
     began = time.perf_counter()
-    found = rehearse(read_recipe(folder.recipe), rank)
+    trace = run_two_steps(read_recipe(folder.recipe), rank)
     tree = {
-        "microbatches": found.microbatches,
-        "rehearsed_microbatches": found.rehearsed,
+        "microbatches": trace.microbatches,
+        "rehearsed_microbatches": trace.rehearsed,
         "peaks": {
-            phase: {**asdict(peak), "bytes": peak.bytes} for phase, peak in found.peaks.items()
+            phase: {**asdict(peak), "bytes": peak.total_bytes}
+            for phase, peak in trace.peaks.items()
         },
         "collectives": [
             {
                 **kind._asdict(),
                 "count": count,
-                "bytes": found.bytes[kind],
-                "sent_bytes": round(ledgers.sent_bytes(kind, found.bytes[kind])),
+                "bytes": trace.bytes[kind],
+                "sent_bytes": round(trackers.sent_bytes(kind, trace.bytes[kind])),
             }
-            for kind, count in found.calls.items()
+            for kind, count in trace.calls.items()
         ],
-        "flops": found.flops,
+        "flops": trace.flops,
         "seconds": time.perf_counter() - began,
         "host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }

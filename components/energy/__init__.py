@@ -1,1 +1,1 @@
-"""Energy as the machine's own counters tell it; nothing is sampled, nothing is estimated."""
+"""Energy from the machine's own counters. Nothing is sampled or estimated."""

@@ -1,4 +1,4 @@
-"""Energy counters: joules since some moment, added up, and for how much of the time."""
+"""Energy counters: joules since a start, summed over devices, and the time they cover."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,10 @@ JOULES_PER_KWH = 3.6e6
 
 @dataclass(frozen=True, kw_only=True)
 class EnergyReading:
-    """What counters told of some devices, or hosts: an hour of four has 14,400 seconds."""
+    """Energy of devices or hosts. Seconds are device-seconds: an hour of four has 14,400."""
 
     joules: float
-    counted_seconds: float  # those that the joules were taken in
+    counted_seconds: float  # the time that the joules cover
     passed_seconds: float
 
     def __add__(self, other: "EnergyReading") -> "EnergyReading":
@@ -31,100 +31,88 @@ class EnergyReading:
         return counted > 0 and math.isclose(counted, passed, rel_tol=1e-6)
 
     @property
-    def watts(self) -> float | None:
-        """The mean power of one device; None where nothing was counted."""
+    def mean_watts(self) -> float | None:
+        """The mean power of one device, or None if nothing was counted."""
         return self.joules / self.counted_seconds if self.counted_seconds else None
 
     @property
-    def fraction(self) -> float:
-        """The part of the time in which something counted."""
+    def counted_fraction(self) -> float:
+        """The fraction of the time that was counted."""
         return self.counted_seconds / self.passed_seconds if self.passed_seconds else 0.0
 
     @property
-    def kwh(self) -> float | None:
+    def energy_kwh(self) -> float | None:
         return self.joules / JOULES_PER_KWH if self.counted_seconds else None
 
     def as_json(self) -> dict[str, float | None]:
-        """Return the tree for JSON; joules that nothing counted are null, not 0."""
+        """Return the tree for JSON. Joules are null, not 0, if nothing was counted."""
         return asdict(self) | ({} if self.counted_seconds else {"joules": None})
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> "EnergyReading":
-        """Read what `as_json` gave."""
-        return cls(**{one.name: float(tree[one.name] or 0.0) for one in fields(cls)})
+        """Read the result of `as_json`."""
+        return cls(**{field.name: float(tree[field.name] or 0.0) for field in fields(cls)})
 
 
 NOTHING = EnergyReading(joules=0.0, counted_seconds=0.0, passed_seconds=0.0)
-# A bound for what one counter counts: at this power the kernel reckons how soon a register
-# begins again (drivers/gpu/drm/i915/i915_hwmon.c: 32 bits of 2**-14 J in 4.36 minutes).
+# Upper bound for the power of one counter. The kernel assumes it to compute how soon a register
+# overflows (drivers/gpu/drm/i915/i915_hwmon.c: 32 bits of 2**-14 J in 4.36 minutes).
 MOST_WATTS = 1_000.0
 
 
 class NoCounterError(Exception):
-    """Why no counter tells anything here, or did not just now."""
+    """Reason why no counter is available, or why a reading failed."""
 
 
 class EnergyCounter(Protocol):
-    """Count joules up to ``range_joules``, then from zero again.
+    """Energy counter that counts joules up to ``range_joules``, then restarts at zero.
 
-    Of two readings that are more than ``longest_seconds`` apart nobody knows how often it has
-    begun again between them. Infinite where it never does.
+    Between two readings more than ``longest_seconds`` apart, the number of restarts is unknown.
+    Both values are infinite for a counter that never restarts.
     """
 
     range_joules: float
     longest_seconds: float
 
-    def read(self) -> float:
-        """Return the joules that are on the counter.
-
-        Raises:
-            NoCounterError: it does not tell.
-        """
+    def read_joules(self) -> float:
+        """Return the counter's current joules, or raise NoCounterError."""
 
 
 @dataclass(kw_only=True)
 class FileCounter:
-    """A file of the kernel's that holds microjoules."""
+    """File that starts with a number of ``unit`` joules. Kernel files have microjoules."""
 
     file: Path
-    range_joules: float
-    longest_seconds: float
+    unit: float = 1e-6
+    range_joules: float = math.inf
+    longest_seconds: float = math.inf
 
-    def read(self) -> float:
-        return read_joules(self.file)
-
-
-def read_joules(file: Path) -> float:
-    """Read a file that holds microjoules.
-
-    Raises:
-        NoCounterError: the file cannot be read, or holds no number.
-    """
-    try:
-        return int(file.read_text("ascii")) * 1e-6
-    except OSError as error:
-        raise NoCounterError(f"{file}: {error.strerror}") from None
-    except ValueError:
-        raise NoCounterError(f"{file} holds no number") from None
+    def read_joules(self) -> float:
+        try:
+            return float(self.file.read_text("ascii").split()[0]) * self.unit
+        except OSError as error:
+            raise NoCounterError(f"{self.file}: {error.strerror}") from None
+        except (ValueError, IndexError):
+            raise NoCounterError(f"{self.file} is not a number") from None
 
 
 class Meter:
-    """Count the energy of ``units`` devices, or hosts, that ``counters`` count together.
+    """Meter of the energy of ``units`` devices or hosts, which ``counters`` count together.
 
-    Time in which one of them did not tell, began again elsewhere than at its range, or was not
-    read for too long is time without a count: its joules are missing, and so are its seconds.
-    Without counters that is all the time. ``now`` is a clock in seconds that never goes back.
+    A period does not count, neither its joules nor its seconds, if a reading failed, a counter
+    was reset, or readings were too far apart. Without counters, no period counts. ``now`` is a
+    monotonic clock in seconds.
     """
 
     def __init__(self, *, counters: Sequence[EnergyCounter], units: int, now: float) -> None:
         self._counters, self._units = counters, units
-        self._longest = min((one.longest_seconds for one in counters), default=math.inf)
+        self._longest = min((counter.longest_seconds for counter in counters), default=math.inf)
         self._began = self._at = now
         self._before = self._readings()
         self._joules = self._seconds = 0.0
 
-    def count(self, now: float) -> EnergyReading:
-        """Read the counters, and tell what they have counted since the meter was made."""
+    def measure_energy(self, now: float) -> EnergyReading:
+        """Read the counters and return the energy since the meter was created."""
         after, seconds = self._readings(), now - self._at
         spent = self._spent(after) if seconds <= self._longest else None
         if spent is not None:
@@ -138,13 +126,13 @@ class Meter:
         )
 
     def keep_up(self, now: float) -> None:
-        """Read the counters if by the next time they may have begun again."""
+        """Read the counters if they may overflow before the next call."""
         if now - self._at > self._longest / 2:
-            self.count(now)
+            self.measure_energy(now)
 
     def _readings(self) -> list[float] | None:
         try:
-            return [counter.read() for counter in self._counters]
+            return [counter.read_joules() for counter in self._counters]
         except NoCounterError:
             return None
 
@@ -153,6 +141,6 @@ class Meter:
             return None
         spent = 0.0
         for counter, earlier, later in zip(self._counters, self._before, after, strict=True):
-            # From an infinite range the sum is infinite: such a counter was set back.
+            # With an infinite range the sum is infinite: the counter was reset.
             spent += later - earlier + (counter.range_joules if later < earlier else 0.0)
         return spent if math.isfinite(spent) else None

@@ -1,6 +1,6 @@
-"""From a device's kWh to a site's, and to what its grid emits.
+"""Emissions: from the devices' kWh to the site's kWh and to CO2 equivalent.
 
-Idle nodes, processors beside the devices and the making of the hardware are in neither.
+Neither includes idle nodes, host processors or the production of the hardware.
 """
 
 from pydantic import BaseModel
@@ -9,26 +9,23 @@ GRAMS_PER_KILOGRAM = 1_000.0
 
 
 class Emissions(BaseModel, frozen=True):
-    """Energy in kWh, CO2 equivalent in kg, of the devices and with what their site adds.
-
-    Null is what follows from a figure that nobody gives.
-    """
+    """Energy in kWh and CO2 equivalent in kg, of devices and with overhead; None if unknown."""
 
     power_usage_effectiveness: float | None
     grams_co2e_per_kwh: float | None
     site_kwh: float | None
-    kg_co2e: float | None  # of the devices' energy alone, as BLOOM's 24.7 t are
+    kg_co2e: float | None  # of the devices' energy only, like BLOOM's 24.7 t
     site_kg_co2e: float | None
 
     @classmethod
-    def of(
+    def from_energy(
         cls,
         kwh: float | None,
         *,
         power_usage_effectiveness: float | None,
         grams_co2e_per_kwh: float | None,
     ) -> "Emissions":
-        """Multiply the devices' ``kwh`` by what is known of their site and its grid.
+        """Return the emissions of the devices' ``kwh``, as far as site and grid are known.
 
         Energy times power usage effectiveness times grid intensity: Luccioni, Viguier and
         Ligozat 2022, arXiv 2211.02001, section 4.
@@ -44,5 +41,5 @@ class Emissions(BaseModel, frozen=True):
         )
 
 
-def _product(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one * other
+def _product(first: float | None, other: float | None) -> float | None:
+    return None if first is None or other is None else first * other

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO as the engine of a run, around our decoder and optimizer."""
+"""DeepSpeed engine: ZeRO for our decoder and optimizer."""
 
 import logging
 import math
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from components.config.recipe import Recipe
 from components.distributed.devices import compute_dtype
 from components.distributed.pipeline import Compute
-from components.engine.mesh_engine import Engine, Judge, NamedTensors
+from components.engine.mesh_engine import AcceptStep, Engine, NamedTensors
 from components.engine.optimizer import build_optimizer
 from components.errors import RecipeError
 from components.model.decoder import Decoder
@@ -23,30 +23,21 @@ from components.optim.loss_scale import LossScaleState
 
 
 class DeepSpeedEngine(Engine):
-    """Train by ZeRO 0 to 3 over the data ranks, with the recipe's own optimizer.
+    """Engine with DeepSpeed's ZeRO 0 to 3 over the data ranks and the recipe's own optimizer.
 
-    In float32 it computes what the mesh engine does. In bfloat16 and float16 the weights that
-    the model computes with are themselves in that dtype, and so is the residual stream, as in
-    the mesh engine, which computes under autocast; the float32 weights that the optimizer
-    updates start from the same values. From ZeRO 1 on a norm that is not finite skips the step
-    in any precision.
-    Every rank's device holds the whole model once, at the start.
-
-    Raises:
-        RecipeError: a precision that DeepSpeed has not, or not on this device.
+    In float32 its results equal the mesh engine's. In bfloat16 and float16 weights and residual
+    stream have that dtype (as has the mesh engine's stream under autocast), and the float32
+    masters start from the same values. From ZeRO 1 on a norm that is not finite skips the step
+    in any precision. At the start every rank's device contains the whole model. Raises
+    RecipeError if DeepSpeed does not support the precision on this device.
     """
 
     def __init__(
-        self,
-        *,
-        recipe: Recipe,
-        decoder: Decoder,
-        compute: Compute,
-        device: torch.device,
+        self, *, recipe: Recipe, decoder: Decoder, compute: Compute, device: torch.device
     ) -> None:
         dtype = compute_dtype(recipe.precision.compute, device)
         named = dict(decoder.named_parameters())
-        # The optimizer sorts weights by their dimensions, which ZeRO 3 takes from them.
+        # The optimizer groups weights by their dimensions, which ZeRO 3 later removes.
         self.optimizer = build_optimizer(recipe, decoder, list(named.items()))
         exact = {}
         if dtype != torch.float32:
@@ -63,44 +54,48 @@ class DeepSpeedEngine(Engine):
             model=_Microbatch(decoder, compute), optimizer=self.optimizer, config=self.config
         )
         if recipe.parallelism.zero == 3 and decoder.positions is not None:
-            # What positions return is no tensor, so no hook would gather their weights for the
-            # backward pass; the whole decoder's does.
+            # The module for positions does not return a tensor, so no hook would gather its
+            # weights for the backward pass. The decoder's hook does.
             for places in decoder.positions.parameters():
                 deepspeed.zero.register_external_parameter(decoder, places)
         self._zero = recipe.parallelism.zero
         self.state = EngineState(self._engine, self.optimizer, named)
         for name, weight in exact.items():
-            self.state.put(name, weight)
+            self.state.set_weight(name, weight)
         self._scaler: Any = None
         if dtype == torch.float16:
             self._scaler = self._engine.optimizer.loss_scaler
-            self._scaler.raise_error_at_min_scale = False  # as the mesh engine: try again
+            self._scaler.raise_error_at_min_scale = False  # try again, like the mesh engine
 
     @property
-    def scale(self) -> float:
+    def backward_scale(self) -> float:
         return 1.0 if self._scaler is None else float(self._scaler.cur_scale)
 
     def step(
-        self, batch: Tensor, *, lr: float, norm_limit: float, judge: Judge
+        self, batch: Tensor, *, lr: float, norm_limit: float, accept_step: AcceptStep
     ) -> Tensor | None:
         set_rate(self.optimizer, lr)
-        # How many microbatches this step has: a batch may ramp up.
+        # The number of microbatches changes while the batch size ramps up.
         size = self._engine.train_micro_batch_size_per_gpu() * self._engine.dp_world_size
         self._engine.set_train_batch_size(len(batch) * size)
         if not self._zero:
-            return self._step_whole(batch, norm_limit, judge)
+            return self._step_whole(batch, norm_limit, accept_step)
         self._engine.optimizer.gradient_accumulation_steps = len(batch)
-        return self._step_sharded(batch, norm_limit, judge)
+        return self._step_sharded(batch, norm_limit, accept_step)
 
-    def _step_whole(self, batch: Tensor, norm_limit: float, judge: Judge) -> Tensor | None:
-        """Step without ZeRO: the optimizer is torch's, DeepSpeed would not tell the norm."""
+    def _step_whole(
+        self, batch: Tensor, norm_limit: float, accept_step: AcceptStep
+    ) -> Tensor | None:
+        """Step without ZeRO: torch computes the norm, which DeepSpeed does not return."""
         for number in range(len(batch)):
             self._engine.backward(self._loss(batch, number), scale_wrt_gas=False)
         if self.on_gradients is not None:
             self.on_gradients()
         weights = list(self._engine.module.parameters())
-        norm = nn.utils.get_total_norm([one.grad for one in weights if one.grad is not None])
-        agreed = judge(norm.double().square() / self._engine.dp_world_size)
+        norm = nn.utils.get_total_norm([
+            weight.grad for weight in weights if weight.grad is not None
+        ])
+        agreed = accept_step(norm.double().square() / self._engine.dp_world_size)
         if agreed is None:
             self._engine.zero_grad()
             return None
@@ -108,17 +103,19 @@ class DeepSpeedEngine(Engine):
         self._engine.step()
         return agreed
 
-    def _step_sharded(self, batch: Tensor, norm_limit: float, judge: Judge) -> Tensor | None:
-        """Step with ZeRO, which knows the norm and updates in one call.
+    def _step_sharded(
+        self, batch: Tensor, norm_limit: float, accept_step: AcceptStep
+    ) -> Tensor | None:
+        """Step with ZeRO, which computes the norm and updates the weights in one call.
 
-        So the judge is asked after the last forward pass, and a step that it refuses gets
-        gradients that are no number: those DeepSpeed itself leaves out, on all ranks.
+        So ``accept_step`` is called after the last forward pass. A rejected step gets NaN
+        gradients, and DeepSpeed itself skips the update on all ranks.
         """
         scaling = self.scale_state()
         for number in range(len(batch)):
             loss, agreed = self._loss(batch, number), None
             if number == len(batch) - 1:
-                agreed = judge(None)
+                agreed = accept_step(None)
                 loss = loss * math.nan if agreed is None else loss
             self._engine.backward(loss, scale_wrt_gas=False)
         if self.on_gradients is not None:
@@ -131,29 +128,32 @@ class DeepSpeedEngine(Engine):
         return torch.as_tensor(self._engine.get_global_grad_norm(), dtype=torch.float64)
 
     def _loss(self, batch: Tensor, number: int) -> Tensor:
-        """Compute a microbatch's part of the step's mean loss."""
+        """Return a microbatch's share of the step's mean loss."""
         self._engine.set_gradient_accumulation_boundary(number == len(batch) - 1)
         loss: Tensor = self._engine(batch[number], number)
         return loss / len(batch)
 
-    def evaluate(self, rows: Tensor) -> Tensor | None:
+    def evaluate_rows(self, rows: Tensor) -> Tensor | None:
         loss: Tensor = self._engine(rows, 0)
         return loss
 
-    def settle(self) -> None:
-        """Return at once: an update of DeepSpeed's ends with its step."""
+    def wait_for_weights(self) -> None:
+        """Return at once: DeepSpeed finishes its update within the step."""
 
-    def weights(self) -> NamedTensors:
-        return self.state.weights()
+    def iterate_weights(self) -> NamedTensors:
+        return self.state.iterate_weights()
 
-    def gradients(self) -> NamedTensors:
-        return ((name, gradient / self.scale) for name, gradient in self.state.gradients())
+    def iterate_gradients(self) -> NamedTensors:
+        return (
+            (name, gradient / self.backward_scale)
+            for name, gradient in self.state.iterate_gradients()
+        )
 
     def scale_state(self) -> Mapping[str, Any] | None:
         if self._scaler is None:
             return None
         return LossScaleState(
-            scale=self.scale,
+            scale=self.backward_scale,
             hysteresis_left=self._scaler.cur_hysteresis,
             good_steps=self._scaler.cur_iter - self._scaler.last_overflow_iter - 1,
         )
@@ -167,7 +167,7 @@ class DeepSpeedEngine(Engine):
 
 
 class _Microbatch(nn.Module):
-    """A module whose forward pass is one microbatch: DeepSpeed's hooks hang on modules."""
+    """Module that computes one microbatch's loss; DeepSpeed registers its hooks on modules."""
 
     def __init__(self, decoder: Decoder, compute: Compute) -> None:
         super().__init__()
@@ -180,18 +180,18 @@ class _Microbatch(nn.Module):
 
 
 def _import_deepspeed(device: torch.device) -> Any:
-    """Import it for this kind of device; what it logs goes where logs go."""
+    """Import DeepSpeed for this kind of device and send its log to stderr."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)
-    # It asks for torchrun's name of the device, ZeRO 3 in later steps too; one rank has none.
+    # DeepSpeed reads torchrun's variable (ZeRO 3 also in later steps). A single rank lacks it.
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
-    # It calls torch by names that torch has newer ones for, at every collective.
+    # DeepSpeed calls deprecated torch functions at every collective.
     old_names = r"`torch\.distributed\.(all_gather_into|reduce_scatter)_tensor` is deprecated"
     warnings.filterwarnings("ignore", old_names, FutureWarning)  # its calls, not ours
     import deepspeed
     from deepspeed.utils import logger
 
-    # None of its own operations is used. Asked which there are, it tries a compiler on each; on
-    # a CPU it would go on to build one, for a minute, that sums over ranks past gloo.
+    # The run uses none of DeepSpeed's own operations. To list them, DeepSpeed tries a compiler
+    # on each, and on a CPU builds a reduction for a minute.
     deepspeed.ops.__compatible_ops__ = {}
     for handler in logger.handlers:
         if isinstance(handler, logging.StreamHandler):
@@ -200,14 +200,13 @@ def _import_deepspeed(device: torch.device) -> Any:
 
 
 def _check_device(deepspeed: Any, compute: torch.dtype) -> None:
-    """Ask what DeepSpeed asks, which would end the ranks without a way out."""
+    """Raise RecipeError for a dtype that DeepSpeed rejects; DeepSpeed would end the ranks."""
     accelerator = deepspeed.accelerator.get_accelerator()
     if (compute == torch.float16 and not accelerator.is_fp16_supported()) or (
         compute == torch.bfloat16 and not accelerator.is_bf16_supported()
     ):
         raise RecipeError(
             "precision.compute",
-            f"{str(compute).removeprefix('torch.')} is more than DeepSpeed trusts this device "
-            "with",
-            "choose another dtype, or parallelism.engine=mesh",
+            f"DeepSpeed does not support {str(compute).removeprefix('torch.')} on this device",
+            "set another dtype, or parallelism.engine=mesh",
         )

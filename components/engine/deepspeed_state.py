@@ -1,7 +1,7 @@
 """DeepSpeed's configuration (its JSON), and its state by the model's own names and shapes.
 
-docs/deepspeed.md says which recipe key gives which of DeepSpeed's. The names of the state are
-those of `ShardState`: either engine goes on from the other's checkpoints.
+docs/deepspeed.md maps recipe keys to DeepSpeed's keys. The state has the names of `ShardState`:
+either engine can resume from the other's checkpoints.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -23,22 +23,18 @@ from components.config.schema.sections import DEEPSPEED_BUCKET
 from components.distributed.weight_shards import rows_of
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-# Vectors stay whole on every rank, matrices do not: the rule of Hugging Face's integration.
+# Vectors stay whole on every rank, matrices do not. Hugging Face's integration has this rule.
 _PERSISTENT_WIDTHS = 10
 
 
 def deepspeed_config(recipe: Recipe, compute: str) -> dict[str, Any]:
-    """Return what `deepspeed.initialize` is given; ``compute`` is what ``auto`` stands for.
-
-    Raises:
-        RecipeError: a precision that DeepSpeed has not.
-    """
+    """Return the config for `deepspeed.initialize`; ``compute`` is the resolved dtype."""
     check_precision(recipe, compute)
-    degrees, microbatches = recipe.parallelism, recipe.derived.microbatches_per_step
-    parameters = recipe.shape.total_parameters
+    degrees, microbatches = recipe.parallelism, recipe.derived_numbers.microbatches_per_step
+    parameters = recipe.decoder_spec.total_parameters
     collectives = degrees.deepspeed.model_dump() if degrees.deepspeed else {}
     sizes = {"reduce_bucket_size": DEEPSPEED_BUCKET} | collectives
-    # A small model needs no buffer of gigabytes. DeepSpeed asserts an even size.
+    # A small model needs no buffers of gigabytes. DeepSpeed asserts an even size.
     enough = parameters + parameters % 2
     zero: dict[str, Any] = {
         "stage": degrees.zero,
@@ -49,8 +45,10 @@ def deepspeed_config(recipe: Recipe, compute: str) -> dict[str, Any]:
         "offload_optimizer": {"device": "cpu" if degrees.offload_optimizer else "none"},
     }
     if degrees.zero == 3:
-        zero["stage3_param_persistence_threshold"] = _PERSISTENT_WIDTHS * recipe.shape.dim
-    clips = degrees.zero > 0  # without ZeRO the optimizer is ours alone, and so is clipping
+        zero["stage3_param_persistence_threshold"] = (
+            _PERSISTENT_WIDTHS * recipe.decoder_spec.dim
+        )
+    clips = degrees.zero > 0  # without ZeRO our engine clips
     return {
         "train_batch_size": degrees.microbatch_sequences * microbatches * degrees.data,
         "train_micro_batch_size_per_gpu": degrees.microbatch_sequences,
@@ -82,7 +80,7 @@ def _fp16(recipe: Recipe) -> dict[str, Any]:
 
 @dataclass(eq=False)
 class EngineState:
-    """Weights, gradients and optimizer state of all ranks; every method is called by all."""
+    """Weights, gradients and optimizer state of all ranks; all ranks call every method."""
 
     engine: DeepSpeedEngine
     optimizer: torch.optim.Optimizer
@@ -90,24 +88,24 @@ class EngineState:
 
     def __post_init__(self) -> None:
         self._zero = int(self.engine.zero_optimization_stage())
-        # Before the first step: DeepSpeed finds the state of groups after the first one only
-        # where all of it is there when it first looks.
+        # Before the first step: DeepSpeed finds the state of later groups only if all state
+        # exists at its first lookup.
         self._make()
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Give every weight whole, in float32."""
+    def iterate_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name and the whole float32 value of every weight."""
         for name, weight in self.named.items():
             yield name, self._weight(weight)
 
-    def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Give every averaged gradient whole, as rows, times the loss scale."""
+    def iterate_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every averaged gradient whole, as rows, times the loss scale."""
         for name, weight in self.named.items():
             gradient = utils.safe_get_full_grad(weight) if self._zero else weight.grad
             assert gradient is not None
             yield name, rows_of(gradient.view(_shape(weight)))
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Name this rank's share of weights and state: whole ones, each on one rank."""
+    def collect_tensors(self) -> dict[str, Tensor]:
+        """Return this rank's share of weights and state by name; each is whole on one rank."""
         ranks, rank = dist.get_world_size(), dist.get_rank()
         tensors: dict[str, Tensor] = {}
         for place, (name, weight) in enumerate(self.named.items()):
@@ -116,21 +114,20 @@ class EngineState:
                 is_alike = _is_alike(piece)
                 if self._zero and is_alike:
                     piece = utils.safe_get_full_optimizer_state(weight, key)
-                # A counter is shared by all weights of a piece, which a file has no way to say.
+                # All weights of a piece share a counter. A file cannot express that.
                 value = rows_of(piece.view(_shape(weight))) if is_alike else piece.clone()
                 whole[f"optimizer.state.{name}.{key}"] = value
             if place % ranks == rank:
                 tensors |= {key: value.cpu() for key, value in whole.items()}
         return tensors
 
-    def share(self) -> dict[str, Tensor]:
-        return self.tensors()
+    def select_own_tensors(self) -> dict[str, Tensor]:
+        return self.collect_tensors()
 
-    def fill(self, read: Read, saved: Collection[str], *, fresh_optimizer: bool) -> None:
-        """Take weights and state one weight at a time; no rank ever holds all of them.
-
-        The ranks take turns to read one for all.
-        """
+    def load_tensors(
+        self, read: Read, saved: Collection[str], *, fresh_optimizer: bool
+    ) -> None:
+        """Load weights and state one weight at a time; no rank stores all of them."""
         ranks, rank = dist.get_world_size(), dist.get_rank()
         for place, (name, weight) in enumerate(self.named.items()):
             value = torch.empty(_shape(weight), device=weight.device)
@@ -143,11 +140,11 @@ class EngineState:
                 like = torch.zeros_like(piece, device=weight.device)
                 alike = torch.zeros_like(rows) if _is_alike(piece) else like
                 moments[f"{MOMENTS}{name}.{key}"] = alike
-            given = whole if fresh_optimizer else whole | moments
-            read(given if place % ranks == rank else {})
-            for one in given.values():
-                dist.broadcast(one, place % ranks)
-            self.put(name, value)
+            wanted = whole if fresh_optimizer else whole | moments
+            read(wanted if place % ranks == rank else {})
+            for tensor in wanted.values():
+                dist.broadcast(tensor, place % ranks)
+            self.set_weight(name, value)
             for key, piece in pieces.items():
                 value = moments[f"{MOMENTS}{name}.{key}"]
                 self._put_state(
@@ -155,8 +152,8 @@ class EngineState:
                 )
 
     @torch.no_grad()
-    def put(self, name: str, value: Tensor) -> None:
-        """Let a weight be ``value``: in float32 where it is updated, rounded where used."""
+    def set_weight(self, name: str, value: Tensor) -> None:
+        """Set a weight to ``value``: the float32 master, and the rounded compute weight."""
         weight = self.named[name]
         value = value.to(weight.device)
         if self._zero == 3:
@@ -187,16 +184,16 @@ class EngineState:
             utils.safe_set_full_optimizer_state(weight, value, key)
 
     def _state_of(self, weight: nn.Parameter) -> dict[str, Tensor]:
-        """Find the optimizer's state of the flat piece that a weight lies in."""
-        # Pieces differ in length alone; counters are the same in all of them.
+        """Return the optimizer's state for a weight; under ZeRO, the first piece's state."""
+        # Pieces differ only in length. Counters are the same in all pieces.
         owner = self._pieces()[0][1] if self._zero else weight
         state: dict[str, Tensor] = self.optimizer.state[owner]
         return state
 
     def _pieces(self) -> list[tuple[dict[str, object], nn.Parameter]]:
-        """List what the optimizer updates, each with its group."""
+        """Return the tensors that the optimizer updates, each with its group."""
         groups = self.optimizer.param_groups
-        if self._zero == 3:  # its groups are empty but while they are updated
+        if self._zero == 3:  # its groups are empty except during the update
             zero = self.engine.optimizer
             where = zero.sub_group_to_group_id
             flat = enumerate(zero.fp32_partitioned_groups_flat)
@@ -204,7 +201,7 @@ class EngineState:
         return [(group, piece) for group in groups for piece in group["params"]]
 
     def _make(self) -> None:
-        """Let the optimizer make its state: a step without gradients and without a rate."""
+        """Create the optimizer's state by a step with zero gradients and zero learning rate."""
         pieces, groups = self._pieces(), self.optimizer.param_groups
         gradients = [piece.grad for _, piece in pieces]
         settings = [{key: group[key] for key in ("lr", "params")} for group in groups]
@@ -214,8 +211,8 @@ class EngineState:
         for _, piece in pieces:
             piece.grad = torch.zeros_like(piece)
         self.optimizer.step()
-        for group, kept in zip(groups, settings, strict=True):
-            group.update(kept)
+        for group, saved in zip(groups, settings, strict=True):
+            group.update(saved)
         for (_, piece), gradient in zip(pieces, gradients, strict=True):
             piece.grad = gradient  # where state is offloaded DeepSpeed keeps a buffer here
             for value in self.optimizer.state[piece].values():
@@ -230,12 +227,12 @@ def _shape(weight: nn.Parameter) -> torch.Size:
 
 
 def _is_alike(state: Tensor) -> bool:
-    """Whether the state has a number for each of the weight's, unlike a counter of steps."""
+    """Return whether the state has one number per weight element, unlike a step counter."""
     return state.dim() > 0
 
 
 def _own_part(weight: nn.Parameter, value: Tensor) -> Tensor:
-    """Cut what ZeRO 3 keeps on this rank; the last rank's part is filled up with zeros."""
+    """Return this rank's ZeRO 3 part of ``value``; zeros pad the last rank's part."""
     part = getattr(weight, "ds_tensor").numel()  # noqa: B009  # DeepSpeed added it
     padded = value.new_zeros(part * dist.get_world_size())
     padded[: value.numel()] = value.flatten()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from components.build import build
+from components.build import build_node
 from components.config.recipe import Recipe
 from components.model.decoder import Decoder
 from components.model.parametrization import factors_of
@@ -16,7 +16,9 @@ def build_optimizer(
     recipe: Recipe, decoder: Decoder, named: Sequence[tuple[str, nn.Parameter]]
 ) -> torch.optim.Optimizer:
     """Build it over parameters, each with its name in the whole model."""
-    optimizer: torch.optim.Optimizer = build(recipe.optimizer, "optimizer")(parameters=named)
+    optimizer: torch.optim.Optimizer = build_node(recipe.optimizer, "optimizer")(
+        parameters=named
+    )
     if decoder.parametrization is not None:
         scale_groups(optimizer, factors_of(decoder.parametrization, named))
     return optimizer

@@ -9,25 +9,25 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from components.build import build
+from components.build import build_node
 from components.config.recipe import Recipe
 from components.config.rules.engine import FLOAT8
-from components.config.schema.types import thaw
+from components.config.schema.types import to_plain
 from components.convert.reading import read_folder
 from components.distributed.activation_checkpoint import checkpoint_activations
-from components.distributed.collectives import together
+from components.distributed.broadcast_read import reads_for_stage, send_over_stage
+from components.distributed.collectives import gather_results
 from components.distributed.compile import compile_layers
 from components.distributed.context import split_sequence
-from components.distributed.copies import reads_for_stage, send_over_stage
 from components.distributed.data import shard_weights
 from components.distributed.devices import StateDtypes, check_float8_device, emulates_float8
 from components.distributed.experts import split_experts
 from components.distributed.mesh import Mesh
-from components.distributed.pipeline import TIED, cut_stage, share_ends
+from components.distributed.pipeline import TIED, prune_to_stage, tie_embedding
 from components.distributed.tensor import split_tensors
-from components.distributed.weight_shards import local
+from components.distributed.weight_shards import get_local_part
 from components.model.decoder import Decoder
-from components.model.first_weights import initial_constant, initial_stds
+from components.model.first_weights import draw_vector, initial_constant, initial_stds
 from components.model.float8 import float8_layers
 from components.model.initialization import draw_rows
 from components.torch_internals.distributed import StridedShard
@@ -37,15 +37,22 @@ from components.torch_internals.distributed import StridedShard
 def draw_weights(decoder: Decoder, *, seed: int) -> None:
     """Overwrite this rank's part of every parameter by its initial values.
 
-    Weights are drawn, vectors start at their constants (`initial_constant`), buffers and the
-    padding row at 0. Only a wrapper that changes names changes the values.
+    Weights are drawn; vectors are drawn or start at `initial_constant`; buffers and the padding
+    row are 0. A wrapper that changes parameter names changes the values.
     """
     for name, weight, std in initial_stds(decoder):
-        here = local(weight)
+        here = get_local_part(weight)
         if std is None:
-            here.fill_(initial_constant(decoder, name))
+            vector = draw_vector(decoder, name, size=len(weight), seed=seed)
+            if vector is None:
+                here.fill_(initial_constant(decoder, name))
+            else:
+                here.copy_(vector[list_local_indices(weight, 0)])
         elif here.numel():
-            rows, columns = held(weight, 0), held(weight, weight.dim() - 1)
+            rows, columns = (
+                list_local_indices(weight, 0),
+                list_local_indices(weight, weight.dim() - 1),
+            )
             width = prod(weight.shape[1:-1])  # rows are counted over all but the last dimension
             drawn = draw_rows(
                 name,
@@ -63,32 +70,32 @@ def draw_weights(decoder: Decoder, *, seed: int) -> None:
     row = decoder.initialization.padding_row
     for module in decoder.modules():
         if row is not None and isinstance(module, nn.Embedding):
-            local(module.weight)[held(module.weight, 0) == row] = 0.0
+            get_local_part(module.weight)[list_local_indices(module.weight, 0) == row] = 0.0
 
 
 @torch.no_grad()
 def copy_weights(decoder: Decoder, whole: Decoder, mesh: Mesh) -> None:
-    """Copy this rank's part of every weight from those of ``whole``, by name.
+    """Copy this rank's part of every weight of ``whole``, by name.
 
-    Of the ranks of a pipeline stage one has their values, the others have them on ``meta``.
+    One rank of each pipeline stage has the values. The others have ``whole`` on ``meta``.
     """
-    given = dict(whole.named_parameters())
+    whole_weights = dict(whole.named_parameters())
     for name, weight in decoder.named_parameters():
-        part = torch.empty_like(given[name], device=local(weight).device)
+        part = torch.empty_like(whole_weights[name], device=get_local_part(weight).device)
         if reads_for_stage(mesh):
-            part.copy_(given[name])
+            part.copy_(whole_weights[name])
         send_over_stage(part, mesh)
         for dim in range(weight.dim() if isinstance(weight, DTensor) else 0):
-            part = part.index_select(dim, held(weight, dim).to(part.device))
-        local(weight).copy_(part)
+            part = part.index_select(dim, list_local_indices(weight, dim).to(part.device))
+        get_local_part(weight).copy_(part)
     for name, buffer in decoder.named_buffers():
         if reads_for_stage(mesh):
             buffer.copy_(whole.get_buffer(name))
         send_over_stage(buffer, mesh)
 
 
-def held(weight: Tensor, dim: int) -> Tensor:
-    """List which indices of one dimension lie on this rank, parted as the weight is."""
+def list_local_indices(weight: Tensor, dim: int) -> Tensor:
+    """Return the indices of dimension ``dim`` that are on this rank, as the weight is split."""
     indices = torch.arange(weight.shape[dim])
     if not isinstance(weight, DTensor):
         return indices
@@ -107,7 +114,7 @@ def held(weight: Tensor, dim: int) -> Tensor:
 
 @dataclass(frozen=True)
 class RankModel:
-    """The stages of one rank, their layers, and the weights of which another has a copy."""
+    """The stages of one rank, their layers, and the weights with a copy on another rank."""
 
     stages: list[Decoder]
     layers: Sequence[range]
@@ -115,58 +122,54 @@ class RankModel:
 
 
 def build_rank_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> RankModel:
-    """Give memory and starting values to this rank's part of the model.
-
-    Raises:
-        RecipeError: the recipe computes in float8, which ``device`` does not have.
-    """
+    """Build this rank's part of the model; RecipeError if ``device`` lacks its float8."""
     if recipe.precision.compute == FLOAT8:
         check_float8_device(device)
     model = parallelize_model(recipe, mesh, device=device)
-    allocate(model, device=device)
+    allocate_stages(model, device=device)
     for decoder, layers in zip(model.stages, model.layers, strict=True):
         _fill(decoder, recipe, layers, mesh)
         degrees = recipe.parallelism
         compile_layers(
-            decoder,
-            degrees.compile,
-            recompute=degrees.recompute,
-            every=degrees.recompute_every,
+            decoder, degrees.compile, recompute=degrees.recompute, every=degrees.recompute_every
         )
     return model
 
 
-def allocate(model: RankModel, *, device: torch.device) -> None:
-    """Give memory to all stages of a rank: both ends, where it has them, are one weight."""
+def allocate_stages(model: RankModel, *, device: torch.device) -> None:
+    """Allocate all stages of a rank; both ends on one rank share the embedding."""
     for decoder in model.stages:
         decoder.to_empty(device=device)
-    share_ends(model.stages)
+    tie_embedding(model.stages)
 
 
 def parallelize_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> RankModel:
-    """Build on ``meta``, cut and split, to compute on ``device``."""
+    """Build the model on ``meta``, cut it into stages and split it, for ``device``."""
     degrees = recipe.parallelism
-    dtypes = StateDtypes.of(recipe.precision, device)
-    placement = recipe.placement
-    ranges = [recipe.stages[stage] for stage in placement.stages_of(mesh.place("pipeline"))]
+    dtypes = StateDtypes.from_precision(recipe.precision, device)
+    placement = recipe.stage_placement
+    ranges = [
+        recipe.stage_layers[stage]
+        for stage in placement.stages_of(mesh.get_axis_rank("pipeline"))
+    ]
     stages, tied = [], False
     for layers in ranges:
         decoder = _build(recipe).to(dtypes.master)
         tied |= _cut(decoder, recipe, layers)
         if degrees.context > 1:
-            split_sequence(decoder, mesh.axis("context"))
+            split_sequence(decoder, mesh.get_axis("context"))
         if degrees.expert > 1:
             split_experts(
                 decoder,
-                mesh.axis("expert"),
+                mesh.get_axis("expert"),
                 dispatch=degrees.expert_dispatch,
                 overlap=degrees.expert_overlap,
-                bound=degrees.expert_bound,
+                bound=degrees.expert_capacity_factor,
             )
         if degrees.tensor > 1:
             split_tensors(
                 decoder,
-                mesh.axis("tensor"),
+                mesh.get_axis("tensor"),
                 sequence_parallel=degrees.sequence_parallel,
                 reduce=dtypes.reduce,
             )
@@ -186,18 +189,18 @@ def parallelize_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> Ra
 
 def _build(recipe: Recipe) -> Decoder:
     with torch.device("meta"):
-        decoder = build(recipe.model, "model")
+        decoder = build_node(recipe.model, "model")
     assert isinstance(decoder, Decoder)
     return decoder
 
 
 def _cut(decoder: Decoder, recipe: Recipe, layers: range) -> bool:
-    first, last = layers == recipe.stages[0], layers == recipe.stages[-1]
-    return cut_stage(decoder, layers, first=first, last=last)
+    first, last = layers == recipe.stage_layers[0], layers == recipe.stage_layers[-1]
+    return prune_to_stage(decoder, layers, first=first, last=last)
 
 
 def _fill(decoder: Decoder, recipe: Recipe, layers: range, mesh: Mesh) -> None:
-    """Draw the weights, or let one rank of each stage read a folder for all of them."""
+    """Draw the weights, or read them from a folder on one rank of each stage."""
     folder = recipe.model["init_from"]
     if folder == "none":
         draw_weights(decoder, seed=recipe.budget.seed)
@@ -205,14 +208,14 @@ def _fill(decoder: Decoder, recipe: Recipe, layers: range, mesh: Mesh) -> None:
     whole = _build(recipe)
     _cut(whole, recipe, layers)
 
-    def read() -> None:
+    def read_weights() -> None:
         if reads_for_stage(mesh):
             read_folder(
                 Path(folder),
                 whole.to_empty(device="cpu"),
-                section=thaw(recipe.model),
+                section=to_plain(recipe.model),
                 tokenizer_vocab_size=recipe.tokenizer["vocab_size"],
             )
 
-    together(read)  # where it cannot be read, no rank waits for it
+    gather_results(read_weights)  # all ranks raise a RecipeError of `read`, so none waits
     copy_weights(decoder, whole, mesh)

@@ -1,1 +1,1 @@
-"""What a trained model is worth: loss on held-out text, and lm-eval's tasks."""
+"""Evaluation of a model: loss on held-out text and scores on lm-eval tasks."""

@@ -1,7 +1,7 @@
-"""lm-eval on an exported folder: offline, without remote code, templates in a sandbox.
+"""Run lm-eval on an exported folder: offline, no remote code, sandboxed templates.
 
 The harness is EleutherAI's (Gao et al., https://github.com/EleutherAI/lm-evaluation-harness).
-Figures are its own, under its own names; ``acc_norm`` divides by the characters of a choice.
+Metrics keep lm-eval's values and names. ``acc_norm`` divides by the characters of a choice.
 """
 
 import contextlib
@@ -9,110 +9,70 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from jinja2 import TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
+from components.config.suggestions import suggest_respelling, suggest_similar
 from components.data.files import record_file
 from components.distributed.devices import compute_dtype, device_type
-from components.errors import RecipeError
+from components.errors import RecipeError, first_line
 from components.evaluate.received import read_received, staged_folder
-from components.evaluate.tasks import BY_A_TASK, LmEvalTask, explain_failure, load_task
-from components.evaluate.text_loss import Tree, versions
+from components.evaluate.task_list import (
+    ListedTask,
+    StagedData,
+    TaskList,
+    TaskQuestion,
+    patch_datasets,
+)
+from components.evaluate.text_loss import ResultTree, list_versions
 from components.json_file import open_regular, parse_json
 
 PACKAGE = "lm_eval"
-_CODE_KEY = "auto_map"  # of a folder's JSON files: names Python files beside them
+INSTALL = "python -m pip install --require-hashes --no-deps -r requirements/evaluate.lock"
+_CODE_KEY = "auto_map"  # key in a folder's JSON files that names Python files to run
+PER_CENT = 100
+# Errors that lm-eval raises for a bad task, template or data set. torch raises RuntimeError.
+BY_A_TASK = (
+    *(TemplateError, ValueError, TypeError, LookupError, SyntaxError, ArithmeticError),
+    *(AttributeError, AssertionError, RecursionError, NotImplementedError, MemoryError),
+)
 
 
 def check_installed() -> None:
-    """Describe what is missing before anything is exported.
-
-    Raises:
-        RecipeError: lm-eval is not installed.
-    """
+    """Raise a RecipeError if lm-eval is not installed, before any export."""
     if importlib.util.find_spec(PACKAGE) is None:
-        raise RecipeError(
-            "tasks",
-            "lm-eval is not installed",
-            install_again(),
-        )
+        raise RecipeError("tasks", "lm-eval is not installed", INSTALL)
 
 
-def install_again() -> str:
-    """Give the command that brings the version of lm-eval that is meant."""
-    return "python -m pip install --require-hashes --no-deps -r requirements/evaluate.lock"
+@dataclass(frozen=True, kw_only=True)
+class LmEvalTask:
+    """A task: a checked configuration, or without ``config`` the name of an lm-eval task.
 
-
-def ask_tasks(
-    folder: Path, tasks: Sequence[LmEvalTask], *, compute: str | None, most_rows: int
-) -> Tree:
-    """Return lm-eval's figures by task, of the model in ``folder``; none but on the first rank.
-
-    ``compute`` is the recipe's dtype, or without one the folder's own; ``most_rows`` requests
-    are computed at once.
-
-    Raises:
-        RecipeError: no folder of Hugging Face, a folder with code, an unknown task or metric,
-            or a task whose data are not at hand.
+    ``files`` are the task file and its data files. ``known`` are names for suggestions.
     """
-    with (
-        # What lm-eval ships are thousands of files: they are indexed only for one of theirs.
-        open_harness(
-            folder,
-            compute=compute,
-            most_rows=most_rows,
-            shipped=any(task.config is None for task in tasks),
-        ) as harness,
-        tempfile.TemporaryDirectory() as aside,
-    ):
-        manager = harness.manager
-        loaded = [one for task in tasks for one in load_task(task, manager, Path(aside))]
-        own = [task.name for task in tasks if task.config is not None]
-        try:
-            found = harness.ask(loaded)
-        except BY_A_TASK as error:
-            if isinstance(error, RecipeError) or not own:
-                raise
-            raise explain_failure(",".join(own), error) from error
-    if found is None:
-        return {}
-    files = {task.name: task.files for task in tasks}  # a group that was asked has none
-    return {
-        name: {
-            "metrics": {  # numbers, and the filter's name where there is one
-                key.removesuffix(",none"): value
-                for key, value in figures.items()
-                if isinstance(value, int | float) and key != "sample_len"
-            },
-            "samples": found["n-samples"][name]["effective"],
-            "num_fewshot": found["n-shot"][name],
-            "version": found["versions"][name],
-            "sha256": {one.name: record_file(one).sha256 for one in files.get(name, ())},
-            "versions": versions("transformers", "lm-eval", "datasets"),
-        }
-        for name, figures in found["results"].items()
-        if name in found["n-samples"]  # the others are groups
-    }
 
-
-@dataclass(frozen=True)
-class BuiltTask:
-    """A task or a group of lm-eval, and its tasks."""
-
-    asked: list[Any]
-    leaves: list[Any]
+    name: str
+    config: Mapping[str, Any] | None = None
+    files: tuple[Path, ...] = ()
+    known: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Harness:
-    """lm-eval with the model of a folder; ``manager`` has its tasks."""
+    """lm-eval with the model of ``folder``; ``manager`` is lm-eval's ``TaskManager``.
+
+    ``compute`` is the recipe's dtype; ``None`` selects the dtype in the folder's config.json.
+    ``most_rows`` is the batch size. ``staged`` is the checked copy of ``folder``.
+    """
 
     folder: Path
     staged: Path
@@ -121,8 +81,8 @@ class Harness:
     manager: Any
 
     @cached_property
-    def model(self) -> Any:
-        """lm-eval's ``HFLM`` on its rank's device, loaded when the first task is asked."""
+    def language_model(self) -> Any:
+        """lm-eval's ``HFLM`` on the device of this rank, loaded at first use."""
         from lm_eval.models.huggingface import HFLM
 
         accelerator = _accelerator()
@@ -134,45 +94,62 @@ class Harness:
         harness_model = HFLM(
             pretrained=model.to(device), tokenizer=tokenizer, batch_size=self.most_rows
         )
-        if accelerator is not None:  # a model that is loaded is taken for that of one process
+        if accelerator is not None:  # HFLM assumes one process if it gets a loaded model
             harness_model.accelerator = accelerator
             harness_model._rank = accelerator.process_index
             harness_model._world_size = accelerator.num_processes
         return harness_model
 
-    def load(self, name: str) -> BuiltTask:
-        """Build one of the tasks or groups that lm-eval ships, which reads its data.
+    def load_task(self, task: LmEvalTask, cache: Path) -> list[Any]:
+        """Load a task or group: read its data and render its first sample.
 
-        Raises:
-            RecipeError: it has none of that name, or cannot use the data.
+        `datasets` writes its converted copies of a user's files to ``cache``. An unknown task
+        or metric, or missing data, is a RecipeError.
         """
-        asked = load_task(LmEvalTask(name=name), self.manager, Path())
-        return BuiltTask(asked, [leaf for one in asked for leaf in _leaves(one)])
+        spec: Any = task.name
+        if task.config is not None:
+            _check_metrics(task)
+            options = {**task.config["dataset_kwargs"], "cache_dir": str(cache)}
+            spec = {**task.config, "dataset_kwargs": options}
+        elif task.name not in self.manager.task_index:
+            hint = suggest_similar(task.name, [*task.known, *self.manager.all_tasks])
+            raise RecipeError("tasks", f"unknown task {task.name!r}", hint)
+        try:
+            built = self.manager.load([spec])
+        except OSError as error:
+            problem = f"its data set is not available: {first_line(error)}"
+            remedy = "download it on a machine with a network and copy its cache (HF_HOME) here"
+            raise RecipeError(f"tasks.{task.name}", problem, remedy) from None
+        except BY_A_TASK as error:
+            raise _explain_failure(task.name, error) from None
+        groups = built.get("groups", {})
+        return [groups[task.name]] if task.name in groups else list(built["tasks"].values())
 
-    def ask(self, loaded: list[Any]) -> Tree | None:
-        """Return all that lm-eval says of these tasks; None on all ranks but the first."""
+    def evaluate_tasks(self, loaded: list[Any]) -> ResultTree | None:
+        """Return lm-eval's results for these tasks; None on every rank except the first."""
         from lm_eval import simple_evaluate
 
-        found: Tree | None = simple_evaluate(
-            model=self.model, tasks=loaded, task_manager=self.manager, log_samples=False
+        results: ResultTree | None = simple_evaluate(
+            model=self.language_model,
+            tasks=loaded,
+            task_manager=self.manager,
+            log_samples=False,
         )
-        return found
+        return results
 
 
 @contextlib.contextmanager
 def open_harness(
     folder: Path, *, compute: str | None, most_rows: int, shipped: bool = True
 ) -> Iterator[Harness]:
-    """Bound what lm-eval does: no template reaches Python's attributes, nothing is printed.
+    """Open lm-eval on ``folder`` with sandboxed templates; its prints go to standard error.
 
-    lm-eval itself renders them unguarded.
-
-    Raises:
-        RecipeError: no folder of Hugging Face, or a folder with code.
+    lm-eval by itself renders templates without a sandbox. ``shipped`` indexes its own tasks. A
+    folder without a Hugging Face model, or with code, is a RecipeError.
     """
     _check_folder(folder)
     with staged_folder(folder) as staged:
-        from lm_eval import utils  # only for a folder that passed
+        from lm_eval import utils  # imported only after the folder passes the checks
 
         newline = utils.env.keep_trailing_newline
         guarded = SandboxedEnvironment(
@@ -184,7 +161,7 @@ def open_harness(
 
 
 def _accelerator() -> Any:
-    """Join the ranks of this evaluation by `accelerate`, as lm-eval would; None of one rank."""
+    """Return an `Accelerator` over the ranks, as lm-eval does; None for one rank."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return None
     from accelerate import Accelerator  # type: ignore[import-untyped]  # it has no types
@@ -194,28 +171,156 @@ def _accelerator() -> Any:
 
 @cache
 def task_manager(*, shipped: bool) -> Any:
-    """Index the tasks of lm-eval once a process; without ``shipped`` there are none."""
+    """Return lm-eval's task index (thousands of files), built once per process."""
     from lm_eval.tasks import TaskManager
 
     return TaskManager(include_defaults=shipped)
 
 
-def _leaves(built: Any) -> list[Any]:
-    return list(built.get_all_tasks()) if hasattr(built, "get_all_tasks") else [built]
-
-
 def _check_folder(folder: Path) -> None:
-    """Check that the folder is a model of a class that transformers has, and no code."""
+    """Check that the folder has a config.json and names no Python code."""
     if not (folder / "config.json").is_file():
-        problem = f"{folder} has no config.json: no exported folder"
-        raise RecipeError("file", problem, "action=export writes such a folder")
+        problem = f"{folder} is not an exported folder: it has no config.json"
+        raise RecipeError("file", problem, "export a run with action=export")
     for file in sorted(folder.glob("*.json")):
         try:
             with open_regular(file) as stream:
                 tree = parse_json(stream.read(), finite=False)
         except (OSError, ValueError) as error:
             problem = f"cannot be read: {error}"
-            raise RecipeError(str(file), problem, "export again") from None
+            raise RecipeError(str(file), problem, "export the run again") from None
         if isinstance(tree, dict) and _CODE_KEY in tree:
-            problem = f"names Python files under {_CODE_KEY}, and code of a folder is never run"
-            raise RecipeError(str(file), problem, "use a folder without it")
+            problem = f"{_CODE_KEY} lists Python files, but code in a folder is never run"
+            raise RecipeError(str(file), problem, "use a folder without code")
+
+
+def _check_metrics(task: LmEvalTask) -> None:
+    """Refuse metrics outside lm-eval's registry: lm-eval would download and run their code."""
+    from lm_eval.api import metrics, registry
+
+    assert metrics, "its import fills the registry"
+    for entry in (task.config or {}).get("metric_list") or ():
+        name = entry.get("metric") if isinstance(entry, dict) else entry
+        known = sorted(registry.metric_registry.keys())
+        if name not in known or entry.get("hf_evaluate"):
+            problem = f"{name!r} is not a built-in metric of lm-eval"
+            raise RecipeError(
+                f"tasks.{task.name}.metric_list", problem, suggest_respelling(str(name), known)
+            )
+
+
+def _explain_failure(name: str, error: Exception) -> RecipeError:
+    problem = f"lm-eval cannot use it: {type(error).__name__}: {first_line(error)}"
+    return RecipeError(f"tasks.{name}", problem, "correct the task file or its data")
+
+
+def ask_tasks(harness: Harness, tasks: Sequence[LmEvalTask]) -> ResultTree:
+    """Return lm-eval's metrics by task; an empty dictionary on other ranks than the first."""
+    own = [task.name for task in tasks if task.config is not None]
+    with tempfile.TemporaryDirectory() as cache:
+        loaded = [built for task in tasks for built in harness.load_task(task, Path(cache))]
+        try:
+            results = harness.evaluate_tasks(loaded)
+        except BY_A_TASK as error:
+            if isinstance(error, RecipeError) or not own:
+                raise
+            raise _explain_failure(",".join(own), error) from error
+    if results is None:
+        return {}
+    files = {task.name: task.files for task in tasks}  # members of a group have no files
+    return {
+        name: {
+            "metrics": {  # numbers; the key keeps a filter's name except "none"
+                key.removesuffix(",none"): value
+                for key, value in figures.items()
+                if isinstance(value, int | float) and key != "sample_len"
+            },
+            "samples": results["n-samples"][name]["effective"],
+            "num_fewshot": results["n-shot"][name],
+            "version": results["versions"][name],
+            "sha256": {file.name: record_file(file).sha256 for file in files.get(name, ())},
+            "versions": list_versions("transformers", "lm-eval", "datasets"),
+        }
+        for name, figures in results["results"].items()
+        if name in results["n-samples"]  # groups have no sample count
+    }
+
+
+def ask_list(
+    harness: Harness, task_list: TaskList, data: StagedData, say: Callable[[str], None]
+) -> ResultTree:
+    """Return the scores of a task list in per cent, by task, and their plain mean.
+
+    A task's score is the plain mean over its parts, one for each lm-eval task and language.
+    Other ranks than the first compute their share of each question and return an empty
+    dictionary. An lm-eval task of another version, or without the metric, is a RecipeError.
+    """
+    parts: dict[str, dict[str, ResultTree]] = {name: {} for name in task_list.tasks}
+    with tempfile.TemporaryDirectory() as cache:
+        for question in task_list.iter_questions():
+            with patch_datasets(question, data, Path(cache)):
+                part = _ask_question(harness, question, task_list.tasks[question.task])
+            if part is not None:
+                parts[question.task][question.part] = part
+                say(f"{question.task}, {question.part}: {part['score']:.2f}")
+    if not any(parts.values()):
+        return {}
+    scores = {name: _sum_up(task_list.tasks[name], each) for name, each in parts.items()}
+    for name, task in task_list.tasks.items():
+        if task.departs:
+            say(f"{name} differs from its source: {task.departs}")
+    counted = [scores[name]["score"] for name, task in task_list.tasks.items() if task.in_mean]
+    return {
+        "tasks": scores,
+        "mean": fmean(counted),
+        "data": {"tasks.json": data.sha256},
+        "versions": list_versions("transformers", "lm-eval", "datasets"),
+    }
+
+
+def _sum_up(task: ListedTask, parts: dict[str, ResultTree]) -> ResultTree:
+    """Average the parts of a task. With several parts the standard error is None."""
+    errors = [part.pop("standard_error") for part in parts.values()]
+    return {
+        "score": fmean(part["score"] for part in parts.values()),
+        "standard_error": errors[0] if len(errors) == 1 else None,
+        "metric": task.metric,
+        "num_fewshot": task.num_fewshot,
+        "samples": sum(part["samples"] for part in parts.values()),
+        "departs": task.departs,
+        "parts": parts,
+    }
+
+
+def _ask_question(
+    harness: Harness, question: TaskQuestion, task: ListedTask
+) -> ResultTree | None:
+    """Run one task or group with the list's ``num_fewshot``; None except on the first rank."""
+    name = question.lm_eval_task
+    loaded = harness.load_task(LmEvalTask(name=name), Path())
+    for built in loaded:
+        for leaf in built.get_all_tasks() if hasattr(built, "get_all_tasks") else [built]:
+            leaf.set_config(key="num_fewshot", value=task.num_fewshot)
+            for key, template in question.templates.items():
+                leaf.set_config(key=key, value=template)
+    results = harness.evaluate_tasks(loaded)
+    if results is None:
+        return None
+    version = results["versions"].get(name)
+    # lm-eval stores a task's version as a number and a group's version as text.
+    if str(version).removesuffix(".0") != str(task.version).removesuffix(".0"):
+        problem = f"lm-eval's {name} has version {version}, the list requires {task.version}"
+        raise RecipeError(f"tasks.{question.task}", problem, INSTALL)
+    figures = results["results"][name]
+    keys = [key for key in figures if key.partition(",")[0] == task.metric]
+    scores = [key for key in keys if isinstance(figures[key], int | float)]
+    if not scores:
+        problem = f"lm-eval's {name} has no metric {task.metric!r}"
+        raise RecipeError(f"tasks.{question.task}.metric", problem, "correct the list")
+    # A key is "metric,filter". The score comes from the first filter.
+    error = figures.get(f"{task.metric}_stderr,{scores[0].partition(',')[2]}")
+    return {
+        "score": PER_CENT * figures[scores[0]],
+        "standard_error": PER_CENT * error if isinstance(error, float) else None,
+        "samples": sum(count["effective"] for count in results["n-samples"].values()),
+    }

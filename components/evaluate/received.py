@@ -17,8 +17,7 @@ from components.convert.config_json import FILE, UNREAD, read_known
 from components.convert.hf_shards import INDEX, ShardReader
 from components.convert.tokenizer import CONFIG_FILE, FETCH, SENTENCEPIECE_FILE, count_pieces
 from components.convert.tokenizer import FILE as TOKENIZER
-from components.errors import RecipeError
-from components.evaluate.tasks import first_line
+from components.errors import RecipeError, first_line
 from components.json_file import read_mapping
 
 # Keys that do not affect a recipe, but that transformers needs.
@@ -40,34 +39,29 @@ _TOKENIZER_KEYS = (
 def _read_sizes(folder: Path) -> tuple[list[str], int, int]:
     """Return the weight files, and the numbers of tensors and of parameters in them."""
     with ShardReader(folder) as shards:
-        names = shards.names()
-        stored = sum(math.prod(shards.shape(name)) for name in names)
-        return shards.files(), len(names), stored
+        names = shards.list_tensors()
+        stored = sum(math.prod(shards.read_shape(name)) for name in names)
+        return shards.list_files(), len(names), stored
 
 
 @contextmanager
 def staged_folder(folder: Path) -> Iterator[Path]:
-    """Copy known keys and link known files into a temporary folder.
-
-    Raises:
-        RecipeError: a key or value is unknown, a size exceeds the weights, or a file cannot be
-            read.
-    """
+    """Copy known keys and link known files into a temporary folder; refuse all others."""
     config, _ = read_known(folder / FILE)
     for key, values in _VALUES.items():
         if config.get(key) not in values:
-            problem = f"{config[key]!r} is none of {', '.join(filter(None, values))}"
-            raise RecipeError(f"{folder / FILE}: {key}", problem, "remove the key from a copy")
+            problem = f"{config[key]!r} is not one of {', '.join(filter(None, values))}"
+            raise RecipeError(f"{folder / FILE}: {key}", problem, "remove the key in a copy")
     known = {key: config[key] for key in config if key not in UNREAD or key in _ALSO}
     known["dtype"] = config.get("dtype") or config.get("torch_dtype") or "float32"
     files, tensors, stored = _read_sizes(folder)
     for key, size in known.items():
         is_size = isinstance(size, int) and not any(word in key for word in _NOT_SIZES)
         if is_size and size > (tensors if "layer" in key else stored):
-            problem = f"{size:,}, but the weights hold {stored:,} in {tensors:,} tensors"
+            problem = f"{size:,}, but the files have {stored:,} weights in {tensors:,} tensors"
             raise RecipeError(f"{folder / FILE}: {key}", problem, FETCH)
     if count_pieces(folder) is None:
-        raise RecipeError(str(folder), f"there is no {TOKENIZER}", FETCH)
+        raise RecipeError(str(folder), f"has no {TOKENIZER}", FETCH)
     with tempfile.TemporaryDirectory() as name:
         staged = Path(name)
         (staged / FILE).write_text(json.dumps(known))
@@ -82,11 +76,7 @@ def staged_folder(folder: Path) -> Iterator[Path]:
 
 
 def read_received(folder: Path, dtype: Any, source: Path) -> tuple[Any, Any]:
-    """Load the model and the tokenizer from a staged copy of ``source``.
-
-    Raises:
-        RecipeError: transformers cannot load it, or weights of the model are missing.
-    """
+    """Load the model and the tokenizer from a staged copy of ``source``."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -99,12 +89,12 @@ def read_received(folder: Path, dtype: Any, source: Path) -> tuple[Any, Any]:
         needed = sum(weight.numel() for weight in outline.parameters())
         *_, stored = _read_sizes(folder)
         if needed > stored:
-            raise ValueError(f"config.json needs {needed:,} weights, the files hold {stored:,}")
+            raise ValueError(f"config.json needs {needed:,} weights, the files have {stored:,}")
         model, report = load.from_pretrained(
             folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **safe
         )
         if missing := sorted(report["missing_keys"]):
-            raise ValueError(f"the files lack {missing[0]} and {len(missing) - 1} more")
+            raise ValueError(f"{missing[0]} and {len(missing) - 1} more tensors are missing")
         return model, AutoTokenizer.from_pretrained(folder, **safe)
     except Exception as error:  # a malformed file makes transformers raise anything
         problem = f"transformers cannot load it: {type(error).__name__}: {first_line(error)}"

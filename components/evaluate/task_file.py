@@ -11,7 +11,7 @@ from jinja2 import TemplateError, nodes
 from jinja2.sandbox import SandboxedEnvironment
 from pydantic import Field
 
-from components.config.schema.types import FrozenMapping, Section, Words
+from components.config.schema.types import FrozenMapping, Section, WordTuple
 
 MOST_GROWTH, MOST_CHARACTERS = 1000, 1 << 16
 TEMPLATES = ("description", "doc_to_text", "doc_to_target", "doc_to_choice")
@@ -29,9 +29,7 @@ _STEPS = (  # filters and methods
 def check_template(text: str) -> None:
     """Check that a template can be rendered in bounded time and memory.
 
-    Raises:
-        ValueError: it cannot be read, has a loop or a definition, or can turn short text into
-            long text.
+    Loops, definitions, and what can turn short text into long text are a ValueError.
     """
     growth = 1.0
     try:
@@ -44,7 +42,7 @@ def check_template(text: str) -> None:
         if isinstance(step, nodes.Filter | nodes.Call):
             growth *= _bound_growth(step)
     if growth > MOST_GROWTH:
-        raise ValueError("can turn short text into long text: use fewer join and replace")
+        raise ValueError("can make a text too long: use fewer join and replace")
 
 
 def _bound_growth(call: nodes.Filter | nodes.Call) -> float:
@@ -54,19 +52,19 @@ def _bound_growth(call: nodes.Filter | nodes.Call) -> float:
     else:
         name = getattr(call.node, "attr", "a function")
     if call.dyn_args or call.dyn_kwargs or name not in _STEPS.split():
-        raise ValueError(f"has the step {name}, it may have {', '.join(_STEPS.split())}")
+        raise ValueError(f"has the step {name}, expected one of {', '.join(_STEPS.split())}")
     if name not in {"join", "replace"}:
         return 1.0
     arguments = [*call.args, *(keyword.value for keyword in call.kwargs)]
     constants = [argument for argument in arguments if isinstance(argument, nodes.Const)]
     if len(constants) < len(arguments):
-        raise ValueError(f"gives {name} something other than texts")
+        raise ValueError(f"calls {name} with an argument that is not text")
     old, new = [*(len(str(constant.value)) for constant in constants), 0, 0][:2]
     return max(1.0, new / old if name == "replace" and old else old + new + 1)
 
 
-Text = Annotated[str, Field(max_length=MOST_CHARACTERS)]
-Texts = Annotated[tuple[Text, ...], Field(strict=False)]
+BoundedText = Annotated[str, Field(max_length=MOST_CHARACTERS)]
+BoundedTexts = Annotated[tuple[BoundedText, ...], Field(strict=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Aggregation = Literal["mean", "nanmean", "median", "perplexity", "weighted_perplexity",
                       "bits_per_byte", "f1", "matthews_corrcoef", "brier_score"]  # fmt: skip
@@ -105,7 +103,7 @@ class FilterList(Section):
 class GenerationOptions(Section):
     """Options of lm-eval for generated answers."""
 
-    until: Words | str = ()
+    until: WordTuple | str = ()
     max_gen_toks: Annotated[int, Field(ge=1, le=1 << 15)] = 256
     do_sample: bool = False
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
@@ -117,8 +115,8 @@ class TaskFile(Section):
     """All keys of a task file; the caller checks the files of ``dataset_kwargs``."""
 
     task: str
-    task_alias: Text | None = None
-    description: Text = ""
+    task_alias: BoundedText | None = None
+    description: BoundedText = ""
     metadata: FrozenMapping[Any] | None = None
     dataset_path: Literal["json", "csv", "parquet", "text"]
     dataset_kwargs: FrozenMapping[Any]
@@ -127,11 +125,11 @@ class TaskFile(Section):
     test_split: str | None = None
     fewshot_split: str | None = None
     output_type: OutputType = "generate_until"
-    doc_to_text: Text | int = ""
-    doc_to_target: Text | int | Texts = ""
-    doc_to_choice: Text | Texts | None = None
-    target_delimiter: Text = " "
-    fewshot_delimiter: Text = "\n\n"
+    doc_to_text: BoundedText | int = ""
+    doc_to_target: BoundedText | int | BoundedTexts = ""
+    doc_to_choice: BoundedText | BoundedTexts | None = None
+    target_delimiter: BoundedText = " "
+    fewshot_delimiter: BoundedText = "\n\n"
     num_fewshot: Annotated[int, Field(ge=0, le=1000)] = 0
     generation_kwargs: GenerationOptions | None = None
     metric_list: Annotated[tuple[Metric, ...], Field(strict=False)] | None = None

@@ -1,15 +1,15 @@
-"""Loss of a checkpoint on text, as training judges it, bits per byte, and the file of answers.
+"""Loss and bits per byte of a checkpoint on text, and the evaluation result file.
 
-Token files do not keep the bytes of their documents, but the pieces of a tokenizer spell them.
-Counted is the text as the tokenizer reads it, after its normalization, in UTF-8. The end of a
-document, which preparation puts there, is no text; other special pieces count as written.
+The loss is computed as in training. Token files do not store the bytes of documents, so bytes
+are counted from the tokenizer's pieces: UTF-8 text after normalization. The end-of-document
+token, which preparation adds, counts 0 bytes; other special pieces count as written.
 
 With N the summed loss of the predicted tokens in nats, T their number and B the bytes of their
-text: loss = N / T, perplexity = exp(N / T), bits per byte = N / (B ln 2). The last is the one
-to compare across tokenizers (Gao et al. 2020, "The Pile", arXiv 2101.00027, section 3.1).
+text: loss = N / T, perplexity = exp(N / T), bits per byte = N / (B ln 2). Only bits per
+byte compares across tokenizers (Gao et al. 2020, "The Pile", arXiv 2101.00027, section 3.1).
 
-``evaluation/tokens-....json`` of a run folder has a section for each question that was asked of
-the checkpoint; asked again, its section is replaced and the others stay.
+``evaluation/tokens-....json`` in a run folder has one section per kind of evaluation of the
+checkpoint. A repeated evaluation replaces its section and keeps the others.
 """
 
 import math
@@ -43,24 +43,24 @@ from components.data.unigram import FILE_NAME as UNIGRAM
 from components.distributed.devices import compute_dtype, device_type
 from components.engine.microbatch_forward import autocast_to, number_documents
 from components.errors import RecipeError
-from components.json_file import strict
+from components.json_file import replace_nonfinite
 from components.report.measurements import EVALUATE_AGAIN
 from components.run.folder import RunFolder
 from components.run.ownership import is_own
 from components.run.provenance import describe_environment
 from components.run.records import read_checked
 from components.run.reported import EvaluationRecord
-from components.train.batches import StepBatches
+from components.train.batches import RankBatches
 from components.train.held_out import weighted_mean
 from components.train.validation_batches import stack_equal_lengths
 
-Tree = dict[str, Any]
+ResultTree = dict[str, Any]
 _CONVENTIONS = {
     "loss": "nats a predicted token, mean",
     "perplexity": "exp(loss), a token of this tokenizer",
     "bits_per_byte": "summed loss / ln 2 / bytes of normalized UTF-8 text",
     "tokens": "ends of documents are predicted and counted; windows of sequence_length, packed",
-    "documents": "those of which a token was predicted",
+    "documents": "documents with at least one predicted token",
     "vocabulary": "rows added for training are in the softmax, as in training",
 }
 _BY_NAME = ("texts", "tasks", "scores")
@@ -68,23 +68,23 @@ _BY_NAME = ("texts", "tasks", "scores")
 
 @dataclass(frozen=True, kw_only=True)
 class TextBytes:
-    """Bytes by id; ``prefix`` are those that the tokenizer itself puts before a document."""
+    """Bytes by token id; ``prefix`` is the bytes that the tokenizer adds before a document."""
 
     by_id: npt.NDArray[np.int64]
     prefix: int
     eod_id: int
 
-    def of(self, rows: npt.NDArray[np.int64]) -> int:
-        """Count the text of the predicted tokens, all but the first of each of ``rows``."""
+    def count_bytes(self, rows: npt.NDArray[np.int64]) -> int:
+        """Count the text bytes of the predicted tokens: each row except its first token."""
         begun = int((rows[:, :-1] == self.eod_id).sum())
         return int(self.by_id[rows[:, 1:]].sum()) - self.prefix * begun
 
 
 def read_text_bytes(folder: Path, *, eod_id: int) -> TextBytes | None:
-    """Read them from the tokenizer in ``folder``; the prefix is what it puts before an x.
+    """Read bytes per token id from the tokenizer in ``folder``; encoding "x" gives the prefix.
 
-    ``None`` where there is no tokenizer, or one with a piece for text that it cannot spell,
-    whose length nobody knows.
+    Returns ``None`` without a tokenizer, or if the tokenizer has no byte pieces: the length of
+    text that its unknown piece replaces is not known.
     """
     if (folder / UNIGRAM).is_file():
         pieces = open_pieces(folder / UNIGRAM, FETCH)
@@ -105,13 +105,15 @@ def _of_unigram(pieces: SentencePieceProcessor) -> npt.NDArray[np.int64] | None:
     ids = range(pieces.piece_size())
     if not any(pieces.is_byte(index) for index in ids):
         return None
-    texts = [pieces.id_to_piece(index).replace("\u2581", " ") for index in ids]  # its spaces
+    texts = [
+        pieces.id_to_piece(index).replace("\u2581", " ") for index in ids
+    ]  # SentencePiece's mark for a space
     lengths = [len(text.encode()) for text in texts]
     return np.array([1 if pieces.is_byte(index) else lengths[index] for index in ids])
 
 
 def _of_byte_bpe(engine: Tokenizer) -> npt.NDArray[np.int64]:
-    """A learnt piece is spelled with one character a byte, an added one as it is in a text."""
+    """Count bytes per id: a learnt piece has one character per byte, an added piece is text."""
     added = {index: token.content for index, token in engine.get_added_tokens_decoder().items()}
     lengths = {index: len(piece) for piece, index in engine.get_vocab().items()}
     lengths |= {index: len(text.encode()) for index, text in added.items()}
@@ -120,7 +122,7 @@ def _of_byte_bpe(engine: Tokenizer) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, kw_only=True)
 class LossTally:
-    """Sums of what was predicted, and at what loss; ``text_bytes`` is ``None`` if unknown."""
+    """Sums over predicted tokens; ``nats`` is the loss, ``text_bytes`` ``None`` if unknown."""
 
     nats: float = 0.0
     tokens: int = 0
@@ -136,13 +138,13 @@ class LossTally:
             documents=self.documents + other.documents,
         )
 
-    def figures(self) -> dict[str, Any]:
-        """Give sums and quotients under the names of the result file; none without a token."""
+    def compute_figures(self) -> dict[str, Any]:
+        """Return sums and ratios by their keys in the result file; ratios need a token."""
         loss = self.nats / self.tokens if self.tokens else None
         bits = self.nats / math.log(2)
         return {
             "loss": loss,
-            "perplexity": None if loss is None else perplexity(loss),
+            "perplexity": None if loss is None else compute_perplexity(loss),
             "bits_per_byte": bits / self.text_bytes if self.text_bytes else None,
             "tokens": self.tokens,
             "bytes": self.text_bytes,
@@ -150,16 +152,16 @@ class LossTally:
         }
 
 
-def perplexity(loss: float) -> float:
-    """Return exp(loss); of a model that diverged it is NaN or infinite."""
+def compute_perplexity(loss: float) -> float:
+    """Return exp(loss); NaN or infinite for a model that diverged."""
     return math.inf if loss > math.log(float_info.max) else math.exp(loss)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """Take the loss as training does, ``most_rows`` windows of one length at once.
+    """Loss as in training, on batches of ``most_rows`` windows of equal length.
 
-    ``parts_documents`` keeps attention within a document.
+    ``parts_documents`` restricts attention to one document.
     """
 
     decoder: nn.Module
@@ -171,14 +173,16 @@ class Judge:
     text_bytes: TextBytes | None
 
     @torch.no_grad()
-    def tally(self, windows: Iterable[Tensor]) -> LossTally:
-        """Predict all but the first token of neighbouring windows, [length + 1] each."""
+    def tally_windows(self, windows: Iterable[Tensor]) -> LossTally:
+        """Sum the loss over consecutive windows of shape [length + 1], except first tokens."""
         self.decoder.eval()
         total, last = LossTally(), self.eod_id
         for rows in stack_equal_lengths(windows, self.most_rows):
             total += self._tally(rows)
             last = int(rows[-1, -1])
-        return total + LossTally(documents=int(last != self.eod_id))  # the last is cut off
+        return total + LossTally(
+            documents=int(last != self.eod_id)
+        )  # a last document without its end
 
     def _tally(self, rows: Tensor) -> LossTally:
         targets, tokens = rows[:, 1:], rows.to(self.device)
@@ -189,25 +193,29 @@ class Judge:
         return LossTally(
             nats=loss.item() * targets.numel(),
             tokens=targets.numel(),
-            text_bytes=None if self.text_bytes is None else self.text_bytes.of(rows.numpy()),
+            text_bytes=None
+            if self.text_bytes is None
+            else self.text_bytes.count_bytes(rows.numpy()),
             documents=int((targets == self.eod_id).sum()),
         )
 
 
-def keep(folder: RunFolder, recipe: Recipe, marker: Marker, section: Tree) -> Tree:
-    """Put ``section`` into the file of this checkpoint, and return all that it holds.
+def write_section(
+    folder: RunFolder, recipe: Recipe, marker: Marker, section: ResultTree
+) -> ResultTree:
+    """Write ``section`` into this checkpoint's result file and return the whole file.
 
-    A figure that is not finite, of a model that diverged, is null; ``not_finite`` has its key.
+    A figure that is not finite is stored as null, and ``not_finite`` contains its key.
     """
-    name = f"evaluation/{marker.name}.json"
+    name = f"evaluation/{marker.folder_name}.json"
     file = folder.path / name
     file.parent.mkdir(exist_ok=True)
-    before: Tree = {}
+    before: ResultTree = {}
     if file.exists():
         before = read_checked(file, EvaluationRecord, finite=False, remedy=EVALUATE_AGAIN)
     after = before | {
         "format": 1,
-        "checkpoint": marker.name,
+        "checkpoint": marker.folder_name,
         "step": marker.progress.step,
         "tokens_trained": marker.progress.tokens,
         "recipe": recipe.name,
@@ -216,39 +224,35 @@ def keep(folder: RunFolder, recipe: Recipe, marker: Marker, section: Tree) -> Tr
         "conventions": _CONVENTIONS,
     }
     for key, value in section.items():
-        # Texts, tasks and lists are asked for by themselves.
+        # Texts, tasks and lists are evaluated one by one, so their entries are merged.
         if key in _BY_NAME:
-            answers = {name: strict(answer) for name, answer in value.items()}
+            answers = {name: replace_nonfinite(answer) for name, answer in value.items()}
             after[key] = before.get(key, {}) | answers
         else:
-            after[key] = strict(value)
+            after[key] = replace_nonfinite(value)
     folder.write_json(name, after)
     return after
 
 
-def versions(*packages: str) -> Tree:
-    """Name the commit and the packages that computed something."""
-    found = describe_environment([])
-    kept = {key: found[key] for key in ("commit", "dirty", "python")}
-    return kept | {name: version(name) for name in ("torch", *packages)}
+def list_versions(*packages: str) -> ResultTree:
+    """Return the commit, the Python version and the versions of ``packages`` and torch."""
+    environment = describe_environment([])
+    commit = {key: environment[key] for key in ("commit", "dirty", "python")}
+    return commit | {name: version(name) for name in ("torch", *packages)}
 
 
 def read_manifest(folder: RunFolder, recipe: Recipe) -> tuple[Path, Manifest]:
-    """Open the prepared data of a run.
-
-    Raises:
-        RecipeError: it is not there any more, or is another.
-    """
-    kept = folder.data
-    data = Path(kept.folder)
-    manifest = Manifest.read(data)
-    if manifest.key != kept.key:
-        problem = f"its key is {manifest.key}, the run read {kept.key}"
+    """Read the manifest of a run's prepared data; RecipeError if their key differs."""
+    recorded = folder.data_record
+    data = Path(recorded.folder)
+    manifest = Manifest.from_folder(data)
+    if manifest.key != recorded.key:
+        problem = f"its key is {manifest.key}, the run read {recorded.key}"
         raise RecipeError(str(data), problem, f"put the run's data back into {data.parent}")
-    own = is_own(folder.recipe)  # of another's run, files are read below this folder only
+    own = is_own(folder.recipe)  # for another user's run, read files below this folder only
     manifest.check_recipe(
         data,
-        names=recipe.data.names,
+        names=recipe.data.source_names,
         vocab_size=int(recipe.tokenizer["vocab_size"]),
         tokens=recipe.data.token_patterns if own else ("*",),
         root="*" if own else None,
@@ -259,7 +263,7 @@ def read_manifest(folder: RunFolder, recipe: Recipe) -> tuple[Path, Manifest]:
 def open_judge(
     recipe: Recipe, chosen: CheckpointChoice, data: Path, manifest: Manifest
 ) -> Judge:
-    """Load the checkpoint onto this machine's device, whatever layout wrote it."""
+    """Load a checkpoint of any parallel layout onto this machine's device."""
     device, eod_id = torch.device(device_type("auto")), manifest.tokenizer.eod_id
     return Judge(
         decoder=load_weights(chosen.checkpoint, chosen.marker, recipe.model).to(device),
@@ -274,25 +278,29 @@ def open_judge(
 
 def judge_held_out(
     judge: Judge, recipe: Recipe, chosen: CheckpointChoice, data: Path, manifest: Manifest
-) -> Tree:
-    """Judge the windows that training evaluates on, ``max_windows_per_source`` of each source.
+) -> ResultTree:
+    """Compute the loss on training's held-out windows, ``max_windows_per_source`` per source.
 
-    ``weighted_as_mixture`` and ``mean_over_sources`` are the means of the run's held-out loss;
-    ``all`` counts every token alike.
+    ``weighted_as_mixture`` and ``mean_over_sources`` are means as in the run's held-out loss;
+    ``all`` weights every token equally.
     """
     most = recipe.evaluation.max_windows_per_source
     tallies = _tallies(judge, data, manifest, recipe.budget.sequence_length, most)
-    losses = {name: one.nats / one.tokens for name, one in tallies.items() if one.tokens}
+    losses = {
+        name: tally.nats / tally.tokens for name, tally in tallies.items() if tally.tokens
+    }
     shares = _shares(recipe, chosen.marker.progress, data, manifest)
     is_whole = all(name in losses for name, share in shares.items() if share > 0)
     return {
         **_setting(judge),
         "data": manifest.key,
         "max_windows_per_source": most,
-        "held_out_tokens": {key: one.held_out_tokens for key, one in manifest.sources.items()},
-        "by_source": {name: one.figures() for name, one in tallies.items()},
+        "held_out_tokens": {
+            key: source.held_out_tokens for key, source in manifest.sources.items()
+        },
+        "by_source": {name: tally.compute_figures() for name, tally in tallies.items()},
         "by_language": _by_language(recipe, tallies),
-        "all": sum(tallies.values(), LossTally()).figures(),
+        "all": sum(tallies.values(), LossTally()).compute_figures(),
         "shares": shares,
         "weighted_as_mixture": weighted_mean(losses, shares) if is_whole else None,
         "mean_over_sources": fmean(losses.values()) if losses else None,
@@ -303,21 +311,21 @@ def judge_held_out(
 def _shares(
     recipe: Recipe, progress: RunProgress, data: Path, manifest: Manifest
 ) -> dict[str, float]:
-    """Find the shares of the mixture at a checkpoint, whatever its guards skipped before."""
-    batches = StepBatches(recipe=recipe, folder=data, manifest=manifest, rank=0)
+    """Return the mixture's shares at a checkpoint, after the steps that guards skipped."""
+    batches = RankBatches(recipe=recipe, folder=data, manifest=manifest, rank=0)
     skipped = progress.guard["skipped"] if progress.guard else ()
-    batches.skip([*recipe.data.skip, *((first, count) for first, count in skipped)])
+    batches.set_skipped([*recipe.data.skip, *((first, count) for first, count in skipped)])
     return batches.shares_after(progress.step)
 
 
 def judge_text(
     judge: Judge, recipe: Recipe, folder: Path, manifest: Manifest, record: TokenFileRecord
-) -> Tree:
-    """Judge all of one token file in ``folder``, packed as training packs."""
+) -> ResultTree:
+    """Compute the loss on one token file in ``folder``, packed as in training."""
     only = SourceRecord(inputs=(), documents=record.documents, train=(), held_out=(record,))
     alone = replace(manifest, sources={record.name: only})
     tallies = _tallies(judge, folder, alone, recipe.budget.sequence_length, maxsize)
-    return {**_setting(judge), **tallies[record.name].figures()}
+    return {**_setting(judge), **tallies[record.name].compute_figures()}
 
 
 def _tallies(
@@ -326,19 +334,21 @@ def _tallies(
     held_out = HeldOutWindows(
         folder=folder, manifest=manifest, sequence_length=length, max_windows=most
     )
-    return {name: judge.tally(held_out.windows(name)) for name in held_out.sources}
+    return {
+        name: judge.tally_windows(held_out.iter_windows(name)) for name in held_out.source_names
+    }
 
 
-def _by_language(recipe: Recipe, tallies: Mapping[str, LossTally]) -> Tree:
-    """Add up the sources of each language; nothing where the recipe states none."""
+def _by_language(recipe: Recipe, tallies: Mapping[str, LossTally]) -> ResultTree:
+    """Return the figures by language; sources without a language are skipped."""
     sums: dict[str, LossTally] = {}
     for name, tally in tallies.items():
         source = recipe.data.sources.get(name)
         if source is not None and source.language is not None:
             sums[source.language] = sums.get(source.language, LossTally()) + tally
-    return {language: tally.figures() for language, tally in sorted(sums.items())}
+    return {language: tally.compute_figures() for language, tally in sorted(sums.items())}
 
 
-def _setting(judge: Judge) -> Tree:
+def _setting(judge: Judge) -> ResultTree:
     dtype = str(judge.dtype).removeprefix("torch.")
-    return {"device": str(judge.device), "compute": dtype, "versions": versions()}
+    return {"device": str(judge.device), "compute": dtype, "versions": list_versions()}

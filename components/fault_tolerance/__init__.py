@@ -1,1 +1,1 @@
-"""How a run lives on: what watches it, what it does in trouble, and what it tells of it."""
+"""Fault tolerance: monitoring of a run, its reactions to faults, and its reports."""

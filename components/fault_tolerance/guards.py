@@ -1,8 +1,8 @@
-"""Guards of a run: which step may be taken, and how far a figure sticks out (median, MAD).
+"""Step guard: reject steps with non-finite or outlying loss or gradient norm (median, MAD).
 
-Iglewicz and Hoaglin 1993, How to Detect and Handle Outliers, chapter 3: mean and standard
-deviation would follow the very spikes that they are to find; half of a window may be spikes
-before its median does. All ranks judge the same figures by the same state, so they agree.
+Iglewicz and Hoaglin 1993, How to Detect and Handle Outliers, chapter 3: spikes distort the mean
+and the standard deviation, but the median only if half of the window is spikes. All ranks judge
+the same figures with the same state, so they agree.
 """
 
 import math
@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from components.config.schema.monitoring import Action, Rule, SpikeRule
+from components.config.schema.monitoring import GuardAction, Rule, SpikeRule
 from components.config.schema.monitoring import GuardSection as Rules
 from components.errors import RecipeError
 
-Window = tuple[int, int]
-# Of normal numbers the MAD is this part of the standard deviation: the third quartile.
+SampleWindow = tuple[int, int]
+# MAD over standard deviation of a normal distribution: its third quartile.
 NORMAL_MAD = 0.6744897501960817
 
 
-def deviations(value: float, window: Sequence[float]) -> float:
-    """Count the robust standard deviations of ``value`` above the median of ``window``.
+def compute_deviations(value: float, window: Sequence[float]) -> float:
+    """Return the robust standard deviations of ``value`` above the median of ``window``.
 
-    Where most figures of a window are its median, whatever else is infinitely far away.
+    If most values of the window equal its median, any other value is infinitely far away.
     """
     middle = median(window)
-    spread = median(abs(one - middle) for one in window) / NORMAL_MAD
+    spread = median(abs(figure - middle) for figure in window) / NORMAL_MAD
     if spread:
         return (value - middle) / spread
     return math.copysign(math.inf, value - middle) if value != middle else 0.0
@@ -35,29 +35,32 @@ def deviations(value: float, window: Sequence[float]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class StepVerdict:
-    """Why a step must not be taken, and what to do; ``rule`` is the key below ``guard``."""
+    """Reason to reject a step, and the action. ``rule`` is the key in the section ``guard``."""
 
     rule: str
-    action: Action
+    action: GuardAction
     cause: str
     evidence: Mapping[str, Any]
 
 
 class StepGuard:
-    """Judge steps by a recipe's rules; `state` and `load` carry it through checkpoints.
+    """Judge steps by the recipe's rules. `state` and `load_state` save and restore the guard.
 
-    ``scales_loss`` says that gradients which are no number are the loss scale's business.
+    With ``scales_loss``, the loss scale handles non-finite gradients, not the guard.
     """
 
     def __init__(self, *, rules: Rules, scales_loss: bool) -> None:
         self._rules, self._scales_loss = rules, scales_loss
         self._figures: dict[str, list[float]] = {"loss": [], "gradient_norm": []}
         self._faults: dict[str, list[int]] = defaultdict(list)
-        self._lowered: list[tuple[int, float]] = []  # until how many tokens, by which factor
-        self.skipped: list[Window] = []  # of the run's order
+        self._lowered: list[tuple[int, float]] = []  # (end in tokens, factor)
+        self.skipped: list[SampleWindow] = []  # (first, count) in the sample order
 
-    def judge(self, *, loss: float, gradient_norm: float | None) -> StepVerdict | None:
-        """Find the first rule that the step breaks; the norm is None where nobody knows it."""
+    def check_step(self, *, loss: float, gradient_norm: float | None) -> StepVerdict | None:
+        """Return the verdict of the first rule that the step breaks. The norm may be unknown.
+
+        In that case ``gradient_norm`` is None, and no rule for it applies.
+        """
         figures = {"loss": loss, "gradient_norm": gradient_norm}
         bad = {
             name: str(value)
@@ -74,33 +77,34 @@ class StepGuard:
         spikes = (self._judge_spike(name, value) for name, value in figures.items())
         return next((verdict for verdict in spikes if verdict is not None), None)
 
-    def took(self, *, loss: float, gradient_norm: float) -> None:
-        """Remember the figures of a step that was taken, as many as the rules ask for."""
+    def record_step(self, *, loss: float, gradient_norm: float) -> None:
+        """Add the figures of an accepted step to the windows of the rules."""
         for name, value in (("loss", loss), ("gradient_norm", gradient_norm)):
             rule = getattr(self._rules, f"{name}_spike")
             if isinstance(rule, SpikeRule) and math.isfinite(value):
                 self._figures[name] = [*self._figures[name], value][-rule.window_steps :]
 
-    def note(self, verdict: StepVerdict, *, tokens: int, window: Window) -> None:
-        """Count a bad step at ``tokens`` and do what needs no tensors.
+    def record_bad_step(
+        self, verdict: StepVerdict, *, tokens: int, window: SampleWindow
+    ) -> None:
+        """Count a bad step at ``tokens``, skip ``window``, and maybe lower the learning rate.
 
-        Raises:
-            RecipeError: the rule's action is to stop, or it was broken too often.
+        If the rule's action is to stop, or the rule was broken too often, raise a RecipeError.
         """
         rule: Rule = getattr(self._rules, verdict.rule)
         key = f"guard.{verdict.rule}"
         since = tokens - rule.within_tokens
         recent = [at for at in self._faults[verdict.rule] if at > since]
         self._faults[verdict.rule] = [*recent, tokens]
-        way = "find the cause, then go on with resume=FOLDER"
+        remedy = "find the cause, then resume with resume=FOLDER"
         if verdict.action == "stop":
-            raise RecipeError(key, verdict.cause, f"{way}, or set {key}.action")
+            raise RecipeError(key, verdict.cause, f"{remedy}, or set {key}.action")
         if len(recent) >= rule.most:
             raise RecipeError(
                 f"{key}.most",
-                f"{verdict.cause}, and it was so {len(recent)} times within "
+                f"{verdict.cause}; the rule fired {len(recent)} times within "
                 f"{rule.within_tokens:,} tokens",
-                f"{way} and a larger {key}.most",
+                f"{remedy} and a larger {key}.most",
             )
         self.skipped.append(window)
         if verdict.action == "lower_lr":
@@ -110,23 +114,23 @@ class StepGuard:
     def lr_factor(self, tokens: int) -> float:
         return math.prod(factor for until, factor in self._lowered if tokens < until)
 
-    def state(self) -> dict[str, Any]:
-        """Give all of it as JSON has it; floats come back bit by bit."""
+    def export_state(self) -> dict[str, Any]:
+        """Return the guard's state as JSON types. Floats survive a round trip exactly."""
         return {
             "figures": {name: list(values) for name, values in self._figures.items()},
             "faults": {name: list(tokens) for name, tokens in self._faults.items()},
-            "lowered": [list(one) for one in self._lowered],
-            "skipped": [list(one) for one in self.skipped],
+            "lowered": [list(entry) for entry in self._lowered],
+            "skipped": [list(window) for window in self.skipped],
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         self.go_back(state)
         self._faults = defaultdict(list, {n: list(at) for n, at in state["faults"].items()})
         self._lowered = [(until, factor) for until, factor in state["lowered"]]
         self.skipped = [(first, count) for first, count in state["skipped"]]
 
     def go_back(self, state: Mapping[str, Any]) -> None:
-        """Take the figures of a checkpoint; what was learnt since is kept."""
+        """Restore only the figures of a checkpoint; keep faults, lowered rates and windows."""
         self._figures = {name: list(values) for name, values in state["figures"].items()}
 
     def _judge_spike(self, name: str, value: float | None) -> StepVerdict | None:
@@ -136,12 +140,12 @@ class StepGuard:
         window = self._figures[name][-rule.window_steps :]
         if len(window) < rule.window_steps or not math.isfinite(value):
             return None
-        if (found := deviations(value, window)) <= rule.deviations:
+        if (distance := compute_deviations(value, window)) <= rule.deviations:
             return None
         return StepVerdict(
             rule=f"{name}_spike",
             action=rule.action,
-            cause=f"{name.replace('_', ' ')} {value:.6g} is {found:.1f} robust deviations "
+            cause=f"{name.replace('_', ' ')} {value:.6g} is {distance:.1f} robust deviations "
             f"above the median of {len(window)} steps",
-            evidence={name: value, "deviations": found, "window_steps": len(window)},
+            evidence={name: value, "deviations": distance, "window_steps": len(window)},
         )

@@ -1,9 +1,9 @@
-"""A process that makes no progress ends itself, and says before where it stood.
+"""Hang detection: a process without progress writes a report and ends itself.
 
-When a piece of work is over its time a thread writes every thread's stack and the last
-collectives, and ends the process. Where a call into C holds the interpreter's lock a timer of
-`faulthandler`, a thread in C, writes the stacks and ends it a moment later. The collectives are
-in torch's flight recorder, a ring in memory, for NCCL and gloo alike:
+When work exceeds its time limit, a thread writes the stacks of all threads and the last
+collectives, and ends the process. If a C call holds the GIL, a timer of `faulthandler` (a C
+thread) writes the stacks and ends the process. The collectives come from torch's flight
+recorder, for both NCCL and gloo:
 https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html.
 """
 
@@ -24,13 +24,13 @@ import torch.distributed as dist
 from components.distributed import collectives
 from components.fault_tolerance.failures import WAITING
 from components.run.event_log import node_name
-from components.terminal import say
+from components.terminal import log_line
 from components.torch_internals.distributed import flight_record
 
-HUNG = 4  # the exit status of a process that its watchdog ended
-STANDARD_ERROR = 2  # its descriptor; Python's object for it may have been replaced
-# After the limit. Who waits for others ends last: its launcher should see first the rank that
-# they wait for. What the thread writes may wait for a file system: it, too, has a limit.
+HUNG = 4  # exit status of a process that its watchdog ended
+STANDARD_ERROR = 2  # file descriptor; Python may have replaced its stream
+# Seconds after the limit. Ranks that wait for others end last: the launcher should see the
+# culprit first. LAST_SECONDS limits the writing of the report, since a file system may hang.
 CULPRIT_SECONDS, HELD_SECONDS, WAITING_SECONDS, LAST_SECONDS = 0.5, 1.0, 1.5, 1.8
 
 _GROUPS_OF_TORCH = str(Path(dist.__file__).parent)
@@ -39,7 +39,7 @@ _TORCH = str(Path(_GROUPS_OF_TORCH).parent)
 
 @dataclass(frozen=True)
 class WatchedWork:
-    """A piece of work, after ``step`` and ``tokens``, and how many seconds it may take."""
+    """Work after ``step`` and ``tokens``, and its time limit in seconds."""
 
     name: str
     step: int
@@ -49,11 +49,12 @@ class WatchedWork:
 
 @dataclass(kw_only=True, eq=False)
 class HangWatch:
-    """Watch this process; ``collectives`` gives what it waits in, if anything, and the last.
+    """Watchdog of this process: end it when work exceeds its time limit.
 
-    Reports go below ``folder``, a folder for each piece of work that hung; ``on_hang`` is given
-    that work, a line of text and the report. A process that holds the lock can still write its
-    stacks to standard error, which is the rank's log. No file is opened before a hang.
+    ``collectives`` returns the collective that the process waits in, if any, and the last
+    collectives. Reports go to ``folder``, in a subfolder for each hung work. ``on_hang`` gets
+    the work, a line of text and the report. If the GIL is held, only the stacks are written, to
+    standard error (the rank's log). No file is opened before a hang.
     """
 
     folder: Path
@@ -68,8 +69,8 @@ class HangWatch:
         self._is_over = False
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
-    def expect(self, work: WatchedWork) -> None:
-        """Allow the seconds of ``work`` from now on."""
+    def watch_work(self, work: WatchedWork) -> None:
+        """Start the time limit of ``work`` now, instead of the previous work's."""
         with self._changed:
             before, self._deadline = self._deadline, time.monotonic() + work.seconds
             self._work = work
@@ -79,7 +80,7 @@ class HangWatch:
                 work.seconds + HELD_SECONDS, file=STANDARD_ERROR, exit=True
             )
 
-    def stop(self) -> None:
+    def stop_watching(self) -> None:
         with self._changed:
             self._is_over = True
             faulthandler.cancel_dump_traceback_later()
@@ -92,7 +93,7 @@ class HangWatch:
                 if self._is_over:
                     return
             work = self._work
-        # Whatever the lines below wait for, a file system that is gone too, this process ends.
+        # End this process even if the lines below block, for example on a file system.
         faulthandler.dump_traceback_later(LAST_SECONDS, file=STANDARD_ERROR, exit=True)
         waits_in, recorded = self.collectives()
         node, file = node_name(os.environ), self.folder / work.name.replace(" ", "-")
@@ -100,14 +101,14 @@ class HangWatch:
         state = "is in no collective" if waits_in is None else WAITING + waits_in
         text = f"{work.name} took more than {work.seconds:g} s; rank {self.rank} on {node} "
         text += f"{state}; its stacks are in {file}"
-        say(text)
+        log_line(text)
         report = {
             "rank": self.rank,
             "node": node,
             "work": work.name,
             "limit_seconds": work.seconds,
             "waits_in": waits_in,
-            "stacks": stacks(),
+            "stacks": list_stacks(),
             "collectives": recorded,
         }
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -117,25 +118,25 @@ class HangWatch:
         os._exit(HUNG)
 
 
-def stacks() -> list[str]:
-    """Give the stack of every thread of this process, innermost call first."""
-    with tempfile.TemporaryFile("w+") as stream:  # it writes to a file's descriptor
+def list_stacks() -> list[str]:
+    """Return the lines of all threads' stacks in this process, innermost call first."""
+    with tempfile.TemporaryFile("w+") as stream:  # `faulthandler` needs a file descriptor
         faulthandler.dump_traceback(stream)
         stream.seek(0)
         return stream.read().splitlines()
 
 
 def record_collectives(entries: int) -> None:
-    """Keep the last ``entries``, unless the environment says how many; before any group."""
+    """Size torch's flight recorder, before any process group; the environment has priority."""
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(entries))
 
 
 def last_collectives() -> tuple[str | None, dict[str, Any]]:
-    """Return the collective that this rank waits in, if any, and all that are recorded.
+    """Return the collective that this rank waits in, if any, and all recorded collectives.
 
-    What is started is not always waited for: a receive that a pipeline has posted is not. On a
-    CPU, where the thread that waits is the one that called, its stack tells. On other devices
-    the host waits elsewhere.
+    A rank does not always wait for an active collective, such as a receive that a pipeline
+    posted early. With gloo, the calling thread waits, so its stack shows whether it does. With
+    other backends, the host waits elsewhere, so an active collective counts as waited for.
     """
     nccl = dist.is_initialized() and dist.get_backend() == "nccl"
     recorded: dict[str, Any] = json.loads(flight_record(of_nccl=nccl))
@@ -145,9 +146,9 @@ def last_collectives() -> tuple[str | None, dict[str, Any]]:
 
 
 def _main_thread_waits() -> bool:
-    """Whether the main thread has last called torch's code for groups, or waits in ours.
+    """Return whether the main thread is in torch's process group code or our collectives.
 
-    A wait may be some of torch's frames deep: under autograd, say, or a dispatcher.
+    The wait may be below other frames of torch, such as autograd or a dispatcher.
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is not None and frame.f_code.co_filename == collectives.__file__:

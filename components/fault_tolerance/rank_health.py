@@ -1,10 +1,10 @@
-"""Rank health: what each rank tells of itself, who is slow, whose memory or weights go astray.
+"""Rank health: figures of each rank, slow ranks, growing memory, and replica comparison.
 
-Weights that several ranks hold are compared, for memory and arithmetic can err silently: in
-BLOOM's training LayerNorm weights, which all tensor ranks hold, drifted apart unnoticed
+Replicated weights are compared, because memory and arithmetic can fail silently. In BLOOM's
+training, LayerNorm weights, which all tensor ranks replicate, diverged unnoticed
 (https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles.md).
-Each rank adds up the bits of each of its weights as whole numbers, on its device; what ranks
-must share must have equal sums.
+Each rank sums the bits of each of its weights as integers on its device. Replicas must have
+equal sums.
 """
 
 import resource
@@ -23,16 +23,16 @@ from torch.distributed.tensor import DTensor
 
 from components.distributed.collectives import all_gather
 from components.distributed.mesh import Mesh
-from components.distributed.weight_shards import WeightShard, local
+from components.distributed.weight_shards import WeightShard, get_local_part
 from components.energy.counters import EnergyReading, Meter
 
-_PARTS = 3  # of what a meter tells
+_PARTS = 3  # fields of an EnergyReading
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
 class RankReport:
-    """Of each rank the median seconds of a step, and its bytes; of all what meters counted."""
+    """Median seconds per step and memory of each rank; energy totals of each meter."""
 
     seconds: Sequence[float]
     memory_bytes: Sequence[float]
@@ -40,27 +40,27 @@ class RankReport:
 
 
 class RankFigures:
-    """Gather figures of all ranks every ``every_steps`` steps, by a sum.
+    """Gather figures of all ranks every ``every_steps`` steps, by a sum over ranks.
 
-    A rank puts its own in its place and zeros elsewhere, so the sum over ranks has them all.
-    All ranks have as many ``meters``, read when they tell, and between where they must be.
+    Each rank writes its figures at its own index, and zeros elsewhere. All ranks have the same
+    number of ``meters``. They are read when figures are gathered, and in between if necessary.
     """
 
     def __init__(self, *, every_steps: int) -> None:
         self._every_steps = every_steps
         self._seconds: list[float] = []
-        self.told: RankReport | None = None
+        self.last_report: RankReport | None = None
         self.meters: Sequence[Meter] = ()
 
-    def note(self, seconds: float) -> None:
-        """Note how long this rank computed in a step."""
+    def record_seconds(self, seconds: float) -> None:
+        """Record this rank's compute time in a step."""
         self._seconds.append(seconds)
         now = time.monotonic()
         for meter in self.meters:
             meter.keep_up(now)
 
-    def own(self, *, step: int, device: torch.device) -> Tensor:
-        """Return what this rank adds to the sum after ``step``, most often nothing."""
+    def build_summand(self, *, step: int, device: torch.device) -> Tensor:
+        """Return this rank's summand after ``step``: empty unless figures are due."""
         if step % self._every_steps:
             return torch.zeros(0, dtype=torch.float64, device=device)
         figures = torch.zeros(2, dist.get_world_size(), dtype=torch.float64)
@@ -70,23 +70,23 @@ class RankFigures:
         return torch.cat([figures.flatten().to(device), self.own_energy(device)])
 
     def own_energy(self, device: torch.device) -> Tensor:
-        """Return what the meters of this rank have counted, for a sum over ranks."""
+        """Return the counts of this rank's meters as a vector, for a sum over ranks."""
         now = time.monotonic()
-        counted = [astuple(meter.count(now)) for meter in self.meters]
+        counted = [astuple(meter.measure_energy(now)) for meter in self.meters]
         return torch.tensor(counted, dtype=torch.float64, device=device).flatten()
 
-    def take(self, sums: Tensor) -> None:
-        """Read the sums; ``told`` is None after a step in which nothing was told."""
+    def update_report(self, sums: Tensor) -> None:
+        """Set ``last_report`` from the sums over ranks, or to None if no figures were due."""
         if not len(sums):
-            self.told = None
+            self.last_report = None
             return
         ranks = len(sums) - _PARTS * len(self.meters)
         seconds, memory_bytes = sums[:ranks].view(2, -1).tolist()
-        self.told = RankReport(seconds, memory_bytes, everyones_energy(sums[ranks:]))
+        self.last_report = RankReport(seconds, memory_bytes, everyones_energy(sums[ranks:]))
 
 
 def everyones_energy(sums: Tensor) -> list[EnergyReading]:
-    """Read sums over ranks of `RankFigures.own_energy`, one for each meter."""
+    """Convert sums over ranks of `RankFigures.own_energy` to one reading for each meter."""
     return [
         EnergyReading(joules=joules, counted_seconds=counted, passed_seconds=passed)
         for joules, counted, passed in sums.view(-1, _PARTS).tolist()
@@ -94,18 +94,18 @@ def everyones_energy(sums: Tensor) -> list[EnergyReading]:
 
 
 def held_bytes(device: torch.device) -> int:
-    """Read what tensors hold on ``device``, on a CPU the resident memory of this process."""
+    """Return the allocated bytes on ``device``; on a CPU, this process's resident memory."""
     if device.type != "cpu":
         return int(torch.accelerator.memory_allocated(device))
     pages = Path("/proc/self/statm")
     if not pages.is_file():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # its peak, where no Linux is
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # the peak, without Linux
     return int(pages.read_text("ascii").split()[1]) * resource.getpagesize()
 
 
 @dataclass(frozen=True)
 class Slow:
-    """A rank that needs ``ratio`` times the seconds of its like."""
+    """A slow rank: it takes ``ratio`` times as long as the median of similar ranks."""
 
     rank: int
     seconds: float
@@ -115,89 +115,91 @@ class Slow:
 def slow_ranks(
     seconds: Sequence[float], alike: Sequence[Hashable], *, ratio: float
 ) -> list[Slow]:
-    """Name the ranks that need at least ``ratio`` times the median of those that are alike.
+    """Return the ranks that take at least ``ratio`` times the median time of similar ranks.
 
-    ``seconds`` of computing and the kind of work, a pipeline stage, are given for each rank.
-    The median bears that almost half of the ranks are slow; of two the faster one counts.
+    ``seconds`` is the compute time of each rank, ``alike`` its kind of work, such as its
+    pipeline stage. The median tolerates almost half of the ranks being slow. Of two ranks, the
+    faster one is the median.
     """
     by_kind: dict[Hashable, list[float]] = defaultdict(list)
     for kind, mine in zip(alike, seconds, strict=True):
         by_kind[kind].append(mine)
-    usual = {kind: median_low(values) for kind, values in by_kind.items()}
+    medians = {kind: median_low(values) for kind, values in by_kind.items()}
     return [
-        Slow(rank=rank, seconds=mine, ratio=mine / usual[kind])
+        Slow(rank=rank, seconds=mine, ratio=mine / medians[kind])
         for rank, (mine, kind) in enumerate(zip(seconds, alike, strict=True))
-        if usual[kind] > 0 and mine >= ratio * usual[kind]
+        if medians[kind] > 0 and mine >= ratio * medians[kind]
     ]
 
 
 class Growth:
-    """Notice memory that grows from look to look, and say so once until it has grown again."""
+    """Detector of growing memory. It reports each growth once, until memory grows again."""
 
-    LOOKS = 5  # of which the medians are compared: one evaluation or checkpoint is no trend
+    LOOKS = 5  # medians of 5 are compared: one evaluation or checkpoint is not a trend
 
     def __init__(self, *, fraction: float) -> None:
         self._fraction = fraction
         self._looks: dict[int, list[float]] = defaultdict(list)  # the first ones and the last
 
-    def look(self, memory_bytes: Sequence[float]) -> dict[int, float]:
-        """Return by which fraction the memory of a rank has grown, where that is too much."""
+    def find_growth(self, memory_bytes: Sequence[float]) -> dict[int, float]:
+        """Return the ranks with too much growth of memory, with the fraction of growth."""
         grown = {}
-        for rank, here in enumerate(memory_bytes):
+        for rank, bytes_now in enumerate(memory_bytes):
             looks = self._looks[rank]
-            looks.append(here)
+            looks.append(bytes_now)
             del looks[self.LOOKS : -self.LOOKS]
             first, last = looks[: self.LOOKS], looks[self.LOOKS :]
-            by = median(last) / median(first) - 1 if len(last) == self.LOOKS else 0.0
-            if by >= self._fraction:
-                grown[rank], self._looks[rank] = by, last
+            growth = median(last) / median(first) - 1 if len(last) == self.LOOKS else 0.0
+            if growth >= self._fraction:
+                grown[rank], self._looks[rank] = growth, last
         return grown
 
 
 class ReplicasDifferError(RuntimeError):
-    """A rank has other weights than those that must have the same; a restart mends it."""
+    """Replicas of a weight differ between ranks. A restart repairs them."""
 
 
 @dataclass(frozen=True)
 class ReplicaDifference:
-    """A weight that is not the same on all ranks that hold it."""
+    """A weight with replicas that differ."""
 
     weight: str
-    ranks: tuple[int, ...]  # the fewer, or all where no majority says who errs
+    ranks: tuple[int, ...]  # the minority, or all ranks if there is no majority
 
 
 def bit_sum(tensor: Tensor) -> Tensor:
-    """Add up a tensor's bits as whole numbers, an int64; one flipped bit always changes it."""
+    """Return the int64 sum of a tensor's bits as integers. A flipped bit always changes it."""
     return tensor.contiguous().view(_BITS[tensor.element_size()]).sum(dtype=torch.int64)
 
 
 def compare_replicas(shards: Sequence[WeightShard], mesh: Mesh) -> list[ReplicaDifference]:
-    """Compare what ranks must share; all ranks call this, and those that share agree.
+    """Compare the replicas of weights. All ranks call this; the ranks of a group agree.
 
-    Over all ranks that hold a weight where each has the whole of it, over those with the same
-    rows where the engine divides them; over tensor ranks what these do not divide.
+    Full weights are compared over all ranks that have them. Weights that the engine shards are
+    compared over the ranks with the same rows. Weights that tensor parallelism does not shard
+    are compared over the tensor ranks.
     """
     if not shards:
         return []
-    sums = torch.stack([bit_sum(local(shard.weight)) for shard in shards])
+    sums = torch.stack([bit_sum(get_local_part(shard.weight)) for shard in shards])
     dividing = [_dividing_axes(shard) for shard in shards]
-    found: list[ReplicaDifference] = []
+    differences: list[ReplicaDifference] = []
     for param_mesh in (mesh.dense, mesh.experts):
-        # Whether the model's own weight, not what is updated of it, is in pieces: ZeRO 3.
+        # Whether the model's weights, not only the updated rows, are sharded: ZeRO 3.
         pieces = param_mesh.shard
         axes = set(pieces.mesh_dim_names or ()) if pieces.size() > 1 else set()
         mine = [place for place, shard in enumerate(shards) if shard.param_mesh is param_mesh]
         whole = [place for place in mine if not axes & dividing[place]]
         divided = [place for place in mine if axes & dividing[place]]
-        found += _compare(shards, sums, whole, param_mesh.grad_sync)
-        found += _compare(shards, sums, divided, param_mesh.replicate)
-    kept = [place for place, axes in enumerate(dividing) if "tensor" not in axes]
-    found += _compare(shards, sums, kept, mesh.axis("tensor"))
-    return list(dict.fromkeys(found))
+        differences += _compare(shards, sums, whole, param_mesh.grad_sync)
+        differences += _compare(shards, sums, divided, param_mesh.replicate)
+    undivided = [place for place, axes in enumerate(dividing) if "tensor" not in axes]
+    differences += _compare(shards, sums, undivided, mesh.get_axis("tensor"))
+    return list(dict.fromkeys(differences))
 
 
 def _dividing_axes(shard: WeightShard) -> set[str]:
-    """Name the axes of the mesh over which the model's weight is in pieces."""
+    """Return the mesh axes that shard the model's weight."""
     weight = shard.weight
     if not isinstance(weight, DTensor):
         return set()
@@ -208,23 +210,25 @@ def _dividing_axes(shard: WeightShard) -> set[str]:
 def _compare(
     shards: Sequence[WeightShard], sums: Tensor, places: list[int], group: DeviceMesh
 ) -> list[ReplicaDifference]:
-    """Gather the sums of one group, a whole number a weight and rank, and name who differs."""
+    """Gather the bit sums of one group, and return the weights and ranks that differ."""
     if group.size() == 1 or not places:
         return []
     mine = sums[places]
-    everyones = mine.new_empty(group.size(), len(places))
-    all_gather(everyones, mine[None], group=group.get_group())
-    differ = (everyones != everyones[0]).any(dim=0)
+    all_sums = mine.new_empty(group.size(), len(places))
+    all_gather(all_sums, mine[None], group=group.get_group())
+    differ = (all_sums != all_sums[0]).any(dim=0)
     ranks = dist.get_process_group_ranks(group.get_group())
-    found = []
+    differences = []
     for column in differ.nonzero().flatten().tolist():
-        rare = tuple(ranks[place] for place in minority(everyones[:, column].tolist()))
-        found.append(ReplicaDifference(weight=shards[places[column]].name, ranks=rare))
-    return found
+        outliers = tuple(ranks[place] for place in find_minority(all_sums[:, column].tolist()))
+        differences.append(
+            ReplicaDifference(weight=shards[places[column]].name, ranks=outliers)
+        )
+    return differences
 
 
-def minority(values: Sequence[int]) -> list[int]:
-    """Return the places of all values but the one that most have; all if there is no such."""
+def find_minority(values: Sequence[int]) -> list[int]:
+    """Return the indices of values other than the most frequent one; all indices on a tie."""
     (most, count), *others = Counter(values).most_common()
     tie = any(number == count for _, number in others)
     return [place for place, value in enumerate(values) if tie or value != most]

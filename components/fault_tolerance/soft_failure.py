@@ -1,23 +1,24 @@
-"""Soft failures: numbers of a rank that are not finite, and the node that is suspected of them.
+"""Soft failures: non-finite values on a rank, and the node suspected as their cause.
 
-As in Optimus (arXiv 2604.00785): the node is marked, the run ends before the step is taken, and
-goes on without it. Only text reaches a rank's error file, so what is told is read again here.
+As in Optimus (arXiv 2604.00785), the node is marked, the run ends before the step's update, and
+resumes without the node. A rank's error file contains only text, so this module parses it.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# Of one data rank's forward pass: the ranks of a tensor or expert group share their sums.
+# Most nodes that one faulty node can make non-finite: those of one data rank's forward pass,
+# since the ranks of a tensor or expert group share their sums.
 MOST_NODES = 64
 _RANKS = re.compile(r"\(rank ([\d, ]+)\)")
 
 
 class NotFiniteError(RuntimeError):
-    """End all ranks before ``step``, after ``tokens``, whose figures are not finite.
+    """Error that ends all ranks before ``step``, after ``tokens``: its figures are not finite.
 
-    ``ranks`` are those by node where it began, none where that is not known. It is no
-    RecipeError: a node may be to blame, and the run goes on without it.
+    ``ranks`` are the ranks of origin by node, empty if unknown. This is not a RecipeError: a
+    node may be the cause, and the run resumes without it.
     """
 
     def __init__(
@@ -28,10 +29,10 @@ class NotFiniteError(RuntimeError):
 
 @dataclass(frozen=True)
 class SoftFailure:
-    """What a `NotFiniteError` tells: its text, step, and the ranks where it began, if known.
+    """Contents of a `NotFiniteError`: its text, step, and ranks of origin, if known.
 
-    All ranks raise the same: which of them did so first says nothing. Names of nodes in the
-    text are the hosts' own, which a scheduler may know by others.
+    All ranks raise the same error, so the first rank to raise it has no meaning. The text has
+    the hosts' own names. A scheduler may use other names.
     """
 
     text: str
@@ -40,26 +41,26 @@ class SoftFailure:
 
 
 def soft_failure(message: str) -> SoftFailure | None:
-    """Read what torch's ``record`` wrote of a `NotFiniteError`; None for any other error."""
-    found = re.match(rf"{NotFiniteError.__name__}: (step (\d+), .*)", message)
-    if found is None:
+    """Parse a `NotFiniteError` from the text of torch's ``record``; None for other errors."""
+    match = re.match(rf"{NotFiniteError.__name__}: (step (\d+), .*)", message)
+    if match is None:
         return None
-    ranks = (int(rank) for some in _RANKS.findall(found[1]) for rank in some.split(", "))
-    return SoftFailure(text=found[1], step=int(found[2]), ranks=tuple(ranks))
+    ranks = (int(rank) for numbers in _RANKS.findall(match[1]) for rank in numbers.split(", "))
+    return SoftFailure(text=match[1], step=int(match[2]), ranks=tuple(ranks))
 
 
 def _where(ranks: Mapping[str, Sequence[int]]) -> str:
     if not ranks:
-        return "it began in a backward pass, which tells no node"
+        return "it started in a backward pass, so no node is known"
     if len(ranks) > MOST_NODES:
-        return f"the forward pass was not finite on {len(ranks)} nodes, so it is none of them"
+        return f"the forward pass was not finite on {len(ranks)} nodes, so no node is suspected"
     places = (f"{node} (rank {', '.join(map(str, each))})" for node, each in ranks.items())
     return f"the forward pass was not finite on {', '.join(places)}"
 
 
-def way_on(run: str) -> str:
-    """Say how a run is gone on with that nothing starts again by itself."""
+def resume_hint(run: str) -> str:
+    """Return instructions to resume a run that does not restart automatically."""
     return (
-        f"nothing was saved of that step: resume={run} goes on from the last checkpoint; "
-        "if it is not finite again, add guard.non_finite.action=skip"
+        f"that step was not saved: resume={run} resumes from the last checkpoint; "
+        "if the step is not finite again, add guard.non_finite.action=skip"
     )

@@ -1,4 +1,4 @@
-"""Calls of attention's kernels: torch's scaled dot product, and compiled `flex_attention`."""
+"""Attention kernels: calls of torch's scaled dot product and of compiled `flex_attention`."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -18,7 +18,7 @@ from components.model.torch_compile import compile_for
 from components.torch_internals.selective import unseen_by_any
 
 ScoreChange = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-_RANDOM = 2**31  # so many numbers `_scrambled` gives
+_RANDOM = 2**31  # number of values of `_scrambled`
 _SDPA = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -29,20 +29,17 @@ _SDPA = {
 
 
 def _lacking(device: str) -> Sequence[Backend]:
-    """List backends that this machine's device has not: cuDNN's are for Hopper, not for AMD.
-
-    A fake tensor may say that it is on a device where there is none, which is then a new one.
-    """
+    """List backends that this GPU lacks (cuDNN needs Hopper, not AMD); none without a GPU."""
     if device != "cuda" or not torch.cuda.is_available():
         return ()
-    least: dict[Backend, tuple[int, int]] = {"flash": (8, 0), "cudnn": (9, 0)}
-    if torch.version.hip:  # whose capabilities are other numbers
+    minimum: dict[Backend, tuple[int, int]] = {"flash": (8, 0), "cudnn": (9, 0)}
+    if torch.version.hip:  # AMD capabilities have other numbers
         return ("cudnn",)
-    here = torch.cuda.get_device_capability()
-    return tuple(backend for backend, capability in least.items() if here < capability)
+    actual = torch.cuda.get_device_capability()
+    return tuple(backend for backend, capability in minimum.items() if actual < capability)
 
 
-_once: Any = torch.compiler.assume_constant_result  # a graph asks when it is made
+_once: Any = torch.compiler.assume_constant_result  # called once, while the compiler traces
 lacking: Callable[[str], Sequence[Backend]] = _once(_lacking)
 
 
@@ -54,19 +51,26 @@ def scaled_dot_product(
     kernels: Sequence[Backend],
     mask: Tensor | None,
     dropout: float,
+    sinks: Float[Tensor, " heads"] | None = None,
 ) -> Float[Tensor, "batch heads queries value_dim"]:
-    """Attend in the first of ``kernels`` that takes the tensors; of none torch chooses.
+    """Compute attention in the first of ``kernels`` that supports the tensors.
 
-    Without a ``mask`` the last query is at the place of the last key, and all see keys up to
-    their own. Values narrower than keys are filled up with zeros: flash kernels want one width.
+    If ``kernels`` is empty, torch chooses. Without a ``mask``, attention is causal and the last
+    query is at the last key. Narrow values are padded: flash kernels need equal widths. With
+    ``sinks``, which need a mask, a key has the sink as its score and zeros as its value.
     """
+    if sinks is not None:
+        assert mask is not None
+        column = sinks.to(mask.dtype)[:, None, None].expand(len(mask), -1, mask.shape[2], 1)
+        mask = torch.cat((mask.expand(-1, len(sinks), -1, -1), column), -1)
+        key, value = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))
     missing = key.shape[-1] - value.shape[-1]
-    wide = F.pad(value, (0, missing)) if missing > 0 else value
-    mixed = of_one_width(query, key, wide, kernels=kernels, mask=mask, dropout=dropout)
+    padded = F.pad(value, (0, missing)) if missing > 0 else value
+    mixed = attend_equal_widths(query, key, padded, kernels=kernels, mask=mask, dropout=dropout)
     return mixed[..., : value.shape[-1]] if missing > 0 else mixed
 
 
-def of_one_width(
+def attend_equal_widths(
     query: Float[Tensor, "batch heads queries head_dim"],
     key: Float[Tensor, "batch kv_heads keys head_dim"],
     value: Float[Tensor, "batch kv_heads keys head_dim"],
@@ -75,9 +79,9 @@ def of_one_width(
     mask: Tensor | None,
     dropout: float,
 ) -> Float[Tensor, "batch heads queries head_dim"]:
-    """Attend as `scaled_dot_product` does."""
+    """Compute `scaled_dot_product` for values as wide as keys."""
     if mask is None and query.shape[2] < key.shape[2]:
-        # Its own numbers are none that recomputation could keep.
+        # Recomputation must not record the tensors that this mask creates.
         with nullcontext() if torch.compiler.is_compiling() else unseen_by_any():
             mask = causal_lower_right(query.shape[2], key.shape[2])
     allowed = [_SDPA[name] for name in kernels if name != "flex"]
@@ -93,7 +97,7 @@ def of_one_width(
         )
 
 
-def flex(
+def attend_with_flex(
     query: Float[Tensor, "batch heads queries head_dim"],
     key: Float[Tensor, "batch kv_heads keys head_dim"],
     value: Float[Tensor, "batch kv_heads keys value_dim"],
@@ -101,22 +105,38 @@ def flex(
     change: ScoreChange | None,
     blocks: BlockMask,
     dropout: float,
+    sinks: Float[Tensor, " heads"] | None = None,
 ) -> Float[Tensor, "batch heads queries value_dim"]:
-    """Attend in `flex_attention`, with dropout in two passes of it."""
+    """Compute attention with `flex_attention`; dropout takes two passes."""
     attend: Callable[..., Tensor] = flex_with_dropout if dropout else flex_once
     if query.device.type in ACCELERATORS and not torch.compiler.is_compiling():
         attend = _compiled(attend, trains=torch.is_grad_enabled())
-    # A whole number is a constant of the compiler's graph, a fraction is not.
+    # The compiler's graph treats an integer as a constant, but not a float.
     drops = (int(dropout * _RANDOM),) if dropout else ()
-    return attend(query, key, value, change, blocks, *drops)
+    given = () if sinks is None else (sinks,)
+    return attend(query, key, value, change, blocks, *drops, *given)
 
 
 def flex_once(
-    query: Tensor, key: Tensor, value: Tensor, change: ScoreChange | None, blocks: BlockMask
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    change: ScoreChange | None,
+    blocks: BlockMask,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend in one pass of `flex_attention`, without dropout."""
-    attend = cast("Callable[..., Tensor]", flex_attention)
-    return attend(query, key, value, score_mod=change, block_mask=blocks, enable_gqa=True)
+    """Compute attention in one pass of `flex_attention`, without dropout.
+
+    With weights e, the results are sum(e v) / sum(e). A sink s multiplies them by
+    sum(e) / (sum(e) + exp(s)).
+    """
+    attend = cast("Callable[..., Any]", flex_attention)
+    settings: dict[str, Any] = {"score_mod": change, "block_mask": blocks, "enable_gqa": True}
+    if sinks is None:
+        return cast("Tensor", attend(query, key, value, **settings))
+    mixed, aux = attend(query, key, value, **settings, return_aux=AuxRequest(lse=True))
+    share = torch.sigmoid(aux.lse - sinks.to(aux.lse.dtype)[:, None])
+    return cast("Tensor", mixed * share[..., None].to(mixed.dtype))
 
 
 def flex_with_dropout(
@@ -126,16 +146,18 @@ def flex_with_dropout(
     change: ScoreChange | None,
     blocks: BlockMask,
     drops: int,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Drop weights of the softmax, of 2 ** 31 ``drops``; `flex_attention` itself cannot.
+    """Compute attention with dropout, which `flex_attention` itself does not support.
 
-    One pass sees the kept keys alone, another all of them. With weights e over their sums, the
-    first gives sum(kept e v) / sum(kept e), and the two normalizers sum(kept e) / sum(e).
+    ``drops`` of 2 ** 31 softmax weights are dropped. One pass reads the retained keys only, the
+    other all keys. With weights e, the first pass gives sum(retained e v) / sum(retained e);
+    the normalizers of both passes give sum(retained e) / sum(e). Sinks are added to sum(e).
     """
     seed = torch.randint(_RANDOM, (), dtype=torch.int32, device=query.device)
     heads, queries = query.shape[1], query.shape[2]
 
-    def kept(
+    def drop_scores(
         score: Tensor, batch: Tensor, head: Tensor, place: Tensor, other: Tensor
     ) -> Tensor:
         changed = score if change is None else change(score, batch, head, place, other)
@@ -145,18 +167,21 @@ def flex_with_dropout(
 
     attend = cast("Callable[..., Any]", flex_attention)
     settings = {"block_mask": blocks, "enable_gqa": True, "return_aux": AuxRequest(lse=True)}
-    mixed, of_kept = attend(query, key, value, score_mod=kept, **settings)
-    whole, of_all = attend(query, key, value, score_mod=change, **settings)
-    share = (of_kept.lse - of_all.lse).exp() / (1 - drops / _RANDOM)
-    # An output without a gradient fails in the compiler (torch 2.11 to 2.14): it has zeros.
-    return cast("Tensor", mixed * share[..., None].to(mixed.dtype) + 0 * whole)
+    mixed, saved_aux = attend(query, key, value, score_mod=drop_scores, **settings)
+    full, full_aux = attend(query, key, value, score_mod=change, **settings)
+    total = full_aux.lse
+    if sinks is not None:
+        total = torch.logaddexp(total, sinks.to(total.dtype)[:, None])
+    share = (saved_aux.lse - total).exp() / (1 - drops / _RANDOM)
+    # The compiler fails on an output without a gradient (torch 2.11 to 2.14): add 0 * full.
+    return cast("Tensor", mixed * share[..., None].to(mixed.dtype) + 0 * full)
 
 
 def _scrambled(number: Tensor) -> Tensor:
-    """Turn 32-bit integers into others that look random, from 0 to 2 ** 31 - 1.
+    """Hash 32-bit integers to pseudorandom integers from 0 to 2 ** 31 - 1.
 
-    The finalizer of MurmurHash3 (Appleby, github.com/aappleby/smhasher), whose shifts are of
-    unsigned integers; those of torch keep the sign, which the masks take away.
+    The finalizer of MurmurHash3 (Appleby, github.com/aappleby/smhasher) shifts unsigned
+    integers; torch's shifts extend the sign, so masks clear those bits.
     """
     number = number ^ ((number >> 16) & 0xFFFF)
     number = number * (0x85EBCA6B - 2**32)
@@ -166,18 +191,17 @@ def _scrambled(number: Tensor) -> Tensor:
 
 
 def flex_of_any(*given: Any) -> Tensor:
-    """Attend as `flex_once` does: torch counts the graphs of a function by its code."""
+    """Call `flex_once`: torch limits graphs per code object, so this has its own limit."""
     return flex_once(*given)
 
 
 @cache
 def _compiled(attend: Callable[..., Tensor], *, trains: bool) -> Callable[..., Tensor]:
-    """Compile `flex_attention`; uncompiled it makes the whole matrix of scores.
+    """Compile `flex_attention`; uncompiled, it allocates the whole matrix of scores.
 
-    Training has batches of one shape, and one graph. Held-out windows are of any length: at
-    most four graphs serve all of them (one row or more, one block of the mask or more), and
-    none is training's.
+    Training batches have one shape and one graph. Held-out windows have any length: at most
+    four more graphs (one row or more, one mask block or more).
     """
     remedy = "name another backend, and tell us the recipe"
-    given = attend if trains or attend is not flex_once else flex_of_any
-    return compile_for(KEY, given, dynamic=not trains, remedy=remedy)
+    function = attend if trains or attend is not flex_once else flex_of_any
+    return compile_for(KEY, function, dynamic=not trains, remedy=remedy)

@@ -1,7 +1,7 @@
-"""The arithmetic of a mixture of experts: `loop` is the formula and the reference.
+"""Matrix products of a mixture of experts: `mix_in_loop` is the formula and the reference.
 
-The other two sort the pairs (token, expert) by expert once. `grouped_products` asks the host
-nothing: three grouped products do all experts. `sorted_products` multiplies expert by expert.
+The other two sort the (token, expert) pairs by expert once. `grouped_products` needs three
+grouped products and no host synchronization. `sorted_products` multiplies expert by expert.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,17 +13,17 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, split_with_sizes
 
-from components.model.kept import kept, passing_on
+from components.model.checkpoint_storage import compute_once, pass_through
+from components.model.linear import trace_constant
 from components.model.mlp import Activation
-from components.model.products import asked_once
 from components.torch_internals.operators import has_kernel
 
 
 class Matrices(NamedTuple):
-    """The weights of all experts, or of one of ``parts`` equal parts; without a gate plain.
+    """Weights of all experts, or of one of ``parts`` equal parts; ``gate`` None: no gating.
 
-    Pairs whose expert is not here (numbers below 0, above the last one) add nothing. Of a whole
-    one, rows of the number after the last are padding: they come last, and are in no product.
+    Pairs of other parts' experts (index below 0 or above the last) add nothing. If ``parts`` is
+    1, an index one above the last marks padding rows at the end, which no product reads.
     """
 
     gate: Float[Tensor, "experts ffn dim"] | None
@@ -33,25 +33,25 @@ class Matrices(NamedTuple):
     parts: int = 1
 
 
-def loop(
+def mix_in_loop(
     tokens: Float[Tensor, "tokens dim"],
     weights: Float[Tensor, "tokens top_k"],
     experts: Int[Tensor, "tokens top_k"],
     matrices: Matrices,
 ) -> Float[Tensor, "tokens dim"]:
-    """Mix the experts one after the other, as the formula reads."""
+    """Mix the experts one after the other, as in the formula."""
     mixed = torch.zeros_like(tokens, dtype=_accumulation_dtype(tokens))
-    # Not by index, whose gradient is of the whole stack, once for each expert.
+    # Not by index: the gradient of an index is as large as the stack, once per expert.
     gates = repeat(None) if matrices.gate is None else matrices.gate.unbind()
     stacks = zip(gates, matrices.up.unbind(), matrices.down.unbind(), strict=False)
     for expert, (gate, up, down) in enumerate(stacks):
         rows, places = pairs_of(experts, expert, num_experts=len(matrices.up))
-        given = tokens[rows]
-        widened = given @ up.T
+        inputs = tokens[rows]
+        projected = inputs @ up.T
         if gate is None:
-            inner = matrices.activation(widened)
+            inner = matrices.activation(projected)
         else:
-            inner = matrices.activation(given @ gate.T) * widened
+            inner = matrices.activation(inputs @ gate.T) * projected
         outputs = (inner @ down.T) * weights[rows, places, None]
         mixed = mixed.index_add(0, rows, outputs.to(mixed.dtype))
     return mixed
@@ -60,9 +60,9 @@ def loop(
 def pairs_of(
     experts: Int[Tensor, "tokens top_k"], expert: int, *, num_experts: int
 ) -> tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]:
-    """Find an expert's tokens, and where it stands among the ``top_k`` of each; the host waits.
+    """Return the tokens of an expert and its place in their ``top_k``; the host waits.
 
-    A dry run, which has no routing, takes equal shares of ``num_experts`` instead.
+    A dry run has no routing; it replaces this function by equal shares of ``num_experts``.
     """
     rows, places = (experts == expert).nonzero(as_tuple=True)
     return rows, places
@@ -71,32 +71,32 @@ def pairs_of(
 def grouped_products(
     tokens: Tensor, weights: Tensor, experts: Tensor, matrices: Matrices
 ) -> Tensor:
-    """Mix all experts at once over the pairs sorted by expert."""
-    order = Order.of(experts, num_experts=len(matrices.up), parts=matrices.parts)
-    if not len(order.pairs):  # a grouped product wants a row
-        return loop(tokens, weights, experts, matrices)
+    """Mix all experts with grouped products over the pairs sorted by expert."""
+    order = Order.sort_pairs(experts, num_experts=len(matrices.up), parts=matrices.parts)
+    if not len(order.pairs):  # a grouped product needs at least one row
+        return mix_in_loop(tokens, weights, experts, matrices)
     ends = order.counts.cumsum(0, dtype=torch.int32)
 
-    def multiply(rows: Tensor, *stacks: Tensor) -> Sequence[Tensor]:
+    def multiply_grouped(rows: Tensor, *stacks: Tensor) -> Sequence[Tensor]:
         return [F.grouped_mm(rows, stack.mT, offs=ends) for stack in stacks]
 
-    return _mix_sorted(tokens, weights, matrices, order, multiply)
+    return _mix_sorted(tokens, weights, matrices, order, multiply_grouped)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # it reads counts on the host
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # reads counts on the host
 def sorted_products(
     tokens: Tensor, weights: Tensor, experts: Tensor, matrices: Matrices
 ) -> Tensor:
     """Mix the experts one after the other over the pairs sorted by expert."""
-    order = Order.of(experts, num_experts=len(matrices.up), parts=matrices.parts)
-    order = order._replace(is_whole=False)  # sums in the order of experts
-    counts = on_host(order.counts, even=dealt(len(order.pairs), len(matrices.up)))
+    order = Order.sort_pairs(experts, num_experts=len(matrices.up), parts=matrices.parts)
+    order = order._replace(is_whole=False)  # sum in the order of the experts
+    counts = on_host(order.counts, even=split_evenly(len(order.pairs), len(matrices.up)))
 
-    def multiply(rows: Tensor, *stacks: Tensor) -> Sequence[Tensor]:
+    def multiply_sorted(rows: Tensor, *stacks: Tensor) -> Sequence[Tensor]:
         apply: Callable[..., tuple[Tensor, ...]] = _ExpertProducts.apply
         return apply(rows, counts, *stacks)
 
-    return _mix_sorted(tokens, weights, matrices, order, multiply)
+    return _mix_sorted(tokens, weights, matrices, order, multiply_sorted)
 
 
 def _mix_sorted(
@@ -106,18 +106,20 @@ def _mix_sorted(
     order: "Order",
     multiply: Callable[..., Sequence[Tensor]],
 ) -> Tensor:
-    """Mix by products over sorted pairs; the weight goes in where a row is narrower."""
+    """Mix the experts over sorted pairs; routing weights multiply the rows of width ffn."""
     gate, up, down, activation, _ = matrices
-    widened = multiply(spread(tokens, order), *([up] if gate is None else [gate, up]))
-    inner = activation(widened[0])
+    projected = multiply(
+        gather_token_rows(tokens, order), *([up] if gate is None else [gate, up])
+    )
+    inner = activation(projected[0])
     if gate is not None:
-        inner = inner * widened[1]
+        inner = inner * projected[1]
     inner = inner * weights.flatten().index_select(0, order.pairs)[:, None]
-    return summed(passing_on(multiply(inner, down)[0]), order, len(tokens))
+    return sum_rows(pass_through(multiply(inner, down)[0]), order, len(tokens))
 
 
 class _ExpertProducts(torch.autograd.Function):
-    """Multiply each expert's rows by its matrix of every stack: ``rows @ matrix.T``."""
+    """Products of each expert's rows with its matrix in every stack: ``rows @ matrix.T``."""
 
     @staticmethod
     def forward(
@@ -125,46 +127,48 @@ class _ExpertProducts(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(rows, *stacks)
         ctx.counts = counts
-        return kept(lambda: _one_by_one(rows, counts, stacks))
+        return compute_once(lambda: _multiply_in_loop(rows, counts, stacks))
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         rows, *stacks = ctx.saved_tensors
-        counts, of_rows = ctx.counts, torch.zeros_like(rows)
-        of_stacks = [torch.empty_like(stack) for stack in stacks]
-        for gradient, stack, of_stack in zip(upstream, stacks, of_stacks, strict=True):
-            parts = (_split(each, counts) for each in (gradient, rows, of_rows))
-            for part, given, of_part, matrix, of_matrix in zip(
-                *parts, stack, of_stack, strict=True
+        counts, rows_gradient = ctx.counts, torch.zeros_like(rows)
+        stack_gradients = [torch.empty_like(stack) for stack in stacks]
+        for gradient, stack, stack_gradient in zip(
+            upstream, stacks, stack_gradients, strict=True
+        ):
+            parts = (_split(each, counts) for each in (gradient, rows, rows_gradient))
+            for part_gradient, part_rows, part_rows_gradient, matrix, matrix_gradient in zip(
+                *parts, stack, stack_gradient, strict=True
             ):
-                # An expert without rows gets zeros: a product over no terms.
-                torch.mm(part.T, given, out=of_matrix)
-                of_part.addmm_(part, matrix)
-        return of_rows, None, *of_stacks
+                # The product of an expert without rows is zero.
+                torch.mm(part_gradient.T, part_rows, out=matrix_gradient)
+                part_rows_gradient.addmm_(part_gradient, matrix)
+        return rows_gradient, None, *stack_gradients
 
 
-def _one_by_one(
+def _multiply_in_loop(
     rows: Tensor, counts: list[int], stacks: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     results = tuple(rows.new_empty(len(rows), stack.shape[1]) for stack in stacks)
     for stack, result in zip(stacks, results, strict=True):
         parts = _split(rows, counts), _split(result, counts)
-        for part, of_part, matrix in zip(*parts, stack.mT, strict=True):
-            torch.mm(part, matrix, out=of_part)
+        for part, part_result, matrix in zip(*parts, stack.mT, strict=True):
+            torch.mm(part, matrix, out=part_result)
     return results
 
 
 def _split(rows: Tensor, counts: list[int]) -> tuple[Tensor, ...]:
-    return split_with_sizes(rows[: sum(counts)], counts)  # what pads them comes last
+    return split_with_sizes(rows[: sum(counts)], counts)  # padding rows come last
 
 
-@asked_once
+@trace_constant
 def has_grouped_kernel(device_type: str) -> bool:
-    """Whether torch multiplies all experts at once there.
+    """Return whether torch has a grouped kernel for all experts on this device type.
 
-    Builds for Intel GPUs had no such kernel up to 2.14 (github.com/pytorch/pytorch, 195428):
-    torch then multiplies one expert after the other and asks the host before each product. On
-    AMD's it does so unless told otherwise (pull request 171140, in 2.10).
+    Without it torch multiplies expert by expert and synchronizes with the host before each
+    product. Builds for Intel GPUs lacked it up to 2.14 (github.com/pytorch/pytorch, 195428);
+    AMD builds do not use it by default (pull request 171140, in 2.10).
     """
     if device_type == "xpu":
         return has_kernel("aten::_grouped_mm", device_type)
@@ -172,56 +176,60 @@ def has_grouped_kernel(device_type: str) -> bool:
 
 
 class Order(NamedTuple):
-    """The pairs (token, place) sorted by expert, as indices into the flattened choice."""
+    """The (token, place) pairs sorted by expert, as indices into the flattened choice."""
 
     pairs: Int[Tensor, "pairs"]
     tokens: Int[Tensor, "pairs"]
     counts: Int[Tensor, "experts"]
-    is_whole: bool  # every pair is here
-    places: Int[Tensor, "every_pair"] | None = None  # of each pair's row, if rows are padded
+    is_whole: bool  # contains every pair
+    places: Int[Tensor, "every_pair"] | None = None  # row of each pair, if rows are padded
 
     @staticmethod
-    def of(experts: Int[Tensor, "tokens top_k"], *, num_experts: int, parts: int) -> "Order":
-        """Sort; of several ``parts`` of the experts keep the pairs of this one."""
+    def sort_pairs(
+        experts: Int[Tensor, "tokens top_k"], *, num_experts: int, parts: int
+    ) -> "Order":
+        """Sort the pairs by expert; if ``parts`` > 1, keep only the pairs of this part."""
         flat = experts.flatten()
         if parts > 1:
             flat = flat.where((flat >= 0) & (flat < num_experts), num_experts)
-        # Stable: an expert reads its tokens in rising order, and sums keep theirs.
+        # Stable: an expert reads its tokens in ascending order; the order of sums is fixed.
         pairs = flat.sort(stable=True).indices
-        # Not `bincount`, whose shape depends on data.
+        # Not `bincount`: its output shape depends on data.
         counts = flat.new_zeros(num_experts + 1).scatter_add_(0, flat, torch.ones_like(flat))
         counts = counts[:num_experts]
         if parts > 1:
-            (here,) = on_host(counts.sum()[None], even=dealt(len(pairs), parts)[:1])
+            (here,) = on_host(counts.sum()[None], even=split_evenly(len(pairs), parts)[:1])
             pairs = pairs[:here]
         return Order(pairs, pairs // experts.shape[1], counts, parts == 1)
 
 
-def spread(tokens: Float[Tensor, "tokens dim"], order: Order) -> Float[Tensor, "pairs dim"]:
-    """Give each pair its token's row."""
+def gather_token_rows(
+    tokens: Float[Tensor, "tokens dim"], order: Order
+) -> Float[Tensor, "pairs dim"]:
+    """Gather each pair's token row."""
     apply: Callable[..., Tensor] = _Spread.apply
     return apply(tokens, order)
 
 
-def summed(rows: Float[Tensor, "pairs dim"], order: Order, num_tokens: int) -> Tensor:
-    """Sum the rows of each token's pairs, in float32 or finer: (tokens, dim)."""
+def sum_rows(rows: Float[Tensor, "pairs dim"], order: Order, num_tokens: int) -> Tensor:
+    """Sum the rows of each token's pairs, in float32 or wider: (tokens, dim)."""
     apply: Callable[..., Tensor] = _Reduce.apply
     return apply(rows, order, num_tokens)
 
 
 def on_host(counts: Int[Tensor, "numbers"], *, even: Sequence[int]) -> list[int]:
-    """Read counts, which are ``even`` where the load is: so a rehearsal answers instead."""
+    """Read counts on the host; a dry run returns ``even``, the counts of an even load."""
     return cast("list[int]", counts.tolist())
 
 
-def dealt(total: int, among: int) -> list[int]:
-    """Give each of ``among`` equally many, the first ones one more where some are left."""
-    each, left = divmod(total, among)
-    return [each + (place < left) for place in range(among)]
+def split_evenly(total: int, among: int) -> list[int]:
+    """Split ``total`` evenly into ``among`` counts; the first ones get the remainder."""
+    share, remainder = divmod(total, among)
+    return [share + (place < remainder) for place in range(among)]
 
 
 class _Spread(torch.autograd.Function):
-    """`spread`, whose adjoint is `summed`: gathers both, no scatter."""
+    """`gather_token_rows`, with `sum_rows` as its adjoint: both gather, neither scatters."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, order: Order) -> Tensor:
@@ -235,7 +243,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Reduce(torch.autograd.Function):
-    """`summed`, whose adjoint is `spread`."""
+    """`sum_rows`, with `gather_token_rows` as its adjoint."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, order: Order, num_tokens: int) -> Tensor:

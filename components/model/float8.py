@@ -1,16 +1,15 @@
-"""Products in float8: torchao's linear maps in place of those of the layers.
+"""Float8 products: torchao's linear maps replace the linear maps of the layers.
 
-Master weights, gradients and all between the products stay as they are. Of the three products
-of a linear map two are in e4m3 (4 bits of exponent, 3 of mantissa, https://arxiv.org/abs/2209.05433):
+Two of a map's three products are in e4m3 (4 exponent bits, https://arxiv.org/abs/2209.05433):
 
-    output = float8(input, a scale a token) @ float8(weight, a scale a row).T
-    input's gradient = float8(output's gradient, a scale a token) @ float8(weight, one scale)
+    output = float8(input, scale per token) @ float8(weight, scale per row).T
+    input's gradient = float8(output's gradient, scale per token) @ float8(weight, one scale)
     weight's gradient = output's gradient.T @ input, in bfloat16
 
-This is torchao's ``rowwise_with_gw_hp``, of its three the most accurate by its own words:
+This is torchao's ``rowwise_with_gw_hp``, its most accurate recipe and the only one without a
+scale over all tokens of a microbatch, which would depend on how a batch is split:
 https://docs.pytorch.org/ao/main/api_reference/generated/torchao.float8.Float8LinearRecipeName.html
-and the only one that takes no scale over all tokens of a microbatch, which would depend on how
-a batch is cut. Embedding, head, norms, attention's core, routers and experts are not touched.
+Master weights, gradients, embedding, head, norms, attention core, routers, experts: unchanged.
 """
 
 import logging
@@ -30,7 +29,7 @@ RECIPE = "rowwise_with_gw_hp"
 
 
 def check_torchao() -> None:
-    """Raise RecipeError where torchao is not installed."""
+    """Raise RecipeError if torchao is not installed."""
     if find_spec("torchao") is None:
         raise RecipeError(
             "precision.compute",
@@ -40,13 +39,11 @@ def check_torchao() -> None:
 
 
 def float8_layers(model: nn.Module, *, emulates: bool) -> None:
-    """Let the linear maps of ``model``'s layers compute in float8; weights and names stay.
+    """Convert the linear maps of ``model``'s layers to float8; keep weights and names.
 
-    ``emulates`` rounds the same numbers and multiplies them in float32, where a device has no
-    such product. Call it before anything is hung on the layers.
-
-    Raises:
-        RecipeError: torchao is not installed.
+    ``emulates`` is for devices without float8 products: it rounds the same numbers to float8
+    and multiplies them in float32. Call this before hooks or wrappers. RecipeError without
+    torchao.
     """
     float8 = _torchao()
     config = replace(float8.Float8LinearConfig.from_recipe_name(RECIPE), emulate=emulates)
@@ -60,21 +57,21 @@ def float8_layers(model: nn.Module, *, emulates: bool) -> None:
         float8.convert_to_float8_training(
             layer, config=config, module_filter_fn=lambda part, name: part not in inside
         )
-        for name in marked:  # by this mark initialization finds such a map
+        for name in marked:  # initialization reads this flag
             layer.get_submodule(name).writes_residual = True
 
 
 def _torchao() -> Any:
-    """Import it without its compiled operations, which are not for training in float8."""
+    """Import torchao without its compiled operators, which float8 training does not use."""
     check_torchao()
     os.environ.setdefault("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
-    # It tells that it skips them, and torch that it registers a type twice.
+    # torchao logs that it skips them; torch logs that a type is registered twice.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    old_name = r"torch\.get_autocast_gpu_dtype"  # which it calls
+    old_name = r"torch\.get_autocast_gpu_dtype"  # called by torchao
     warnings.filterwarnings("ignore", old_name, DeprecationWarning)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # where nobody compiled it before
+        warnings.simplefilter("ignore", SyntaxWarning)  # on the first bytecode compilation
         import torchao.float8
 
     return torchao.float8

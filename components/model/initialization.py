@@ -1,8 +1,8 @@
-"""Initial values that depend on the seed and the parameter alone, never on the layout.
+"""Initial weights that depend only on the seed and the parameter, never on the layout.
 
-A weight is drawn in blocks of rows, each from a generator of its own whose seed is a hash of
-(seed, global parameter name, block), so any rank can draw the rows it holds without the rest.
-All drawing is done in float32 on the CPU: other devices have other generators.
+A weight is drawn in blocks of rows. Each block has its own generator, seeded by a hash of
+(seed, global parameter name, block), so a rank can draw its rows without the other rows. Values
+are drawn in float32 on the CPU: other devices have other generators.
 """
 
 import hashlib
@@ -26,11 +26,11 @@ def draw_rows(
     std: float,
     cutoff: float | None = None,
 ) -> Float[Tensor, "rows columns"]:
-    """Draw the rows from ``first_row`` up to, not including, ``last_row`` of a weight.
+    """Draw rows ``first_row`` up to (not including) ``last_row`` of a weight.
 
-    ``shape`` is the global one. Rows are vectors along the last dimension, counted over all the
-    others: row ``expert * dim + i`` of a stack of experts. None is more than ``cutoff``
-    deviations from 0, where that is given.
+    ``shape`` is global. Rows are vectors along the last dimension, numbered over all others:
+    row ``expert * dim + i`` of a stack. Values are within ``cutoff`` standard deviations from
+    0.
     """
     rows, columns = math.prod(shape[:-1]), shape[-1]
     if std == 0.0:
@@ -40,10 +40,10 @@ def draw_rows(
         start, end = block * _BLOCK_ROWS, min((block + 1) * _BLOCK_ROWS, rows)
         first, last = max(first_row, start), min(last_row, end)
         part = drawn[first - first_row : last - first_row]
-        # Always the whole block: a generator's values depend on how many it makes.
+        # Always draw the whole block: values depend on how many the generator draws.
         whole = part if (first, last) == (start, end) else drawn.new_empty(end - start, columns)
         digest = hashlib.blake2b(f"{seed}/{name}/{block}".encode(), digest_size=8).digest()
-        # Signed, since that is what `manual_seed` takes in full.
+        # Signed: `manual_seed` accepts the full range of signed 64-bit integers.
         generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest, signed=True))
         whole.normal_(std=std, generator=generator)
         if cutoff is not None:
@@ -56,10 +56,7 @@ def draw_rows(
 def _draw_again(
     values: Tensor, *, std: float, cutoff: float, generator: torch.Generator
 ) -> None:
-    """Draw the values beyond the cutoff until there are none.
-
-    ``trunc_normal_`` draws all of them each time: beyond 3 deviations lie 27 of 10,000.
-    """
+    """Redraw values beyond the cutoff (27 of 10,000 for 3 deviations) until none is left."""
     while (beyond := values.abs() > cutoff * std).any():
-        again = values.new_empty(int(beyond.sum()))
-        values[beyond] = again.normal_(std=std, generator=generator)
+        redrawn = values.new_empty(int(beyond.sum()))
+        values[beyond] = redrawn.normal_(std=std, generator=generator)

@@ -1,96 +1,133 @@
-"""A layer of the decoder: attention and an MLP, each added to the residual stream."""
+"""Decoder layers: branches of attention, linear mixers and MLPs on the residual stream."""
 
-from collections.abc import Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from typing_extensions import override
 
 from components.config.model_spec.decoder import DecoderSpec
-from components.config.model_spec.feed_forward import FeedForwardSpec
-from components.model.attention import Attention, ForwardScope
-from components.model.kept import passing_on
+from components.config.model_spec.layers import Slot
+from components.model.attention import Attention, AttentionContext
+from components.model.checkpoint_storage import pass_through
+from components.model.mixers.mixer import Mixer
 
 
 class Layer(nn.Module):
-    """Add attention, then an MLP, to the residual stream, each fed through its own norm.
+    """Layer: its branches, one after another, are added to the residual stream.
 
-    ``spec`` is the specification of the decoder, ``mlp`` the feed-forward part of this layer.
-    ``in_graph`` says whether its parts are called within a compiled graph, without their hooks.
+    A branch is the sum of parts that read the same hidden states: ``attention``, a linear
+    ``mixer`` or an ``mlp``, each None if the layer lacks it. A norm is named after the first
+    part of its branch. ``norm_placement`` is of the model or of the mixer: norms before
+    branches; ``after`` them, with the same names (OLMo-2, https://arxiv.org/abs/2501.00656,
+    section 3.2); or ``both`` (Gemma 3, https://arxiv.org/abs/2503.19786, section 2).
+    ``in_graph`` is True if a compiled graph calls the layer's parts, without their hooks.
     """
 
     in_graph = False
     branch_multiplier = 1.0
+    attention: Attention | None
+    mixer: Mixer | None
+    mlp: nn.Module | None
 
-    def __init__(self, spec: DecoderSpec, *, mlp: FeedForwardSpec) -> None:
+    def __init__(self, spec: DecoderSpec) -> None:
+        """Build the layer of a decoder whose layers are all alike."""
         super().__init__()
-        self.attention_norm = spec.norm.build(dim=spec.dim)
-        self.attention: Attention = spec.attention.build(dim=spec.dim)
-        self.mlp_norm = spec.norm.build(dim=spec.dim)
-        self.mlp = mlp.build(dim=spec.dim)
+        layer, norm = spec.layer_type, partial(spec.norm.build_part, dim=spec.dim)
+        self.branches = layer.branches
+        parts: dict[str, Any] = {
+            "attention": spec.attention,
+            "mixer": layer.mixer,
+            "mlp": spec.mlp,
+        }
+        placement = spec.norm_placement
+        for branch in self.branches:
+            self.add_module(f"{branch[0]}_norm", norm())
+            for name in branch:
+                self.add_module(name, parts.pop(name).build_part(dim=spec.dim))
+        for absent in parts:
+            self.register_module(absent, None)
         self.dropout = nn.Dropout(spec.dropout)
+        if placement == "both":
+            for first, *_ in self.branches:
+                self.add_module(f"{first}_norm_after", norm())
+        before, after = placement != "after", placement != "before"
+        last = "_norm_after" if before else "_norm"
+        # Names of the norms before and after each branch.
+        self._norms = tuple(
+            (f"{first}_norm" if before else None, f"{first}{last}" if after else None)
+            for first, *_ in self.branches
+        )
+        self._starts = {first: number for number, (first, *_) in enumerate(self.branches)}
 
     @property
-    def norms(self) -> list[nn.Module]:
-        """The norms of whole hidden states: not those within attention."""
-        return [self.attention_norm, self.mlp_norm]
+    def hidden_norms(self) -> list[nn.Module]:
+        """The norms of hidden states, without the norms inside attention."""
+        names = [f"{first}_norm" for first, *_ in self.branches]
+        names += [f"{name}_after" for name in names if hasattr(self, f"{name}_after")]
+        return [getattr(self, name) for name in names]
 
-    def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
-        hidden = self._add(hidden, self.attention(self.attention_norm(hidden), scope))
-        return self._add(hidden, passing_on(self.mlp(self.mlp_norm(hidden))))
+    @property
+    def layer_window(self) -> int | None:
+        """Attention window of the layer; None means no window, or no attention."""
+        return None if self.attention is None else self.attention.window
+
+    @property
+    def mixing_parts(self) -> list[nn.Module]:
+        """Attention and linear mixer, as far as the layer has them."""
+        return [part for part in (self.attention, self.mixer) if part is not None]
+
+    def forward(
+        self, hidden: Float[Tensor, "batch seq dim"], scope: AttentionContext
+    ) -> Tensor:
+        # A part that is not compiled ends torch's graph. Its call is in this function, outside
+        # a loop, because the compiler would make a graph of each helper or loop body.
+        inputs, total = hidden, None
+        if self.attention is not None:
+            hidden, inputs, total = self._start_part("attention", hidden, inputs, total)
+            total = _sum_parts(total, self.attention(inputs, scope))
+        if self.mixer is not None:
+            hidden, inputs, total = self._start_part("mixer", hidden, inputs, total)
+            total = _sum_parts(total, self.mixer(inputs, scope))
+        if self.mlp is not None:
+            hidden, inputs, total = self._start_part("mlp", hidden, inputs, total)
+            total = _sum_parts(total, self.mlp(inputs))
+        return self._end_branch(len(self.branches) - 1, hidden, total)
+
+    def _start_part(
+        self, name: Slot, hidden: Tensor, inputs: Tensor, total: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the residual stream, the part's inputs and the sum of its branch so far."""
+        if name not in self._starts:
+            return hidden, inputs, total
+        branch = self._starts[name]
+        if total is not None:
+            hidden = self._end_branch(branch - 1, hidden, total)
+        before, _ = self._norms[branch]
+        return hidden, hidden if before is None else getattr(self, before)(hidden), None
+
+    def _end_branch(self, branch: int, hidden: Tensor, total: Tensor | None) -> Tensor:
+        """Add the sum of a branch's parts to the residual stream."""
+        assert total is not None
+        _, after = self._norms[branch]
+        if after is not None:
+            total = cast("Tensor", getattr(self, after)(total))
+        elif branch == len(self.branches) - 1:
+            total = pass_through(total)
+        return self._add(hidden, total)
 
     def _add(self, hidden: Tensor, branch: Tensor) -> Tensor:
-        """Add what a branch gives to the residual stream, so many times."""
+        """Add a branch, times ``branch_multiplier``, to the residual stream."""
         return torch.add(hidden, self.dropout(branch), alpha=self.branch_multiplier)
 
 
-class ReorderedLayer(Layer):
-    """Norm what attention and the MLP give, before it is added, not what they are fed.
-
-    The norms carry the same names: https://arxiv.org/abs/2501.00656, section 3.2.
-    """
-
-    @override
-    def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
-        hidden = self._add(hidden, self.attention_norm(self.attention(hidden, scope)))
-        return self._add(hidden, self.mlp_norm(self.mlp(hidden)))
-
-
-class SandwichLayer(Layer):
-    """Norm what attention and the MLP are fed, and what they give before it is added.
-
-    As in Gemma 3: https://arxiv.org/abs/2503.19786, section 2.
-    """
-
-    def __init__(self, spec: DecoderSpec, *, mlp: FeedForwardSpec) -> None:
-        super().__init__(spec, mlp=mlp)
-        self.attention_norm_after = spec.norm.build(dim=spec.dim)
-        self.mlp_norm_after = spec.norm.build(dim=spec.dim)
-
-    @property
-    @override
-    def norms(self) -> list[nn.Module]:
-        return [*super().norms, self.attention_norm_after, self.mlp_norm_after]
-
-    @override
-    def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
-        added = self.attention(self.attention_norm(hidden), scope)
-        hidden = self._add(hidden, self.attention_norm_after(added))
-        added = self.mlp(self.mlp_norm(hidden))
-        return self._add(hidden, self.mlp_norm_after(added))
-
-
-LAYERS: Mapping[str, type[Layer]] = {
-    "before": Layer,
-    "after": ReorderedLayer,
-    "both": SandwichLayer,
-}
+def _sum_parts(total: Tensor | None, part: Tensor) -> Tensor:
+    return part if total is None else total + part
 
 
 def collect_layers(model: nn.Module) -> dict[str, Any]:
-    """Return the layers of a model or a stage by number, those of multi-token depths last."""
+    """Return the layers of a model or a stage by number; multi-token depths come last."""
     layers = dict(cast("nn.ModuleDict", model.layers).items())
     depths = getattr(model, "mtp", None) or {}
     return layers | {number: depth.layer for number, depth in depths.items()}

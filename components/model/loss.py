@@ -1,8 +1,7 @@
-"""Head and mean cross-entropy in one, so that the logits of all tokens never exist at once.
+"""Fused head and mean cross-entropy: the logits of all tokens never exist at once.
 
-A block of tokens goes all the way, from its logits to its share of both gradients, before the
-next block begins: three products of matrices, as many as the plain way has, and the backward
-pass only scales what is there.
+Each block of tokens computes its logits and its part of both gradients before the next block:
+three matrix products, as in the unfused loss. The backward pass only scales the gradients.
 """
 
 from typing import TYPE_CHECKING, Any, cast
@@ -11,16 +10,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from components.model.products import (
+from components.model.linear import (
     add_product,
+    apply_linear,
     as_given,
-    linear,
-    product,
+    multiply_matrices,
     product_dtype,
     product_into,
     wanted_gradients,
 )
-from components.model.softmax import Softmax, blocks, sum_dtype
+from components.model.softmax import Softmax, split_blocks, sum_dtype
 from components.ranges import NonNegative
 from components.torch_internals.operators import keeps_graph
 
@@ -39,24 +38,23 @@ def penalized_cross_entropy(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""] | None]:
     """Average ``logsumexp(hidden @ weight.T) - logit of the target``, in float32.
 
-    The average is over all targets; those that are not ``counted`` add 0. With a ``cap`` logits
-    are ``cap * tanh(logit / cap)`` first (https://arxiv.org/abs/2408.00118, section 2).
-    Rows added to the vocabulary for training take part like any other, as in Megatron. Where
-    ``weight`` holds only some of the rows, ``softmax`` asks whoever has the others. The
-    gradient of ``weight`` has its dtype, and is rounded once, if at all: over the blocks it is
-    summed in float32. A second backward pass raises RuntimeError unless the graph was kept.
+    The average is over all targets; targets that are not ``counted`` add 0. A ``cap`` replaces
+    logits by ``cap * tanh(logit / cap)`` (https://arxiv.org/abs/2408.00118, section 2). Padding
+    rows of the vocabulary are included in the softmax, as in Megatron. If ``weight`` has only
+    some of the rows, ``softmax`` communicates with the other rows' ranks. The gradient of
+    ``weight`` is summed in float32 over the blocks and rounded once. A second backward pass
+    raises RuntimeError unless the graph was retained.
 
-    ``z_loss`` adds ``z_loss * logsumexp ** 2`` of each counted target
-    (https://arxiv.org/abs/2204.02311, section 5, has 1e-4). The second result is the mean of
-    that term, without a gradient, or None.
+    ``z_loss`` adds ``z_loss * logsumexp ** 2`` of each counted target, as in section 5 of
+    https://arxiv.org/abs/2204.02311 (1e-4); its mean, without a gradient, is the second result.
     """
     apply: Callable[..., tuple[Tensor, Tensor | None]] = _LinearCrossEntropy.apply
     wanted = tuple(torch.is_grad_enabled() and x.requires_grad for x in (hidden, weight))
     precision = product_dtype(hidden)
     with as_given(hidden):
-        given = hidden.to(precision).flatten(0, -2), weight, targets.flatten()
-        which = None if counted is None else counted.flatten()
-        return apply(*given, wanted, softmax or Softmax(), which, cap, z_loss)
+        inputs = hidden.to(precision).flatten(0, -2), weight, targets.flatten()
+        flat_counted = None if counted is None else counted.flatten()
+        return apply(*inputs, wanted, softmax or Softmax(), flat_counted, cap, z_loss)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -72,35 +70,38 @@ class _LinearCrossEntropy(torch.autograd.Function):
         cap: float | None,
         z_loss: float,
     ) -> tuple[Tensor, Tensor | None]:
-        # Cast once, not in every block; and here, so that a wide weight's gradient is wide.
+        # Cast once, not in every block. The cast is inside of this function, so that a float32
+        # weight gets a float32 gradient.
         rows = weight.to(hidden.dtype)
         sums = sum_dtype(hidden.dtype)
-        of_hidden = torch.empty_like(hidden) if wanted[0] else None
-        of_weight = torch.zeros_like(weight, dtype=sums) if wanted[1] else None
+        hidden_gradient = torch.empty_like(hidden) if wanted[0] else None
+        weight_gradient = torch.zeros_like(weight, dtype=sums) if wanted[1] else None
         total = hidden.new_zeros((), dtype=sums)
         penalty = torch.zeros_like(total) if z_loss else None
-        for tokens in blocks(hidden, rows):
-            logits, given = product(hidden[tokens], rows.T), hidden[tokens]
-            some = None if counted is None else counted[tokens]
+        for tokens in split_blocks(hidden, rows):
+            logits, block_hidden = multiply_matrices(hidden[tokens], rows.T), hidden[tokens]
+            block_counted = None if counted is None else counted[tokens]
             slope = None if cap is None else cap_logits_(logits, cap)
             if penalty is None:
-                total += softmax.to_gradient(logits, targets[tokens], some)
+                total += softmax.to_gradient(logits, targets[tokens], block_counted)
             else:
-                both = softmax.to_penalized_gradient(logits, targets[tokens], z_loss, some)
-                total += both.sum()
-                penalty += both[1]
+                losses = softmax.to_penalized_gradient(
+                    logits, targets[tokens], z_loss, block_counted
+                )
+                total += losses.sum()
+                penalty += losses[1]
             if slope is not None:
                 logits *= slope
-            if of_hidden is not None:
-                product_into(of_hidden[tokens], logits, rows)
-            if some is not None:  # fewer numbers than the logits that they meet
-                given = given * some[:, None]
-            if of_weight is not None:
-                add_product(of_weight, logits.T, given)
-            del logits, slope  # before the next block's are made
-        if of_hidden is not None and counted is not None:
-            of_hidden *= counted[:, None]
-        ctx.gradients = of_hidden, of_weight
+            if hidden_gradient is not None:
+                product_into(hidden_gradient[tokens], logits, rows)
+            if block_counted is not None:  # cheaper than masking the logits
+                block_hidden = block_hidden * block_counted[:, None]
+            if weight_gradient is not None:
+                add_product(weight_gradient, logits.T, block_hidden)
+            del logits, slope  # before the next block allocates its logits
+        if hidden_gradient is not None and counted is not None:
+            hidden_gradient *= counted[:, None]
+        ctx.gradients = hidden_gradient, weight_gradient
         ctx.dtypes = hidden.dtype, weight.dtype
         ctx.tokens = len(targets)
         if penalty is None:
@@ -113,15 +114,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("this loss was differentiated before: compute it again")
-        scale, gradients, again = upstream[0] / ctx.tokens, ctx.gradients, keeps_graph()
-        if not again:
+        scale, gradients, keeps = upstream[0] / ctx.tokens, ctx.gradients, keeps_graph()
+        if not keeps:
             ctx.gradients = None
-        # What is kept for another pass must not change.
+        # Gradients that another backward pass will read must not change.
         scaled = (
-            (each * scale if again else each.mul_(scale)).to(dtype)
-            if each is not None and asked
+            (gradient * scale if keeps else gradient.mul_(scale)).to(dtype)
+            if gradient is not None and is_wanted
             else None
-            for each, dtype, asked in zip(
+            for gradient, dtype, is_wanted in zip(
                 gradients, ctx.dtypes, wanted_gradients(ctx)[:2], strict=True
             )
         )
@@ -129,7 +130,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def cap_logits_(logits: Tensor, cap: float) -> Tensor:
-    """Overwrite logits by capped ones, and return their derivative."""
+    """Overwrite logits by their capped values, and return the derivative."""
     logits.div_(cap).tanh_()
     slope = 1.0 - logits.square()
     logits.mul_(cap)
@@ -137,10 +138,9 @@ def cap_logits_(logits: Tensor, cap: float) -> Tensor:
 
 
 class Readout(nn.Module):
-    """Compare hidden states with a vocabulary's rows; given targets, return the loss.
+    """Readout: logits of hidden states (limited by ``cap``), or given targets, their loss.
 
-    No logit is larger than ``cap``. In training the loss has a ``z_loss``, of which ``penalty``
-    is what the last call added.
+    In training the loss includes a ``z_loss``; ``penalty`` is the z-loss of the last call.
     """
 
     penalty: Tensor | None = None
@@ -150,7 +150,7 @@ class Readout(nn.Module):
         self.cap = cap
         self.z_loss = z_loss
 
-    def capped(self, logits: Tensor) -> Tensor:
+    def cap_logits(self, logits: Tensor) -> Tensor:
         return logits if self.cap is None else self.cap * (logits / self.cap).tanh()
 
     def forward(
@@ -161,10 +161,10 @@ class Readout(nn.Module):
         counted: Bool[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq rows"] | Float[Tensor, ""]:
         if targets is None:
-            return self.capped(linear(hidden, weight))
-        return self.loss(hidden, weight, targets, Softmax(), counted)
+            return self.cap_logits(apply_linear(hidden, weight))
+        return self.compute_loss(hidden, weight, targets, Softmax(), counted)
 
-    def loss(
+    def compute_loss(
         self,
         hidden: Tensor,
         weight: Tensor,
@@ -180,7 +180,7 @@ class Readout(nn.Module):
 
 
 class Head(nn.Linear):
-    """Map hidden states to logits, or, given targets, to their mean cross-entropy."""
+    """Output head: maps hidden states to logits, or, given targets, to their loss."""
 
     def __init__(self, *, dim: int, rows: int, readout: Readout) -> None:
         super().__init__(dim, rows, bias=False)

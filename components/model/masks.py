@@ -1,7 +1,6 @@
-"""Masks by documents and windows: which keys a query sees, as tensors, functions or blocks.
+"""Attention masks by documents and windows, as tensors, functions or blocks.
 
-A query sees the keys from the first place of its document, or of its window, up to its own
-place. These two numbers a query are all that is kept; a dense mask is made for CPUs alone.
+Only each query's first visible and own position are stored; only CPUs use a dense mask.
 """
 
 import torch
@@ -10,97 +9,105 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
-BLOCK = 128  # queries, and keys, of one block: the kernel's own size
+BLOCK = 128  # queries and keys per block, the kernel's default
 
 
 class CausalMask:
-    """The mask of one microbatch, made once for all layers and stages of a rank.
+    """Causal mask of one microbatch, made once for all layers and stages of a rank.
 
-    ``places`` are those of the queries at hand in the whole sequence, whose tokens
-    ``documents`` numbers: a document is a run of equal numbers. A plain class: `fully_shard`
-    would cast the tensors of dataclasses and tuples to bfloat16.
+    ``position_ids`` are the positions of this rank's queries in the whole sequence. Equal
+    numbers in a row of ``documents`` (all tokens of the sequence) are a document. `fully_shard`
+    would cast the tensors of a dataclass or tuple to bfloat16.
     """
 
     def __init__(
-        self, *, places: Int[Tensor, " queries"], documents: Int[Tensor, "batch whole"] | None
+        self,
+        *,
+        position_ids: Int[Tensor, " queries"],
+        documents: Int[Tensor, "batch whole"] | None,
     ) -> None:
-        self.places = places
-        self.starts = None if documents is None else first_places(documents)[:, places]
+        self.position_ids = position_ids
+        self.starts = None if documents is None else first_positions(documents)[:, position_ids]
         self._blocks: dict[int, BlockMask] = {}
         self._narrower: dict[int, CausalMask] = {}
 
-    def within(self, window: int) -> "CausalMask":
-        """Return the mask whose queries see ``window`` of these keys at most, made once."""
+    def for_window(self, window: int) -> "CausalMask":
+        """Return the mask in which a query sees at most ``window`` of these keys; cached."""
         if window not in self._narrower:
-            firsts = (self.places - window + 1).clamp(min=0)[None]
-            narrower = CausalMask(places=self.places, documents=None)
+            firsts = (self.position_ids - window + 1).clamp(min=0)[None]
+            narrower = CausalMask(position_ids=self.position_ids, documents=None)
             starts = firsts if self.starts is None else torch.maximum(self.starts, firsts)
             narrower.starts = starts
             self._narrower[window] = narrower
         return self._narrower[window]
 
-    def dense(self, queries: slice, keys: int) -> Bool[Tensor, "#batch 1 queries keys"]:
-        """Say of some of the queries which of the first ``keys`` places they see."""
-        key = torch.arange(keys, device=self.places.device)
-        seen = (key <= self.places[queries, None])[None]
+    def build_dense_mask(
+        self, queries: slice, keys: int
+    ) -> Bool[Tensor, "#batch 1 queries keys"]:
+        """Return which of the first ``keys`` positions the given queries see."""
+        key = torch.arange(keys, device=self.position_ids.device)
+        visible = (key <= self.position_ids[queries, None])[None]
         if self.starts is not None:
-            seen = seen & (key >= self.starts[:, queries, None])
-        return seen[:, None]
+            visible = visible & (key >= self.starts[:, queries, None])
+        return visible[:, None]
 
-    def blocks(self, keys: int) -> BlockMask:
-        """Return the blocks of ``keys`` places with a visible pair, and those with all visible.
+    def build_block_mask(self, keys: int) -> BlockMask:
+        """Return the blocks of ``keys`` positions that are partly or fully visible.
 
-        They follow from the least and the greatest bound in a block of queries; no pair is
-        looked at. Queries whose places leave a gap inside of a block get what lies in it, too.
+        The minimum and maximum bounds of a block of queries determine them. If its positions
+        have a gap, key blocks within the gap are included, too.
         """
         if keys not in self._blocks:
             self._blocks[keys] = self._find_blocks(keys)
         return self._blocks[keys]
 
     def _find_blocks(self, keys: int) -> BlockMask:
-        # The kernel's own numbers are 32 bits wide.
-        places, starts = self.places.int(), None if self.starts is None else self.starts.int()
-        last = _by_block(places[None])
+        # The kernel uses 32-bit integers.
+        position_ids, starts = (
+            self.position_ids.int(),
+            None if self.starts is None else self.starts.int(),
+        )
+        last = _by_block(position_ids[None])
         first = torch.zeros_like(last) if starts is None else _by_block(starts)
-        rows, length = first.shape[1], len(places)
-        block = BLOCK * torch.arange(-(-keys // BLOCK), device=places.device)
-        seen = (block + BLOCK > first.amin(-1, keepdim=True)) & (
+        rows, length = first.shape[1], len(position_ids)
+        block = BLOCK * torch.arange(-(-keys // BLOCK), device=position_ids.device)
+        touched = (block + BLOCK > first.amin(-1, keepdim=True)) & (
             block <= last.amax(-1, keepdim=True)
         )
-        whole = (block >= first.amax(-1, keepdim=True)) & (
+        full = (block >= first.amax(-1, keepdim=True)) & (
             block + BLOCK <= last.amin(-1, keepdim=True) + 1
         )
-        if length % BLOCK:  # queries that are not there see nothing
-            whole = whole & (torch.arange(rows, device=places.device) < rows - 1)[:, None]
+        if length % BLOCK:  # padding queries see no key
+            full = full & (torch.arange(rows, device=position_ids.device) < rows - 1)[:, None]
 
-        # Windows alone are the same in all rows of a batch, and so kept once.
-        alike = None if starts is None or len(starts) > 1 else starts[0]
+        # Windows without documents are the same in all rows of a batch: store one row.
+        shared_starts = None if starts is None or len(starts) > 1 else starts[0]
 
-        def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            causal = key <= places[query]
+        def is_visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            causal = key <= position_ids[query]
             if starts is None:
                 return causal
-            start = starts[batch, query] if alike is None else alike[query]
+            start = starts[batch, query] if shared_starts is None else shared_starts[query]
             return causal & (key >= start)
 
         return BlockMask.from_kv_blocks(
-            *_counted(seen & ~whole),
-            *_counted(whole),
+            *_counted(touched & ~full),
+            *_counted(full),
             BLOCK_SIZE=BLOCK,
-            mask_mod=visible,
+            mask_mod=is_visible,
             seq_lengths=(length, keys),
         )
 
 
-def first_places(documents: Int[Tensor, "batch whole"]) -> Int[Tensor, "batch whole"]:
-    """Return the first place of each token's document."""
-    begins = pad(documents[:, 1:] != documents[:, :-1], (1, 0))
-    places = torch.arange(documents.shape[1], device=documents.device)
-    return torch.cummax(begins * places, dim=1).values
+def first_positions(documents: Int[Tensor, "batch whole"]) -> Int[Tensor, "batch whole"]:
+    """Return the first position of each token's document."""
+    is_start = pad(documents[:, 1:] != documents[:, :-1], (1, 0))
+    position_ids = torch.arange(documents.shape[1], device=documents.device)
+    return torch.cummax(is_start * position_ids, dim=1).values
 
 
 def _by_block(bounds: Int[Tensor, "batch queries"]) -> Int[Tensor, "batch blocks block"]:
-    """Cut in blocks, the last one filled up with the last query's bound."""
+    """Split bounds into blocks; pad the last block with the last query's bound."""
     missing = -bounds.shape[1] % BLOCK
     filled = torch.cat((bounds, bounds[:, -1:].expand(-1, missing)), dim=1)
     return filled.view(len(filled), -1, BLOCK)
@@ -109,7 +116,7 @@ def _by_block(bounds: Int[Tensor, "batch queries"]) -> Int[Tensor, "batch blocks
 def _counted(
     chosen: Bool[Tensor, "batch rows columns"],
 ) -> tuple[Int[Tensor, "batch 1 rows"], Int[Tensor, "batch 1 rows columns"]]:
-    """Count what is chosen in each row, and list its columns before the others."""
+    """Count the chosen columns of each row; list them before the other columns."""
     chosen = chosen[:, None].int()
     columns = chosen.argsort(dim=-1, descending=True, stable=True)
     return chosen.sum(-1, dtype=torch.int32), columns.int()

@@ -1,4 +1,4 @@
-"""The feed-forward part of a layer (MLP), plain or gated, and its activations."""
+"""MLP, the feed-forward part of a layer, plain or gated, and its activations."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from components.config.model_spec.feed_forward import MLPSpec
-from components.model.products import Linear, ResidualLinear, wanted_gradients
+from components.model.linear import Linear, ResidualLinear, wanted_gradients
 
 Activation = Callable[[Tensor], Tensor]
 ACTIVATIONS: Mapping[str, Activation] = {
@@ -23,12 +23,12 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 
 class XIELU(nn.Module):
-    """Compute xIELU, https://arxiv.org/abs/2411.13010, with two trained scalars.
+    """XIELU activation, https://arxiv.org/abs/2411.13010, with two trained scalars.
 
     With ``p = softplus(alpha_p)`` and ``n = BETA + softplus(alpha_n)`` it is ``p x^2 + BETA x``
     above 0 and ``n (expm1(min(x, EPS)) - x) + BETA x`` elsewhere; both p and n start at 0.8.
-    Constants and form are those of swiss-ai's Megatron-LM and of ``transformers``; computed in
-    float32 or finer, it keeps its input alone.
+    Constants and form match swiss-ai's Megatron-LM and ``transformers``. It computes in float32
+    or wider, and saves only its input for the backward pass.
     """
 
     BETA, EPS, START = 0.5, -1e-6, 0.8
@@ -54,26 +54,26 @@ class _XIELU(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         ctx.save_for_backward(x, positive, negative)
         wide = x.to(positive.dtype)
-        bent = torch.where(wide > 0, positive * wide.square(), negative * _below(wide))
-        return (bent + XIELU.BETA * wide).to(x.dtype)
+        curved = torch.where(wide > 0, positive * wide.square(), negative * _below(wide))
+        return (curved + XIELU.BETA * wide).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         x, positive, negative = ctx.saved_tensors
         wanted = wanted_gradients(ctx)
-        wide, given = x.to(positive.dtype), upstream[0].to(positive.dtype)
+        wide, incoming = x.to(positive.dtype), upstream[0].to(positive.dtype)
         above = wide > 0
-        of_x = of_positive = of_negative = None
+        x_gradient = positive_gradient = negative_gradient = None
         if wanted[0]:
             # The minimum is constant between EPS and 0.
-            falling = torch.where(wide < XIELU.EPS, wide.clamp(max=0.0).exp(), 0.0) - 1.0
-            slope = torch.where(above, 2.0 * positive * wide, negative * falling)
-            of_x = (given * (slope + XIELU.BETA)).to(x.dtype)
+            exp_slope = torch.where(wide < XIELU.EPS, wide.clamp(max=0.0).exp(), 0.0) - 1.0
+            slope = torch.where(above, 2.0 * positive * wide, negative * exp_slope)
+            x_gradient = (incoming * (slope + XIELU.BETA)).to(x.dtype)
         if wanted[1]:
-            of_positive = torch.where(above, given * wide.square(), 0.0).sum()[None]
+            positive_gradient = torch.where(above, incoming * wide.square(), 0.0).sum()[None]
         if wanted[2]:
-            of_negative = torch.where(above, 0.0, given * _below(wide)).sum()[None]
-        return of_x, of_positive, of_negative
+            negative_gradient = torch.where(above, 0.0, incoming * _below(wide)).sum()[None]
+        return x_gradient, positive_gradient, negative_gradient
 
 
 def _below(x: Tensor) -> Tensor:
@@ -81,10 +81,9 @@ def _below(x: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
-    """Widen to ``ffn_dim``, apply the activation, come back.
+    """MLP: ``down(activation(up(x)))``, gated ``down(activation(gate(x)) * up(x))``.
 
-    Gated it is ``down(activation(gate(x)) * up(x))``, https://arxiv.org/abs/2002.05202,
-    equation 6; plain it is ``down(activation(up(x)))``.
+    Gates: https://arxiv.org/abs/2002.05202, equation 6.
     """
 
     def __init__(self, spec: MLPSpec, *, dim: int) -> None:

@@ -1,4 +1,4 @@
-"""A mixture of experts in place of a layer's MLP, dropless."""
+"""Mixture of experts (MoE), which replaces a layer's MLP; it drops no tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,24 +11,24 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from components.config.model_spec.feed_forward import ExpertsSpec
+from components.model.checkpoint_storage import pass_through
 from components.model.expert_products import (
     Matrices,
     grouped_products,
     has_grouped_kernel,
-    loop,
+    mix_in_loop,
     sorted_products,
 )
-from components.model.kept import passing_on
+from components.model.linear import product_dtype
 from components.model.mlp import ACTIVATIONS, MLP
-from components.model.products import product_dtype
 from components.model.routing import (
     ChoiceRule,
     ExpertChoice,
     Routing,
     RoutingTally,
-    choose,
+    choose_experts,
     force_uniform,
-    record,
+    record_routing,
 )
 from components.torch_internals.operators import in_backward
 
@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 
 class Stack(nn.Module):
-    """Hold one matrix for each expert; ``weight[expert]`` is what ``nn.Linear`` would hold."""
+    """One matrix per expert; ``weight[expert]`` is the weight of an ``nn.Linear``."""
 
     def __init__(
         self, num_experts: int, outputs: int, inputs: int, *, writes_residual: bool = False
@@ -44,27 +44,25 @@ class Stack(nn.Module):
         super().__init__()
         self.writes_residual = writes_residual
         self.weight = nn.Parameter(torch.empty(num_experts, outputs, inputs))
-        nn.init.uniform_(self.weight, -(inputs**-0.5), inputs**-0.5)  # as `nn.Linear` starts
+        nn.init.uniform_(self.weight, -(inputs**-0.5), inputs**-0.5)  # as in `nn.Linear`
 
 
 class Experts(nn.Module):
-    """Send each token through its ``top_k`` experts, weighted by the router's probabilities.
+    """MoE layer: each token's ``top_k`` experts, weighted by the router's probabilities.
 
-    https://arxiv.org/abs/2101.03961, section 2, with several experts a token as in
-    https://arxiv.org/abs/1701.06538, section 2. In training ``routing`` keeps what the router
-    did in the last forward pass until `take_rows` takes it; a forward pass that activation
-    checkpointing repeats leaves no trace. ``renormalize`` makes a token's weights sum to 1;
-    ``routing: uniform`` forces a perfect balance, for measuring speed.
-
-    ``shared_ffn_dim`` adds an MLP of that width that every token goes through
-    (https://arxiv.org/abs/2401.06066, section 3.2). The other keys with a default are those of
-    `ChoiceRule`. With a ``balance_rate`` each expert has a bias, which is added to the scores
-    for the choice alone, and which `balance` moves by the rate after each step: a buffer.
+    https://arxiv.org/abs/2101.03961, section 2, with several experts per token as in
+    https://arxiv.org/abs/1701.06538, section 2. `ChoiceRule` documents other keys. In training,
+    ``routing`` records the router's last forward pass (not a repetition by activation
+    checkpointing) until `take_rows`. ``routing: uniform`` in a recipe forces a perfect balance,
+    to measure speed. ``shared_ffn_dim`` adds an MLP of that width for every token
+    (https://arxiv.org/abs/2401.06066, section 3.2). With a ``balance_rate``, the scores of each
+    expert have a bias (a buffer) for the choice only; after each step `balance` changes it by
+    the rate.
     """
 
     routing: Routing | None
     choice_bias: Float[Tensor, "experts"] | None
-    load: Int[Tensor, "experts"] | None  # tokens of each expert since it was last taken
+    load: Int[Tensor, "experts"] | None  # tokens per expert since the last reset
 
     def __init__(self, spec: ExpertsSpec, *, dim: int) -> None:
         super().__init__()
@@ -89,7 +87,7 @@ class Experts(nn.Module):
         self.gate = Stack(num_experts, width, dim) if spec.gated else None
         self.up = Stack(num_experts, width, dim)
         self.down = Stack(num_experts, dim, width, writes_residual=True)
-        self.shared = None if spec.shared is None else MLP(spec.shared, dim=dim)
+        self.shared = None if spec.shared_expert is None else MLP(spec.shared_expert, dim=dim)
         bias = None if spec.balance_rate is None else torch.zeros(num_experts)
         self.register_buffer("choice_bias", bias)
         self.load = None
@@ -97,7 +95,7 @@ class Experts(nn.Module):
     def forward(self, hidden: Float[Tensor, "batch seq dim"]) -> Float[Tensor, "batch seq dim"]:
         tokens = hidden.flatten(0, -2)
         choice = self._route(tokens)
-        dtype = product_dtype(tokens)  # autocast does not know our products
+        dtype = product_dtype(tokens)  # autocast does not cast the inputs of these products
         matrices = Matrices(
             None if self.gate is None else self.gate.weight.to(dtype),
             self.up.weight.to(dtype),
@@ -110,65 +108,65 @@ class Experts(nn.Module):
         mixed = mixed.to(dtype).view(hidden.shape)
         if self.shared is None:
             return mixed
-        return passing_on(mixed) + passing_on(self.shared(hidden))
+        return pass_through(mixed) + pass_through(self.shared(hidden))
 
     def take_routing(self) -> Routing | None:
-        taken, self.routing = self.routing, None
-        if taken is not None and self.choice_bias is not None:
-            counts = taken.counts.detach().long()
+        routing, self.routing = self.routing, None
+        if routing is not None and self.choice_bias is not None:
+            counts = routing.counts.detach().long()
             self.load = counts if self.load is None else self.load + counts
-        if taken is None or self.mixture.beyond is None:
-            return taken
-        return replace(taken, beyond=taken.beyond + self.mixture.beyond)
+        if routing is None or self.mixture.beyond is None:
+            return routing
+        return replace(routing, beyond=routing.beyond + self.mixture.beyond)
 
     def _route(self, tokens: Tensor) -> ExpertChoice:
         logits: Tensor = self.router(tokens)
         if self.uniform:
             logits = force_uniform(logits, top_k=self.rule.top_k)
             rule = self.rule._replace(num_groups=1)
-            choice = choose(logits, rule)
+            choice = choose_experts(logits, rule)
         else:
-            choice = choose(logits, self.rule, self.choice_bias)
+            choice = choose_experts(logits, self.rule, self.choice_bias)
         if self.training:
-            kept = record(logits, choice, z_loss=self.z_loss > 0)
-            # Checkpointing wants a repetition's record computed all the same. What is compiled
-            # cannot ask for it, so whoever calls it does: `forgets_repetitions`.
+            routing = record_routing(logits, choice, z_loss=self.z_loss > 0)
+            # Checkpointing requires that a repetition computes the record, too. Compiled code
+            # cannot test for a repetition, so its caller does: `forgets_repetitions`.
             if torch.compiler.is_compiling() or not in_backward():
-                self.routing = kept
+                self.routing = routing
         return choice
 
     @torch.no_grad()
-    def balance(self, load: Int[Tensor, "experts"]) -> None:
-        """Move the bias of each expert by the rate, down where it had more than the mean.
+    def update_bias(self, load: Int[Tensor, "experts"]) -> None:
+        """Change each expert's bias by the rate: down if its load is above the mean, else up.
 
-        https://arxiv.org/abs/2408.15664, algorithm 1; ``load`` are the tokens of a whole step.
+        https://arxiv.org/abs/2408.15664, algorithm 1; ``load`` counts the tokens of a step.
         """
         assert self.choice_bias is not None
         assert self.balance_rate is not None
-        # In whole numbers: what a step does to it depends on no layout.
+        # In integers, so that the result does not depend on the layout.
         direction = (load.sum() - len(load) * load).sign()
         self.choice_bias.add_(direction.to(self.choice_bias.dtype), alpha=self.balance_rate)
 
     @override
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Leave the bias in float32 where weights are rounded: it moves by small steps."""
-        exact = self.choice_bias
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's
-        rounded = self.choice_bias
-        if exact is not None and rounded is not None and rounded.itemsize < 4:
-            self.choice_bias = exact.to(rounded.device)
+        """Keep the bias in float32 when weights are cast to 16 bits: its steps are small."""
+        float32_bias = self.choice_bias
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types here
+        cast_bias = self.choice_bias
+        if float32_bias is not None and cast_bias is not None and cast_bias.itemsize < 4:
+            self.choice_bias = float32_bias.to(cast_bias.device)
         return self
 
-    def penalty(self, tally: RoutingTally) -> Float[Tensor, ""]:
+    def routing_penalty(self, tally: RoutingTally) -> Float[Tensor, ""]:
         pooled = self.auxiliary_scope == "model"
         balance = tally.pooled.balance_loss() if pooled else tally.balance_loss
         return self.auxiliary_loss * balance + self.z_loss * tally.z_loss
 
 
 class Mixture(nn.Module):
-    """Sum each token's experts, in float32 or finer; no parameters: it is easily replaced.
+    """Sum of each token's experts, in float32 or wider; no parameters, so replaceable.
 
-    ``beyond`` counts, on the device, what the last forward pass had no room for; None is none.
+    ``beyond`` counts, on the device, the last pass's pairs that exceeded a bounded message.
     """
 
     beyond: Int[Tensor, ""] | None = None
@@ -188,7 +186,7 @@ class Mixture(nn.Module):
 
     def _path(self, tokens: Tensor) -> Any:
         if self.path == "loop":
-            return loop
+            return mix_in_loop
         if tokens.dtype == torch.bfloat16 and self._has_kernel(tokens):
             return grouped_products
         return sorted_products
@@ -200,33 +198,33 @@ class Mixture(nn.Module):
 def forgets_repetitions(
     forward: Callable[..., Result], layers: Sequence[Experts]
 ) -> Callable[..., Result]:
-    """Let a compiled ``forward`` of ``layers`` leave no record when it is a repetition."""
+    """Wrap a compiled ``forward`` of ``layers`` to restore their records after a repetition."""
 
     @wraps(forward)
-    def call(*given: Any, **named: Any) -> Result:
+    def call_forward(*given: Any, **named: Any) -> Result:
         before = [layer.routing for layer in layers]
         try:
             return forward(*given, **named)
-        finally:  # checkpointing breaks a repetition off once it has what it needs
+        finally:  # checkpointing may stop a repetition early, by an exception
             if in_backward():
                 for layer, routing in zip(layers, before, strict=True):
                     layer.routing = routing
 
-    return call
+    return call_forward
 
 
 def expert_layers(model: nn.Module) -> list[Experts]:
-    """List the mixtures of experts of a model, or of a stage of one."""
+    """List the MoE layers of a model or of a pipeline stage."""
     return [module for module in model.modules() if isinstance(module, Experts)]
 
 
 def take_rows(layers: Sequence[Experts]) -> Float[Tensor, "layers numbers"] | None:
-    """Take what the routers did in the last forward pass, a row a layer, if it was training."""
+    """Take the routers' records of the last training forward pass: one row per layer."""
     records = [routing for layer in layers if (routing := layer.take_routing())]
     if not records:
         return None
-    lost = torch.is_grad_enabled() and layers[0].router.weight.requires_grad
-    assert not lost or all(x.probabilities.requires_grad for x in records), (
+    trains = torch.is_grad_enabled() and layers[0].router.weight.requires_grad
+    assert not trains or all(x.probabilities.requires_grad for x in records), (
         "the router's graph is lost: use checkpointing with use_reentrant=False"
     )
-    return torch.stack([routing.row() for routing in records])
+    return torch.stack([routing.to_row() for routing in records])

@@ -1,13 +1,13 @@
-"""Multi-token prediction: blocks after the last layer that predict tokens further ahead.
+"""Multi-token prediction (MTP): blocks after the last layer that predict further tokens.
 
-DeepSeek-V3's, https://arxiv.org/abs/2412.19437, section 2.2. At depth k the state of position i
-and the embedding of token i + k, each through a norm of its own, are mapped to one vector; one
-more layer and a norm make of it what the model's head compares with token i + k + 1. Depths are
-chained. Embedding and head are the model's own.
+As in DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 2.2. At depth k the state of
+position i and the embedding of token i + k, each after its own norm, are projected to one
+vector. One more layer and a norm turn it into the state from which the model's head predicts
+token i + k + 1. Depths are chained. They share the model's embedding and head.
 
-The report writes ``[state; embedding]``. DeepSeek's weights (``eh_proj``) and Megatron-LM's
-``multi_token_prediction.py`` have the embedding first, and so has ``projection``: other columns
-of the same map. As in Megatron-LM a depth begins from states after the norm before the head.
+The report writes ``[state; embedding]``; DeepSeek's weights (``eh_proj``), Megatron-LM's
+``multi_token_prediction.py`` and ``projection`` here have the embedding first. As in
+Megatron-LM, a depth reads states after the norm before the head.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from components.config.model_spec.mtp import MTPSpec
 from components.config.model_spec.norms import NormSpec
-from components.model.attention import ForwardScope
+from components.model.attention import AttentionContext
 from components.model.layer import Layer
-from components.model.products import Linear
+from components.model.linear import Linear
 
 
-class FurtherTokens(NamedTuple):
-    """What one depth is given: each position's token, its target, and whether that counts."""
+class MTPTargets(NamedTuple):
+    """Inputs of one MTP depth: each position's token, its target, and whether it counts."""
 
     tokens: Int[Tensor, "batch seq"]
     targets: Int[Tensor, "batch seq"]
@@ -33,31 +33,28 @@ class FurtherTokens(NamedTuple):
 
 
 class PredictionDepth(nn.Module):
-    """Make the states that predict one token further."""
+    """MTP depth: computes the states that predict one token further."""
 
     def __init__(self, *, dim: int, layer: Layer, norm: NormSpec) -> None:
         super().__init__()
-        self.embedding_norm = norm.build(dim=dim)
-        self.hidden_norm = norm.build(dim=dim)
+        self.embedding_norm = norm.build_part(dim=dim)
+        self.hidden_norm = norm.build_part(dim=dim)
         self.projection = Linear(2 * dim, dim, bias=False)
         self.layer = layer
-        self.final_norm = norm.build(dim=dim)
+        self.final_norm = norm.build_part(dim=dim)
 
     def forward(
         self,
         hidden: Float[Tensor, "batch seq dim"],
         embedded: Float[Tensor, "batch seq dim"],
-        scope: ForwardScope,
+        scope: AttentionContext,
     ) -> Float[Tensor, "batch seq dim"]:
-        both = torch.cat((self.embedding_norm(embedded), self.hidden_norm(hidden)), dim=-1)
-        return cast("Tensor", self.final_norm(self.layer(self.projection(both), scope)))
+        combined = torch.cat((self.embedding_norm(embedded), self.hidden_norm(hidden)), dim=-1)
+        return cast("Tensor", self.final_norm(self.layer(self.projection(combined), scope)))
 
 
 class MultiTokenPrediction(nn.ModuleDict):
-    """The depths, numbered on after the model's ``num_layers``.
-
-    ``loss_weight`` times the mean of their losses is added to that of the model.
-    """
+    """MTP depths, numbered from ``num_layers``; ``loss_weight`` scales their mean loss."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Normalization over the last dimension, in the family that RMSNorm and LayerNorm span."""
+"""Normalization over the last dimension: RMSNorm and LayerNorm."""
 
 import torch
 import torch.nn.functional as F
@@ -6,15 +6,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from components.config.model_spec.norms import NormSpec
-from components.model.products import as_given
+from components.model.linear import as_given
 
 
 class Norm(nn.Module):
-    """Scale each vector to unit size: RMSNorm, or with ``center`` LayerNorm.
+    """RMSNorm, or with ``center`` LayerNorm.
 
-    RMSNorm is https://arxiv.org/abs/1910.07467, equation 4, with ``eps`` added to the mean
-    square; LayerNorm is https://arxiv.org/abs/1607.06450. Both are torch's own kernels, which
-    take sums in float32 and give the precision that came in, without autocast.
+    https://arxiv.org/abs/1910.07467, equation 4 (``eps`` added to the mean square), and
+    https://arxiv.org/abs/1607.06450. Sums are in float32; the output has the input's dtype.
     """
 
     def __init__(self, spec: NormSpec, *, dim: int) -> None:
@@ -26,7 +25,7 @@ class Norm(nn.Module):
 
     def forward(self, hidden: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
         shape = hidden.shape[-1:]
-        # A fused kernel wants weights in the precision of the vectors.
+        # The fused kernel needs weights in the dtype of the input.
         weight, bias = (
             None if values is None else values.to(hidden.dtype)
             for values in (self.weight, self.bias)

@@ -1,4 +1,4 @@
-"""Positions: what a token's place does to embeddings, queries and keys, and scores."""
+"""Position encodings: RoPE, ALiBi, learned embeddings and none."""
 
 import math
 
@@ -19,17 +19,17 @@ from components.model.rotary_scaling import Scaling
 
 
 class Rotation:
-    """Turn the channels of queries and keys by the angle of their position.
+    """Rotation (RoPE) of query and key channels by position, in float32 or wider.
 
-    It computes in float32 or finer, and returns the precision that came in. ``magnitude`` is
-    the factor that the cosines and sines contain.
+    The result has the input's dtype. Cosines and sines include the factor ``magnitude``. Only
+    the first channels rotate if heads have more channels than ``cos``.
     """
 
     def __init__(
         self,
         *,
-        cos: Float[Tensor, "seq 1 head_dim"],
-        sin: Float[Tensor, "seq 1 head_dim"],
+        cos: Float[Tensor, "seq 1 rotary_dim"],
+        sin: Float[Tensor, "seq 1 rotary_dim"],
         magnitude: float = 1.0,
     ) -> None:
         self.cos = cos
@@ -37,45 +37,49 @@ class Rotation:
         self.magnitude = magnitude
 
     def __call__(self, heads: Float[Tensor, "batch seq heads head_dim"]) -> Tensor:
+        if (width := self.cos.shape[-1]) < heads.shape[-1]:
+            rotated, others = heads.tensor_split((width,), dim=-1)
+            return torch.cat((self(rotated), others), -1)
         wide = heads.to(torch.promote_types(heads.dtype, self.cos.dtype))
         swapped = wide.roll(heads.shape[-1] // 2, dims=-1)
         return (wide * self.cos + swapped * self.sin).type_as(heads)
 
 
-class Placement:
-    """What positions do to one forward pass; what a kind of positions does not do is ``None``.
+class PositionEncoding:
+    """Position encoding of one forward pass; ``None`` for each part that a kind lacks.
 
-    ``embedded`` is added to the embeddings, ``rotation`` turns queries and keys, ``local``
-    those of layers with a window where they turn in another way, and a score falls by its
-    head's slope for every place that the key lies behind the query. A plain class:
-    ``fully_shard`` would cast the tensors of dataclasses and tuples to bfloat16.
+    ``embedded`` is added to the embeddings. ``rotation`` rotates queries and keys; ``local``
+    replaces it in layers with a window. A score decreases by its head's slope times distance.
+    ``fully_shard`` would cast the tensors of a dataclass or tuple to bfloat16.
     """
 
     def __init__(
         self,
         *,
-        places: Int[Tensor, " seq"],
+        position_ids: Int[Tensor, " seq"],
         embedded: Float[Tensor, "seq dim"] | None = None,
         rotation: Rotation | None = None,
         local: Rotation | None = None,
         slopes: Float[Tensor, " heads"] | None = None,
     ) -> None:
-        self.places = places
+        self.position_ids = position_ids
         self.embedded = embedded
         self.rotation = rotation
         self.local = local
         self.slopes = slopes
 
     @property
-    def in_windows(self) -> "Placement":
-        """What positions do in the layers with a window."""
+    def in_windows(self) -> "PositionEncoding":
+        """The position encoding of the layers with a window."""
         if self.local is None:
             return self
-        return Placement(places=self.places, rotation=self.local, slopes=self.slopes)
+        return PositionEncoding(
+            position_ids=self.position_ids, rotation=self.local, slopes=self.slopes
+        )
 
 
 class Positions(nn.Module):
-    """Place the tokens by their order alone; other kinds say what else a place does."""
+    """Positions without an encoding: only the causal mask orders tokens. Base class."""
 
     def __init__(self, spec: PositionsSpec, *, dim: int, num_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -84,55 +88,58 @@ class Positions(nn.Module):
         self.num_heads = num_heads
         self.head_dim = head_dim
 
-    def forward(self, places: Int[Tensor, " seq"]) -> Placement:
-        """Compute anew what depends on places: no buffer has to survive ``meta``."""
-        return Placement(places=places)
+    def forward(self, position_ids: Int[Tensor, " seq"]) -> PositionEncoding:
+        """Compute the encoding in each pass: it needs no buffers, which ``meta`` would lose."""
+        return PositionEncoding(position_ids=position_ids)
 
-    def turns(self, layer: int) -> bool:
-        """Whether the layer of this number, from 0, applies a rotation where there is one."""
+    def uses_rope(self, layer: int) -> bool:
+        """Return whether a layer, numbered from 0, applies the rotation, if there is one."""
         return True
 
 
 class Rotary(Positions):
-    """Rotate channel pairs by position times frequency (RoPE).
+    """RoPE: rotates channel pairs by position times frequency.
 
-    Pair ``i`` turns by ``position * base ** (-2 i / head_dim)``, https://arxiv.org/abs/2104.09864,
-    section 3.2.2. Pairs are ``(i, i + head_dim / 2)`` as in GPT-NeoX, Megatron and Hugging Face
-    checkpoints; the paper and Meta's Llama pair ``(2 i, 2 i + 1)``. A
-    ``scaling`` slows pairs down. Layers with a window turn by ``local_base``, where there is
-    one, and are not slowed (Gemma 3, https://arxiv.org/abs/2503.19786, section 2).
+    The angle of pair ``i`` is ``position * base ** (-2 i / head_dim)``, section 3.2.2 of
+    https://arxiv.org/abs/2104.09864. Pairs are ``(i, i + head_dim / 2)`` as in GPT-NeoX,
+    Megatron and Hugging Face checkpoints; the paper and Meta's Llama pair ``(2 i, 2 i + 1)``.
+    With a ``rotary_fraction``, ``head_dim`` in both formulas is the number of rotated channels,
+    the first of a head (GPT-NeoX, Qwen3-Next). With a ``local_base``, layers with a window use
+    that base without ``scaling`` (Gemma 3, https://arxiv.org/abs/2503.19786, section 2).
     """
 
     def __init__(self, spec: RotarySpec, *, dim: int, num_heads: int, head_dim: int) -> None:
         super().__init__(spec, dim=dim, num_heads=num_heads, head_dim=head_dim)
         self.base = spec.base
+        self.rotary_dim = spec.rotary_width(head_dim)
         scaling = spec.scaling
-        self.scaling: Scaling | None = None if scaling is None else scaling.build()
+        self.scaling: Scaling | None = None if scaling is None else scaling.build_part()
         self.local_base = spec.local_base
 
-    def forward(self, places: Int[Tensor, " seq"]) -> Placement:
-        rotation, local = self._rotation(places, self.base, self.scaling), None
+    def forward(self, position_ids: Int[Tensor, " seq"]) -> PositionEncoding:
+        rotation, local = self._rotation(position_ids, self.base, self.scaling), None
         if self.local_base is not None:
-            local = self._rotation(places, self.local_base, None)
-        return Placement(places=places, rotation=rotation, local=local)
+            local = self._rotation(position_ids, self.local_base, None)
+        return PositionEncoding(position_ids=position_ids, rotation=rotation, local=local)
 
-    def _rotation(self, places: Tensor, base: float, scaling: Scaling | None) -> Rotation:
-        channels = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=places.device)
-        frequencies, magnitude = 1.0 / base ** (channels / self.head_dim), 1.0
+    def _rotation(self, position_ids: Tensor, base: float, scaling: Scaling | None) -> Rotation:
+        channels = torch.arange(
+            0, self.rotary_dim, 2, dtype=torch.float32, device=position_ids.device
+        )
+        frequencies, magnitude = 1.0 / base ** (channels / self.rotary_dim), 1.0
         if scaling is not None:
             frequencies = scaling(frequencies, base=base)
             magnitude = scaling.magnitude
-        angles = torch.outer(places.float(), frequencies)[:, None]  # (seq, 1, half)
+        angles = torch.outer(position_ids.float(), frequencies)[:, None]  # (seq, 1, half)
         cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
         cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         return Rotation(cos=cos, sin=sin, magnitude=magnitude)
 
 
 class InterleavedRotary(Rotary):
-    """Rotate in all layers but each ``skip_every``-th, which knows the order by its mask alone.
+    """RoPE in all layers but each ``skip_every``-th, counted from 1 (NoPE: causal mask only).
 
-    With 4 it is the layers 4, 8, ... counted from 1 that have no positions (NoPE, as in
-    https://arxiv.org/abs/2501.18795).
+    As in https://arxiv.org/abs/2501.18795.
     """
 
     def __init__(
@@ -142,48 +149,45 @@ class InterleavedRotary(Rotary):
         self.skip_every: int = spec.skip_every
 
     @override
-    def turns(self, layer: int) -> bool:
+    def uses_rope(self, layer: int) -> bool:
         return (layer + 1) % self.skip_every != 0
 
 
 class Alibi(Positions):
-    """Lower each score in proportion to distance, steeply in some heads, gently in others.
+    """ALiBi (https://arxiv.org/abs/2108.12409, section 3): a head's slope lowers scores."""
 
-    https://arxiv.org/abs/2108.12409, section 3.
-    """
+    def forward(self, position_ids: Int[Tensor, " seq"]) -> PositionEncoding:
+        return PositionEncoding(
+            position_ids=position_ids, slopes=self.compute_slopes(position_ids.device)
+        )
 
-    def forward(self, places: Int[Tensor, " seq"]) -> Placement:
-        return Placement(places=places, slopes=self.slopes(places.device))
-
-    def slopes(self, device: torch.device) -> Float[Tensor, " heads"]:
-        """Return what a score falls by for each place."""
+    def compute_slopes(self, device: torch.device) -> Float[Tensor, " heads"]:
+        """Return the decrease of a score per position of distance, for each head."""
         return torch.tensor(alibi_slopes(self.num_heads), device=device)
 
 
 class Learned(Positions):
-    """Add a trained vector for each absolute place to the embeddings.
-
-    Raises:
-        RecipeError: when called, the sequence is longer than there are positions.
-    """
+    """Learned positions: adds a trained vector for each absolute position to the embeddings."""
 
     def __init__(self, spec: LearnedSpec, *, dim: int, num_heads: int, head_dim: int) -> None:
         super().__init__(spec, dim=dim, num_heads=num_heads, head_dim=head_dim)
         self.weight = nn.Parameter(torch.zeros(spec.num_positions, dim))
 
-    def forward(self, places: Int[Tensor, " seq"]) -> Placement:
-        if len(places) > len(self.weight):
-            problem = f"{len(self.weight):,} learned positions for {len(places):,} tokens"
-            remedy = f"use {len(places):,} or more, or shorten budget.sequence_length"
+    def forward(self, position_ids: Int[Tensor, " seq"]) -> PositionEncoding:
+        if len(position_ids) > len(self.weight):
+            problem = f"{len(self.weight):,} learned positions for {len(position_ids):,} tokens"
+            remedy = f"use {len(position_ids):,} or more, or shorten budget.sequence_length"
             raise RecipeError("model.positions.num_positions", problem, remedy)
-        return Placement(places=places, embedded=F.embedding(places, self.weight))
+        return PositionEncoding(
+            position_ids=position_ids, embedded=F.embedding(position_ids, self.weight)
+        )
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
-    """List the slopes head by head: ``2 ** (-8 i / n)`` for ``n`` heads, a power of two.
+    """List the ALiBi slopes of ``n`` heads: ``2 ** (-8 i / n)`` if ``n`` is a power of two.
 
-    For other numbers, the slopes of the power below, then every second one of the power above,
-    as the paper's authors do (https://arxiv.org/abs/2108.12409, footnote 8 and their code).
+    Otherwise, list the slopes for the next lower power, then every second slope for the next
+    higher power, as in the authors' code (https://arxiv.org/abs/2108.12409, footnote 8).
     """
     below = 2 ** math.floor(math.log2(num_heads))
     whole = [2.0 ** (-8 * (i + 1) / below) for i in range(below)]

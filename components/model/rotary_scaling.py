@@ -1,7 +1,6 @@
-"""Slower rotation, so that a model reads further than it was trained.
+"""RoPE scaling: lower frequencies for contexts that are longer than in training.
 
-Each kind turns the frequencies of the channel pairs into slower ones. To raise the base, as
-NTK-aware scaling does, no part is needed: at one length of sequence it is another ``base``.
+NTK-aware scaling needs no class here: at one sequence length it is a different ``base``.
 """
 
 import math
@@ -22,17 +21,17 @@ Frequencies = Float[Tensor, " pairs"]
 
 
 class Scaling(ABC):
-    """Change the frequencies of a rotation; ``magnitude`` multiplies its cosines and sines."""
+    """Scaling of RoPE frequencies; ``magnitude`` multiplies the cosines and sines."""
 
     magnitude = 1.0
 
     @abstractmethod
     def __call__(self, frequencies: Frequencies, *, base: float) -> Frequencies:
-        """Return the new frequencies, of pairs from the fastest to the slowest."""
+        """Return the scaled frequencies of the pairs, from the highest to the lowest."""
 
 
 class LinearScaling(Scaling):
-    """Divide all frequencies, and with them all places, https://arxiv.org/abs/2306.15595."""
+    """Linear scaling (https://arxiv.org/abs/2306.15595): divides frequencies by ``factor``."""
 
     def __init__(self, spec: LinearScalingSpec) -> None:
         self.factor = spec.factor
@@ -43,11 +42,11 @@ class LinearScaling(Scaling):
 
 
 class Llama3Scaling(Scaling):
-    """Divide the slow frequencies, keep the fast ones, and pass between by turns.
+    """Llama 3 scaling: divides low frequencies, keeps high ones, interpolates in between.
 
-    A pair that makes fewer than ``low_frequency_factor`` turns within ``original_tokens`` is
-    slow, one that makes more than ``high_frequency_factor`` fast (Llama 3.1's own code,
-    ``apply_scaling`` in github.com/meta-llama/llama-models, models/llama3/model.py).
+    Low frequencies make fewer than ``low_frequency_factor`` turns within ``original_tokens``,
+    high ones more than ``high_frequency_factor``; the interpolation is linear in the turns
+    (``apply_scaling`` in github.com/meta-llama/llama-models, models/llama3/model.py).
     """
 
     def __init__(self, spec: Llama3ScalingSpec) -> None:
@@ -59,17 +58,17 @@ class Llama3Scaling(Scaling):
     @override
     def __call__(self, frequencies: Frequencies, *, base: float) -> Frequencies:
         turns = self.original_tokens * frequencies / (2 * math.pi)
-        kept = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
-        return (1 - kept) * frequencies / self.factor + kept * frequencies
+        share = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+        return (1 - share) * frequencies / self.factor + share * frequencies
 
 
 class YarnScaling(Scaling):
-    """Pass from kept to divided frequencies by pairs, and sharpen attention (YaRN).
+    """YaRN scaling: interpolates from original to divided frequencies, and sharpens attention.
 
-    https://arxiv.org/abs/2309.00071, section 3. As in the authors' code the passage is linear
-    in the number of the pair: from that which makes ``beta_fast`` turns within
-    ``original_tokens`` to that which makes ``beta_slow``, both rounded outwards. The softmax's
-    temperature is in the rotation.
+    https://arxiv.org/abs/2309.00071, section 3. As in the authors' code, the interpolation is
+    linear in the index of the pair: from the pair with ``beta_fast`` turns within
+    ``original_tokens`` to the pair with ``beta_slow`` turns, both rounded outwards. The
+    rotation's ``magnitude`` includes the softmax temperature.
     """
 
     def __init__(self, spec: YarnScalingSpec) -> None:
@@ -84,11 +83,11 @@ class YarnScaling(Scaling):
     def __call__(self, frequencies: Frequencies, *, base: float) -> Frequencies:
         pairs = len(frequencies)
 
-        def pair(turns: float) -> float:
+        def pair_of_turns(turns: float) -> float:
             return pairs * math.log(self.original_tokens / (2 * math.pi * turns), base)
 
-        first = max(math.floor(pair(self.beta_fast)), 0)
-        last = min(math.ceil(pair(self.beta_slow)), 2 * pairs - 1)
+        first = max(math.floor(pair_of_turns(self.beta_fast)), 0)
+        last = min(math.ceil(pair_of_turns(self.beta_slow)), 2 * pairs - 1)
         place = torch.arange(pairs, dtype=frequencies.dtype, device=frequencies.device)
         divided = ((place - first) / max(last - first, 1e-3)).clamp(0.0, 1.0)
         return frequencies / self.factor * divided + frequencies * (1 - divided)

@@ -1,8 +1,7 @@
-"""Which experts a token goes to, and the terms that keep the experts evenly loaded.
+"""Routing: the choice of each token's experts, and the losses that balance their load.
 
-No token is dropped and no expert has a capacity (what a bounded message cannot take is counted
-for the step to be taken otherwise). What a router did is a few numbers an expert,
-which add up over layers, parts of a sequence and pipeline stages.
+No token is dropped and no expert has a capacity. A router's record has a few numbers per
+expert; records add up over layers, parts of a sequence and pipeline stages.
 """
 
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from torch import Tensor
 
 
 class ExpertChoice(NamedTuple):
-    """The experts of each token and what each contributes."""
+    """The experts of each token, and their weights and probabilities."""
 
     probabilities: Float[Tensor, "tokens experts"]
     weights: Float[Tensor, "tokens top_k"]
@@ -23,37 +22,36 @@ class ExpertChoice(NamedTuple):
 
 @dataclass(frozen=True)
 class Routing:
-    """What one layer's router did with some tokens; gradients flow through the sums."""
+    """Routing record of one layer for some tokens; gradients flow through the sums."""
 
     tokens: Float[Tensor, ""]
-    counts: Float[Tensor, "experts"]  # tokens that reach each expert
+    counts: Float[Tensor, "experts"]  # tokens per expert
     probabilities: Float[Tensor, "experts"]  # summed over the tokens
     squared_log_sums: Float[Tensor, ""]  # logsumexp(logits)**2, summed over the tokens
-    beyond: Float[Tensor, ""]  # pairs of token and expert that no bounded message had room for
+    beyond: Float[Tensor, ""]  # (token, expert) pairs that exceeded a bounded message
 
-    def row(self) -> Float[Tensor, "numbers"]:
-        """Lay all numbers side by side; rows of several records add up."""
-        alone = torch.stack([self.tokens, self.squared_log_sums, self.beyond])
-        return torch.cat([self.counts, self.probabilities, alone])
+    def to_row(self) -> Float[Tensor, "numbers"]:
+        """Concatenate all numbers; rows of several records can be added."""
+        numbers = torch.stack([self.tokens, self.squared_log_sums, self.beyond])
+        return torch.cat([self.counts, self.probabilities, numbers])
 
     @staticmethod
-    def of(row: Float[Tensor, "numbers"]) -> "Routing":
+    def from_row(row: Float[Tensor, "numbers"]) -> "Routing":
         num_experts = (len(row) - 3) // 2
         counts, probabilities = row[:num_experts], row[num_experts:-3]
         return Routing(row[-3], counts, probabilities, row[-2], row[-1])
 
     def balance_loss(self) -> Float[Tensor, ""]:
-        """Penalize an uneven load: ``experts * sum(fraction * mean probability)``.
+        """Return the balance loss: ``experts * sum(fraction * mean probability)``.
 
-        https://arxiv.org/abs/2101.03961, equations 4 to 6, with every one of a token's experts
-        counted, as transformers' ``load_balancing_loss_func`` does: perfect balance costs
-        ``top_k``.
+        https://arxiv.org/abs/2101.03961, equations 4 to 6, over all experts of a token as in
+        transformers' ``load_balancing_loss_func``: perfect balance has the loss ``top_k``.
         """
         share = self.counts / self.tokens
         return len(share) * (share * self.probabilities / self.tokens).sum()
 
     def z_loss(self) -> Float[Tensor, ""]:
-        """Penalize large logits, https://arxiv.org/abs/2202.08906, equation 5."""
+        """Return the router z-loss, https://arxiv.org/abs/2202.08906, equation 5."""
         return self.squared_log_sums / self.tokens
 
     def largest_over_mean(self) -> Float[Tensor, ""]:
@@ -62,50 +60,50 @@ class Routing:
 
 @dataclass(frozen=True)
 class RoutingTally:
-    """What the routers of some layers did, added up over the layers."""
+    """Routing records of some layers, summed over the layers."""
 
     pooled: Routing
-    balance_loss: Float[Tensor, ""]  # of each layer by itself, summed
+    balance_loss: Float[Tensor, ""]  # sum of the layers' losses
     z_loss: Float[Tensor, ""]
     largest_over_mean: Float[Tensor, ""]  # of the least balanced layer
 
     @staticmethod
-    def of(rows: Float[Tensor, "layers numbers"]) -> "RoutingTally":
-        layers = [Routing.of(row) for row in rows]
+    def from_rows(rows: Float[Tensor, "layers numbers"]) -> "RoutingTally":
+        layers = [Routing.from_row(row) for row in rows]
         return RoutingTally(
-            pooled=Routing.of(rows.sum(0)),
+            pooled=Routing.from_row(rows.sum(0)),
             balance_loss=torch.stack([layer.balance_loss() for layer in layers]).sum(),
             z_loss=torch.stack([layer.z_loss() for layer in layers]).sum(),
             largest_over_mean=torch.stack([x.largest_over_mean() for x in layers]).max(),
         )
 
-    def row(self) -> Float[Tensor, "numbers"]:
-        alone = torch.stack([self.balance_loss, self.z_loss, self.largest_over_mean.detach()])
-        return torch.cat([self.pooled.row(), alone])
+    def to_row(self) -> Float[Tensor, "numbers"]:
+        numbers = torch.stack([self.balance_loss, self.z_loss, self.largest_over_mean.detach()])
+        return torch.cat([self.pooled.to_row(), numbers])
 
-    def after(self, row: Float[Tensor, "numbers"]) -> "RoutingTally":
-        """Add these layers to those before, of which ``row`` tells."""
-        pooled, alone = row[:-3], row[-3:]
+    def add_earlier(self, row: Float[Tensor, "numbers"]) -> "RoutingTally":
+        """Add the tally of earlier layers, given as its ``row``, to these layers."""
+        pooled, losses = row[:-3], row[-3:]
         return RoutingTally(
-            pooled=Routing.of(self.pooled.row() + pooled),
-            balance_loss=self.balance_loss + alone[0],
-            z_loss=self.z_loss + alone[1],
-            largest_over_mean=torch.maximum(self.largest_over_mean, alone[2].detach()),
+            pooled=Routing.from_row(self.pooled.to_row() + pooled),
+            balance_loss=self.balance_loss + losses[0],
+            z_loss=self.z_loss + losses[1],
+            largest_over_mean=torch.maximum(self.largest_over_mean, losses[2].detach()),
         )
 
     @staticmethod
-    def numbers(num_experts: int) -> int:
+    def count_row_numbers(num_experts: int) -> int:
         return 2 * num_experts + 6
 
 
 class ChoiceRule(NamedTuple):
-    """How scores are made of logits, and experts and their weights of scores.
+    """Rule that chooses experts and their weights from the router's logits.
 
-    ``scores`` are a softmax over all experts, or of each by itself a ``sigmoid``. A token's
-    experts come from the ``top_groups`` of ``num_groups`` equal groups whose two best scores
-    add up to the most. ``renormalize`` makes a token's weights sum to 1, before they are
-    multiplied by ``weight_scale`` (DeepSeek-V3, https://arxiv.org/abs/2412.19437, equations
-    12 to 16 and section 2.1.2, "Node-Limited Routing").
+    ``scores`` are a softmax over all experts, or a ``sigmoid`` of each logit. The
+    ``num_groups`` equal groups of experts are ranked by the sum of their two best scores; a
+    token's experts come from the ``top_groups`` best groups. ``renormalize`` makes a token's
+    weights sum to 1, before they are multiplied by ``weight_scale`` (DeepSeek-V3,
+    https://arxiv.org/abs/2412.19437, equations 12 to 16 and section 2.1.2).
     """
 
     top_k: int
@@ -116,15 +114,15 @@ class ChoiceRule(NamedTuple):
     top_groups: int = 1
 
 
-def choose(
+def choose_experts(
     logits: Float[Tensor, "tokens experts"],
     rule: ChoiceRule,
     bias: Float[Tensor, "experts"] | None = None,
 ) -> ExpertChoice:
-    """Pick each token's experts of the highest scores, which are in float32 or finer.
+    """Choose each token's experts with the highest scores, in float32 or wider.
 
-    A ``bias`` is added to the scores for the choice alone (https://arxiv.org/abs/2408.15664,
-    equation 3). Probabilities are the scores over their sum.
+    A ``bias`` is added to the scores for the choice only (https://arxiv.org/abs/2408.15664,
+    equation 3). Probabilities are the scores divided by their sum.
     """
     wide = torch.promote_types(logits.dtype, torch.float32)
     if rule.scores == "sigmoid":
@@ -135,8 +133,8 @@ def choose(
     if bias is None and rule.num_groups == 1:
         weights, experts = scores.topk(rule.top_k, dim=-1)
     else:
-        judged = scores.detach() if bias is None else scores.detach() + bias
-        experts = _within_groups(judged, rule).topk(rule.top_k, dim=-1).indices
+        ranked = scores.detach() if bias is None else scores.detach() + bias
+        experts = _within_groups(ranked, rule).topk(rule.top_k, dim=-1).indices
         weights = scores.gather(1, experts)
     if rule.renormalize:
         weights = weights / weights.sum(-1, keepdim=True)
@@ -146,19 +144,19 @@ def choose(
 
 
 def _within_groups(scores: Float[Tensor, "tokens experts"], rule: ChoiceRule) -> Tensor:
-    """Leave out the experts of all groups but the best ones."""
+    """Mask the scores of the experts that are not in the best groups."""
     if rule.num_groups == 1:
         return scores
     groups = scores.view(len(scores), rule.num_groups, -1)  # (tokens, groups, experts of one)
     best = groups.topk(2, dim=-1).values.sum(-1).topk(rule.top_groups, dim=-1).indices
-    left_out = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(1, best, value=False)
-    return groups.masked_fill(left_out[..., None], -torch.inf).flatten(1)
+    excluded = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(1, best, value=False)
+    return groups.masked_fill(excluded[..., None], -torch.inf).flatten(1)
 
 
 def force_uniform(logits: Float[Tensor, "tokens experts"], *, top_k: int) -> Tensor:
     """Mask the logits so that token ``s`` uses experts ``s`` to ``s + top_k - 1``, cyclically.
 
-    For measuring speed without the luck of the routing, as Optimus's ``FORCE_UNIFORM_ROUTING``.
+    For speed measurements without random imbalance: Optimus's ``FORCE_UNIFORM_ROUTING``.
     """
     tokens, num_experts = logits.shape
     token = torch.arange(tokens, device=logits.device)[:, None]
@@ -167,10 +165,10 @@ def force_uniform(logits: Float[Tensor, "tokens experts"], *, top_k: int) -> Ten
     return masked.scatter(1, experts, logits.gather(1, experts))
 
 
-def record(
+def record_routing(
     logits: Float[Tensor, "tokens experts"], choice: ExpertChoice, *, z_loss: bool
 ) -> Routing:
-    """Keep what the auxiliary losses and the report need, a few numbers an expert."""
+    """Return the routing record: the numbers for the auxiliary losses and the report."""
     chosen = choice.experts.flatten()
     counts = choice.probabilities.new_zeros(logits.shape[1])
     zero = counts.new_zeros(())

@@ -1,4 +1,4 @@
-"""Compile a function by torch.compile; its limit of graphs is an error with a fix."""
+"""torch.compile of a function; reaching its limit of graphs is an error with a fix."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -16,24 +16,21 @@ Result = TypeVar("Result")
 def compile_for(
     key: str, function: Callable[Given, Result], *, dynamic: bool, remedy: str
 ) -> Callable[Given, Result]:
-    """Wrap ``function`` in `torch.compile`, as the recipe's ``key`` asks.
+    """Wrap ``function`` in `torch.compile`, as the recipe's ``key`` requires.
 
-    Unless ``dynamic``, each set of shapes is a graph of its own. Dropout draws what it would
-    without a compiler.
-
-    Raises:
-        RecipeError: with ``remedy``, when it would need more graphs than torch makes of one.
+    Unless ``dynamic``, each set of shapes has its own graph. Dropout is as without the
+    compiler. A call beyond torch's limit of graphs raises RecipeError with ``remedy``.
     """
     operators.fail_at_recompile_limit()
     compiled = torch.compile(function, dynamic=dynamic, options={"fallback_random": True})
 
     @wraps(function)
-    def call(*given: Given.args, **named: Given.kwargs) -> Result:
+    def call_compiled(*given: Given.args, **named: Given.kwargs) -> Result:
         try:
             return compiled(*given, **named)
         except operators.RecompileLimitHit as error:
             limit = operators.recompile_limit()
-            made = f"torch's compiler has made {limit} graphs of one function"
-            raise RecipeError(key, f"{made}, its limit, and needs more", remedy) from error
+            problem = f"torch's compiler has made {limit} graphs of one function"
+            raise RecipeError(key, f"{problem}, its limit, and needs more", remedy) from error
 
-    return call
+    return call_compiled

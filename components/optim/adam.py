@@ -1,4 +1,4 @@
-"""Adam with coupled decay, as Megatron uses it off CUDA, where apex is missing."""
+"""Adam with coupled decay, which Megatron uses without CUDA, where apex is missing."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -11,11 +11,10 @@ from components.ranges import BelowOne, NonNegative, Positive, Tokens
 
 
 class Adam(torch.optim.Adam):
-    """Update by Adam, https://arxiv.org/abs/1412.6980, algorithm 1, with an L2 term.
+    """Adam, https://arxiv.org/abs/1412.6980, algorithm 1, with an L2 term.
 
-    The decay is part of the gradient, ``g + weight_decay * w``, and passes through both
-    moments. ``decay`` is that of AdamW here. The train step bounds the gradients' global norm
-    by ``clip_norm`` from ``clip_after_tokens`` on, before the decay enters.
+    The decay is added to the gradient, ``g + weight_decay * w``, after the train step's
+    clipping to ``clip_norm``, so it affects both moments. Other settings are as in `AdamW`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""AdamW as pre-training uses it: two groups, decayed and not; decay before or after."""
+"""AdamW for pre-training: groups with and without decay; decay before or after the update."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -17,40 +17,39 @@ def parameter_groups(
     decay: Literal["matrices", "all", "all_but_embedding"],
     **decayed: float,
 ) -> list[dict[str, Any]]:
-    """Part the decayed parameters, whose settings are ``decayed``, from others, at 0.
+    """Return parameter groups: one with the ``decayed`` settings, one with these settings at 0.
 
-    ``matrices`` spares parameters of one dimension (norms, biases) and no others, which is
-    Megatron's rule; ``all_but_embedding`` spares the embedding, and with it a tied head
-    (OLMo 2, https://arxiv.org/abs/2501.00656, section 3.3). A group without parameters is left
-    out.
+    ``matrices`` excludes parameters of one dimension (norms, biases) from decay, which is
+    Megatron's rule. ``all_but_embedding`` excludes the embedding, and with it a tied head (OLMo
+    2, https://arxiv.org/abs/2501.00656, section 3.3).
     """
     named = list(parameters)
-    # Second names dropped, in the order given: a tied matrix is updated once.
+    # Drop second names, keep the order: a tied matrix is updated once.
     unique = list({id(parameter): parameter for _, parameter in named}.values())
-    spared = {id(p) for p in unique if decay == "matrices" and p.dim() < 2}
+    undecayed = {id(p) for p in unique if decay == "matrices" and p.dim() < 2}
     if decay == "all_but_embedding":
-        spared = {id(p) for name, p in named if name == EMBEDDING}
+        undecayed = {id(p) for name, p in named if name == EMBEDDING}
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in unique if id(p) not in spared], **decayed},
-        {"params": [p for p in unique if id(p) in spared], **dict.fromkeys(decayed, 0.0)},
+        {"params": [p for p in unique if id(p) not in undecayed], **decayed},
+        {"params": [p for p in unique if id(p) in undecayed], **dict.fromkeys(decayed, 0.0)},
     ]
     return [group for group in groups if group["params"]]
 
 
 def can_fuse(groups: list[dict[str, Any]]) -> bool:
-    """Whether torch has one kernel for the whole update; `meta` has none."""
+    """Return whether torch has a fused kernel for the update; `meta` has none."""
     devices = {parameter.device.type for group in groups for parameter in group["params"]}
     return devices <= {"cpu", "cuda", "xpu"}
 
 
 class AdamW(torch.optim.AdamW):
-    """Update by Adam with decoupled decay, https://arxiv.org/abs/1711.05101, algorithm 2.
+    """AdamW: Adam with decoupled decay, https://arxiv.org/abs/1711.05101, algorithm 2.
 
-    As everywhere in torch, a step decays by ``lr * weight_decay``. ``decay_order: before``
-    scales the old weight and then updates it, as torch and apex do; ``after`` scales the
-    updated weight, ``(w - update) * (1 - lr * weight_decay)``, as Intel's Optimus does.
-    ``decay: matrices`` spares norms and biases, ``all_but_embedding`` the embedding. The train
-    step bounds the gradients' global norm by ``clip_norm`` from ``clip_after_tokens`` on.
+    As in torch, a step decays by ``lr * weight_decay``. ``decay_order: before`` scales the old
+    weight and then updates it, as torch and apex do; ``after`` scales the updated weight, ``(w
+    - update) * (1 - lr * weight_decay)``, as Intel's Optimus does. `parameter_groups` defines
+    ``decay``. The train step clips the global norm to ``clip_norm``, from
+    ``clip_after_tokens``.
     """
 
     def __init__(
@@ -75,10 +74,10 @@ class AdamW(torch.optim.AdamW):
     def step(  # type: ignore[override]  # torch overloads it; one signature answers both
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """Update, then decay what is to be decayed late; a parameter without gradient rests."""
+        """Update, then apply late decay; skip parameters without a gradient."""
         loss: float | None = super().step(closure)
         for group in self.param_groups:
-            updated = [p for p in group["params"] if p.grad is not None]
-            if group["late_decay"] > 0.0 and updated:
-                multiply_(updated, 1.0 - group["lr"] * group["late_decay"])
+            late = [p for p in group["params"] if p.grad is not None]
+            if group["late_decay"] > 0.0 and late:
+                multiply_(late, 1.0 - group["lr"] * group["late_decay"])
         return loss

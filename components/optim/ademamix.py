@@ -1,7 +1,7 @@
 """AdEMAMix: AdamW with a second, slow mean of the gradients.
 
-The warm-ups count tokens, as schedules do: the train step tells the optimizer how many a step
-ends at. With batches of one size a step is as far as in the published rule, which counts steps.
+Warm-ups count tokens: the train step sets ``tokens`` to the count at the end of a step. With a
+constant batch size this equals the published rule, which counts steps.
 """
 
 import math
@@ -14,21 +14,19 @@ from torch import Tensor, nn
 from components.optim.adamw import can_fuse, parameter_groups
 from components.ranges import BelowOne, NonNegative, Positive, Tokens
 
-_SLICE_NUMBERS = 2**24  # of a weight that are divided at a time: 64 MiB beside the state
+_SLICE_NUMBERS = 2**24  # elements of a weight per temporary: 64 MiB more memory
 
 
 class AdEMAMix(torch.optim.AdamW):
-    """Update by AdEMAMix, https://arxiv.org/abs/2409.03137, algorithm 1.
+    """AdEMAMix, https://arxiv.org/abs/2409.03137, algorithm 1.
 
-    The fast mean, of beta1, and the squares are AdamW's. The slow mean, ``beta3 x slow + (1 -
-    beta3) x g``, has no bias correction, and ``alpha`` of it is added to the fast one; a step
-    decays by ``lr * weight_decay``. Over their ``warmup_tokens`` alpha grows linearly from 0,
-    and beta3 from beta1 so that its half-life grows linearly (section 3). With ``alpha`` 0 it
-    is AdamW. ``decay: matrices`` spares norms and biases. The train step bounds the gradients'
-    global norm by ``clip_norm`` from ``clip_after_tokens`` on.
+    The fast mean (beta1), the squares and all other settings are AdamW's. The slow mean,
+    ``beta3 x slow + (1 - beta3) x g``, has no bias correction; ``alpha`` times the slow mean is
+    added to the fast mean. Over their ``warmup_tokens``, alpha rises linearly from 0, and beta3
+    from beta1 with linear half-life (section 3). With ``alpha`` 0, the update is AdamW.
     """
 
-    tokens = 0  # trained on once the next step is taken
+    tokens = 0  # trained tokens at the end of the next step
 
     def __init__(
         self,
@@ -54,13 +52,13 @@ class AdEMAMix(torch.optim.AdamW):
         self._alpha_warmup, self._slow_warmup = alpha_warmup_tokens, beta3_warmup_tokens
 
     @property
-    def alpha(self) -> float:
+    def slow_weight(self) -> float:
         """The weight of the slow mean at this step."""
         return self._alpha * _done(self.tokens, self._alpha_warmup)
 
     @property
     def beta3(self) -> float:
-        """The slow mean's rate at this step."""
+        """The slow mean's decay rate at this step."""
         done = _done(self.tokens, self._slow_warmup)
         if done == 1.0:
             return self._slow
@@ -71,12 +69,12 @@ class AdEMAMix(torch.optim.AdamW):
     def step(  # type: ignore[override]  # torch overloads it; one signature answers both
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """Update as AdamW, then by the slow mean; a parameter without gradient rests."""
+        """Update by AdamW, then by the slow mean; skip parameters without a gradient."""
         loss: float | None = super().step(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    rate = group["lr"] * self.alpha
+                    rate = group["lr"] * self.slow_weight
                     self._add_slow(parameter, parameter.grad, rate, eps=group["eps"])
         return loss
 
@@ -87,12 +85,12 @@ class AdEMAMix(torch.optim.AdamW):
         if "exp_avg_slow" not in state:
             state["exp_avg_slow"] = torch.zeros_like(parameter)
         slow: Tensor = state["exp_avg_slow"].lerp_(gradient, 1.0 - self.beta3)
-        # The counter stays on the device: to ask for it would be to wait.
+        # The step counter stays on the device: reading it would synchronize.
         corrected = 1.0 - self._beta2 ** state["step"].double()
         rows = max(1, _SLICE_NUMBERS // max(1, parameter[:1].numel()))
         updated, squares = parameter.detach(), state["exp_avg_sq"]
         for weight, mean, square in zip(
-            *(one.split(rows) for one in (updated, slow, squares)), strict=True
+            *(moment.split(rows) for moment in (updated, slow, squares)), strict=True
         ):
             weight.addcdiv_(mean, square.div(corrected).sqrt_().add_(eps), value=-rate)
 
@@ -102,5 +100,5 @@ def _done(tokens: int, warmup_tokens: int) -> float:
 
 
 def _half_life(beta: float) -> float:
-    """Count steps, less one, until a mean has forgotten half; the small number is apple's."""
+    """Return a mean's half-life in steps, minus 1; 1e-8 is from Apple's implementation."""
     return math.log(0.5) / math.log(beta + 1e-8) - 1.0

@@ -1,4 +1,4 @@
-"""Groups of parameters whose settings are multiples of the optimizer's."""
+"""Parameter groups with settings that are multiples of the optimizer's settings."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -6,11 +6,11 @@ from typing import Protocol
 import torch
 from torch import nn
 
-SCALE = "lr_scale"  # of a group: what multiplies the schedule's rate
+SCALE = "lr_scale"  # key of a group: factor of the schedule's rate
 
 
 class Factors(Protocol):
-    """What multiplies the settings of some parameters."""
+    """Factors of the optimizer's settings for some parameters."""
 
     @property
     def lr(self) -> float: ...
@@ -23,26 +23,23 @@ class Factors(Protocol):
 def scale_groups(
     optimizer: torch.optim.Optimizer, factors: Mapping[nn.Parameter, Factors]
 ) -> None:
-    """Part the groups by the factors of their parameters, and multiply what each group has.
-
-    The order of parameters with the same factors stays.
-    """
+    """Split the groups by their parameters' factors, in order; multiply groups' settings."""
     groups = []
     for group in optimizer.param_groups:
-        alike: dict[Factors, list[nn.Parameter]] = {}
+        by_factor: dict[Factors, list[nn.Parameter]] = {}
         for parameter in group["params"]:
-            alike.setdefault(factors[parameter], []).append(parameter)
-        for factor, parameters in alike.items():
-            one = {**group, "params": parameters, SCALE: factor.lr}
-            one["lr"] *= factor.lr
-            one["eps"] *= factor.eps
-            for key in {"weight_decay", "late_decay"} & one.keys():
-                one[key] *= factor.weight_decay
-            groups.append(one)
+            by_factor.setdefault(factors[parameter], []).append(parameter)
+        for factor, parameters in by_factor.items():
+            new_group = {**group, "params": parameters, SCALE: factor.lr}
+            new_group["lr"] *= factor.lr
+            new_group["eps"] *= factor.eps
+            for key in {"weight_decay", "late_decay"} & new_group.keys():
+                new_group[key] *= factor.weight_decay
+            groups.append(new_group)
     optimizer.param_groups[:] = groups
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give each group its multiple of the rate of this step."""
+    """Set the learning rate of each group: ``lr`` times the group's factor."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get(SCALE, 1.0)

@@ -1,8 +1,8 @@
-"""Dynamic loss scaling: keep float16 gradients between underflow and overflow.
+"""Dynamic loss scaling: float16 gradients between underflow and overflow.
 
-The rule is DeepSpeed's ``DynamicLossScaler`` with ``consecutive_hysteresis`` off, step for
-step, after https://arxiv.org/abs/1710.03740, section 3.2. Its quirk is kept: the first growth
-after an overflow, or after the start, comes with good step ``window + 1``, not ``window``.
+The rule is step for step DeepSpeed's ``DynamicLossScaler`` with ``consecutive_hysteresis`` off,
+after https://arxiv.org/abs/1710.03740, section 3.2. As there, the first doubling after an
+overflow, or after the start, is at good step ``window + 1``, not ``window``.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ FACTOR = 2.0
 
 
 class LossScaleState(TypedDict):
-    """What a checkpoint keeps; plain numbers, as JSON has them."""
+    """State of the loss scale in a checkpoint: plain numbers, for JSON."""
 
     scale: float
     hysteresis_left: int
@@ -20,11 +20,10 @@ class LossScaleState(TypedDict):
 
 
 class LossScale:
-    """Multiply the loss by ``scale``: halve it on overflow, double it after a quiet window.
+    """Loss scale: halves on overflow down to ``minimum``, doubles after ``window`` good steps.
 
-    ``update`` must hear the same on all ranks. The first ``hysteresis - 1`` overflows since the
-    last growth leave the scale as it is. At ``minimum`` further overflows change nothing. What
-    the four settings may be is checked with the recipe.
+    ``update`` must get the same argument on all ranks. The first ``hysteresis - 1`` overflows
+    since the last doubling do not change the scale.
     """
 
     def __init__(self, *, initial: float, window: int, hysteresis: int, minimum: float) -> None:
@@ -32,11 +31,11 @@ class LossScale:
         self._state = LossScaleState(scale=initial, hysteresis_left=hysteresis, good_steps=0)
 
     @property
-    def scale(self) -> float:
+    def current_scale(self) -> float:
         return self._state["scale"]
 
-    def update(self, overflow: bool) -> None:
-        """Note how a step went, after it was taken or skipped."""
+    def update_scale(self, overflow: bool) -> None:
+        """Update the scale after a step that was taken or, on ``overflow``, skipped."""
         state = self._state
         if overflow:
             state["good_steps"] = 0

@@ -1,8 +1,7 @@
 """Muon: hidden matrices are updated by their orthogonalised momentum, the rest by AdamW.
 
-Which is which is a rule on names and dimensions (`is_hidden_matrix`). torch has a Muon of its
-own since 2.9. It takes no stack of matrices and no part of one, rounds to bfloat16 whatever the
-weights are, and in 2.11 harms momentum that is bfloat16 already.
+Torch's own Muon (since 2.9) supports neither stacks nor shards of matrices, rounds weights of
+any dtype to bfloat16, and in 2.11 corrupts momentum that is already bfloat16.
 """
 
 import math
@@ -16,36 +15,36 @@ from components.optim.adamw import AdamW
 from components.ranges import BelowOne, Count, NonNegative, Positive, Tokens
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # KellerJordan/Muon, muon.py
-ADAMW_RMS = 0.2  # of AdamW's updates, https://arxiv.org/abs/2502.16982, section 2.2
+ADAMW_RMS = 0.2  # RMS of AdamW's updates, https://arxiv.org/abs/2502.16982, section 2.2
 
 
 class WholeMatrices(Protocol):
-    """How the part of a weight that a rank updates belongs to whole matrices."""
+    """Conversion between a rank's part of a weight and whole matrices."""
 
-    def gather(self, part: Tensor) -> Tensor:
-        """Return (..., outputs, inputs) from the parts of all ranks, which all call it."""
+    def gather_matrix(self, part: Tensor) -> Tensor:
+        """Return (..., outputs, inputs) from the parts of all ranks; all ranks call this."""
 
-    def own(self, whole: Tensor) -> Tensor:
-        """Return this rank's part, as `gather` takes it."""
+    def select_own_part(self, whole: Tensor) -> Tensor:
+        """Return this rank's part, the inverse of `gather_matrix`."""
 
 
 class Muon(torch.optim.Optimizer):
-    """Update matrices by Muon, https://kellerjordan.github.io/posts/muon, the rest by AdamW.
+    """Muon for matrices, https://kellerjordan.github.io/posts/muon, and AdamW for the rest.
 
-    ``B = momentum x B + (1 - momentum) x g``, where ``momentum`` grows linearly from
-    ``momentum_start`` over ``momentum_warmup_tokens``, if those are given; the update is B, or
+    The momentum is ``B = momentum x B + (1 - momentum) x g``. ``momentum`` rises linearly from
+    ``momentum_start`` over ``momentum_warmup_tokens``, if these are set. The update is B, or
     with ``nesterov`` the same mean of g and B, orthogonalised by ``newton_schulz_steps``.
-    ``update_scale`` multiplies that of an (A, B) matrix: ``match_rms_adamw`` by 0.2 sqrt(max(A,
-    B)), with which the rate and decay of AdamW carry over (https://arxiv.org/abs/2502.16982,
-    section 2.2); ``original`` by sqrt(max(1, A / B)). Matrices have the rate ``lr x
-    matrix_lr_factor``, and decay by it times
-    ``weight_decay``, unscaled; embedding and head have factors of their own, a tied one that of
-    the embedding. The rest follows `AdamW`, to whose ``decay`` the embedding and
-    the head belong; ``decay_order`` is that of both. The train step bounds the gradients'
-    global norm by ``clip_norm`` from ``clip_after_tokens`` on, before all of it.
+    ``update_scale`` multiplies the update of an (A, B) matrix: ``match_rms_adamw`` by 0.2
+    sqrt(max(A, B)), so that AdamW's rate and decay can be reused
+    (https://arxiv.org/abs/2502.16982, section 2.2); ``original`` by sqrt(max(1, A / B)).
+
+    The rate of matrices is ``lr x matrix_lr_factor``; their decay per step is this rate times
+    ``weight_decay``, without the scale. Embedding and head have their own rate factors; a tied
+    head uses the embedding's. `AdamW` updates all other parameters, by its ``decay`` rule.
+    ``decay_order`` applies to both optimizers. Clipping is as in `AdamW`.
     """
 
-    tokens = 0  # trained on before the next step
+    tokens = 0  # trained tokens before the next step
 
     def __init__(
         self,
@@ -70,9 +69,9 @@ class Muon(torch.optim.Optimizer):
         momentum_start: BelowOne | None = None,
         momentum_warmup_tokens: Tokens = 0,
     ) -> None:
-        named = list({id(one): (name, one) for name, one in parameters}.values())
-        matrices = [one for name, one in named if is_hidden_matrix(name, one)]
-        rest = [(name, one) for name, one in named if not is_hidden_matrix(name, one)]
+        named = list({id(weight): (name, weight) for name, weight in parameters}.values())
+        matrices = [weight for name, weight in named if is_hidden_matrix(name, weight)]
+        rest = [(name, weight) for name, weight in named if not is_hidden_matrix(name, weight)]
         super().__init__([{"params": matrices}], {"lr": lr})
         self._lr_factor, self._weight_decay = matrix_lr_factor, weight_decay
         self._decay_order = decay_order
@@ -95,30 +94,30 @@ class Muon(torch.optim.Optimizer):
                 clip_after_tokens=clip_after_tokens,
             )
             factors = {"embedding": embedding_lr_factor, "head": head_lr_factor}
-            of_ends = {one: factors.get(name.partition(".")[0], 1.0) for name, one in rest}
-            self._rest.param_groups = by_rate(self._rest.param_groups, of_ends)
-            self._rest.state = (
-                self.state
-            )  # one state and one list of groups, for who saves them
+            factor_of = {
+                parameter: factors.get(name.partition(".")[0], 1.0) for name, parameter in rest
+            }
+            self._rest.param_groups = by_rate(self._rest.param_groups, factor_of)
+            self._rest.state = self.state  # one state and one list of groups, for checkpoints
             self.param_groups += self._rest.param_groups
 
     @property
-    def momentum(self) -> float:
+    def current_momentum(self) -> float:
         """The momentum of this step."""
         if self._start is None or self.tokens >= self._warmup_tokens:
             return self._momentum
         done = self.tokens / self._warmup_tokens
         return (1.0 - done) * self._start + done * self._momentum
 
-    def see_whole(self, wholes: Mapping[nn.Parameter, WholeMatrices]) -> None:
-        """Hear which parameters are parts of matrices: no part is orthogonal by itself."""
+    def use_full_matrices(self, wholes: Mapping[nn.Parameter, WholeMatrices]) -> None:
+        """Set the parameters that are parts of matrices: `step` gathers whole matrices."""
         self._wholes = wholes
 
     @torch.no_grad()
     def step(  # type: ignore[override]  # torch overloads it; one signature answers both
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """Update; a parameter without gradient rests. All ranks of a matrix call together."""
+        """Update; skip parameters without a gradient. All ranks of a matrix call together."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -140,42 +139,42 @@ class Muon(torch.optim.Optimizer):
         assert gradient is not None, "the caller asked"
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
-        mean = state["momentum"].lerp_(gradient, 1.0 - self.momentum)
+        mean = state["momentum"].lerp_(gradient, 1.0 - self.current_momentum)
         if self._nesterov:
-            mean = gradient.lerp(mean, self.momentum)
-        place = self._wholes.get(parameter)
-        whole = mean if place is None else place.gather(mean)
+            mean = gradient.lerp(mean, self.current_momentum)
+        conversion = self._wholes.get(parameter)
+        whole = mean if conversion is None else conversion.gather_matrix(mean)
         factor = update_factor(self._scale, *whole.shape[-2:])
-        update = orthogonalised(whole, steps=self._steps)
-        if place is not None:
-            update = place.own(update)
-        kept = 1.0 - rate * self._weight_decay
-        early, late = (kept, 1.0) if self._decay_order == "before" else (1.0, kept)
+        update = orthogonalize_matrices(whole, steps=self._steps)
+        if conversion is not None:
+            update = conversion.select_own_part(update)
+        decay = 1.0 - rate * self._weight_decay
+        early, late = (decay, 1.0) if self._decay_order == "before" else (1.0, decay)
         parameter.mul_(early).add_(update, alpha=-rate * factor).mul_(late)
 
 
 def by_rate(
     groups: Sequence[Mapping[str, Any]], factors: Mapping[nn.Parameter, float]
 ) -> list[dict[str, Any]]:
-    """Part groups of parameters by the factor of their rate, which each group then names."""
+    """Split parameter groups by rate factor; set ``lr_factor`` of each group."""
     return [
         {
             **group,
-            "params": [one for one in group["params"] if factors[one] == factor],
+            "params": [
+                parameter for parameter in group["params"] if factors[parameter] == factor
+            ],
             "lr_factor": factor,
         }
         for group in groups
-        for factor in sorted({factors[one] for one in group["params"]})
+        for factor in sorted({factors[parameter] for parameter in group["params"]})
     ]
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether Muon updates it: a layer's ``weight`` of two or more dimensions, no router's.
+    """Return whether Muon updates a parameter: a layer's ``weight`` with 2 or more dimensions.
 
-    Embedding, positions and head lie outside of the layers, and of those that predict further
-    tokens; norms and biases are vectors. A
-    stack of experts is as many matrices. A router gives each expert a row, whose sizes mean
-    something (https://arxiv.org/abs/2502.16982 and Megatron leave it to AdamW).
+    A stack of experts counts as several matrices. Routers are excluded: each expert has a row,
+    and the size of a row matters (as in https://arxiv.org/abs/2502.16982 and Megatron).
     """
     *owners, last = name.split(".")
     hidden = owners[0] in {"layers", "mtp"} and owners[-1] != "router"
@@ -183,23 +182,23 @@ def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
 
 
 def update_factor(scale: str, outputs: int, inputs: int) -> float:
-    """Return what multiplies the orthogonal update of a matrix of such sizes."""
+    """Return the factor of the orthogonal update of an (outputs, inputs) matrix."""
     if scale == "original":
         return math.sqrt(max(1.0, outputs / inputs))
     return ADAMW_RMS * math.sqrt(max(outputs, inputs))
 
 
-def orthogonalised(matrices: Tensor, *, steps: int) -> Tensor:
-    """Map the singular values of each matrix, (..., outputs, inputs), to about 1.
+def orthogonalize_matrices(matrices: Tensor, *, steps: int) -> Tensor:
+    """Orthogonalise each matrix, (..., outputs, inputs): map its singular values to about 1.
 
-    The Newton-Schulz iteration of https://github.com/KellerJordan/Muon: five steps take values
-    of 0.005 to 1, after division by the Frobenius norm, to 0.68 to 1.16. As there it computes
-    in bfloat16; of float64 weights in float64, in which layouts are compared.
+    This is the Newton-Schulz iteration of https://github.com/KellerJordan/Muon. After division
+    by the Frobenius norm, five steps map values from 0.005 to 1 to values from 0.68 to 1.16. It
+    computes in bfloat16, as there; for float64 weights (comparisons of layouts) in float64.
     """
     a, b, c = COEFFICIENTS
-    exact = matrices.dtype == torch.float64
+    is_float64 = matrices.dtype == torch.float64
     x = matrices.flatten(0, -3) if matrices.dim() > 2 else matrices[None]
-    x = x if exact else x.bfloat16()
+    x = x if is_float64 else x.bfloat16()
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x

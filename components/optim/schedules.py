@@ -1,9 +1,8 @@
-"""Learning-rate schedules: tokens seen before a step to a multiplier of the peak rate.
+"""Learning-rate schedules: map the tokens before a step to a multiplier of the peak rate.
 
 The first step of a warm-up has the rate ``warmup_from``: 0 in Megatron, the smallest rate in
-Optimus. Megatron logs a step after it moved its clock on: the rate in its log line of step *i*
-is that of step *i + 1*. Past its end a schedule keeps its last value. What must hold between
-the numbers of one is in :mod:`components.config.rules.data`.
+Optimus. Megatron's log line of step *i* has the rate of step *i + 1*. After its end, a schedule
+has its last value. :mod:`components.config.rules.data` checks the settings.
 """
 
 import math
@@ -20,7 +19,7 @@ from components.config.optim_spec.schedules import (
 
 @runtime_checkable
 class Schedule(Protocol):
-    """A multiplier for every number of tokens, planned for ``total_tokens``."""
+    """Schedule: a multiplier for every number of tokens, planned for ``total_tokens``."""
 
     @property
     def total_tokens(self) -> int: ...
@@ -29,39 +28,39 @@ class Schedule(Protocol):
 
 
 class Constant(ConstantSpec):
-    """Ramp linearly from ``warmup_from`` to ``value`` and stay there."""
+    """Constant schedule: ramps linearly from ``warmup_from`` to ``value`` and stays there."""
 
     def __call__(self, tokens: int) -> float:
         return _warmed(tokens, self.warmup_tokens, self.warmup_from, self.value)
 
 
 class Cosine(CosineSpec):
-    """Ramp linearly from ``warmup_from`` to ``start``, then fall by half a cosine to ``end``.
+    """Cosine schedule: ramps from ``warmup_from`` to ``start``, then decays to ``end``.
 
-    Megatron's ``OptimizerParamScheduler.get_lr``: the half wave spans what the warm-up leaves
-    of ``total_tokens``; https://arxiv.org/abs/1608.03983, equation 5, without restarts. A wave
-    planned for more, ``planned_tokens``, is cut at ``total_tokens`` before it reaches ``end``;
-    one that is not begun at its start is ``skipped_tokens`` further from the warm-up's end on.
+    As in Megatron's ``OptimizerParamScheduler.get_lr``, the warm-up is linear, and the half
+    wave spans the rest of ``total_tokens``; https://arxiv.org/abs/1608.03983, equation 5,
+    without restarts. With ``planned_tokens``, the wave is planned for more tokens and cut at
+    ``total_tokens``, before it reaches ``end``. The wave omits its first ``skipped_tokens``.
     """
 
     def __call__(self, tokens: int) -> float:
         if tokens < self.warmup_tokens:
             return _warmed(tokens, self.warmup_tokens, self.warmup_from, self.start)
-        whole = self.planned_tokens or self.total_tokens
-        span = whole - self.warmup_tokens
-        seen = min(tokens, self.total_tokens) - self.warmup_tokens
-        done = min((seen + self.skipped_tokens) / span, 1.0)
+        wave_tokens = self.planned_tokens or self.total_tokens
+        span = wave_tokens - self.warmup_tokens
+        decayed = min(tokens, self.total_tokens) - self.warmup_tokens
+        done = min((decayed + self.skipped_tokens) / span, 1.0)
         return self.end + 0.5 * (1.0 + math.cos(math.pi * done)) * (self.start - self.end)
 
 
 class WarmupStableDecay(WarmupStableDecaySpec):
-    """Ramp linearly from ``warmup_from`` to ``start``, stay, and fall over ``decay_tokens``.
+    """WSD: ramps linearly from ``warmup_from`` to ``start``, stays, and decays to ``end``.
 
-    WSD, https://arxiv.org/abs/2404.06395, section 4; the decay is the last part of
-    ``total_tokens``. With u from 0 to 1 over it the shapes are 1 - u; 1 - sqrt(u), of
+    https://arxiv.org/abs/2404.06395, section 4. The decay takes the last ``decay_tokens`` of
+    ``total_tokens``. With u from 0 to 1 over the decay, the shapes are 1 - u; 1 - sqrt(u), from
     https://arxiv.org/abs/2405.18392, section 3; half a cosine; and 2 x 0.5^u - 1, which
-    Megatron calls exponential (its ``minus_sqrt`` is ``1-sqrt``). All end exactly at ``end``.
-    A decay that takes all that the warm-up leaves is a plain linear schedule.
+    Megatron calls exponential (its ``minus_sqrt`` is ``1-sqrt``). If the decay takes all tokens
+    after the warm-up, shape 1 - u is a plain linear schedule.
     """
 
     def __call__(self, tokens: int) -> float:
@@ -70,15 +69,16 @@ class WarmupStableDecay(WarmupStableDecaySpec):
             return _warmed(tokens, self.warmup_tokens, self.warmup_from, self.start)
         if tokens >= self.total_tokens:
             return self.end
-        left = remaining(self.decay_shape, (tokens - begin) / self.decay_tokens)
-        return self.end + left * (self.start - self.end)
+        fraction = compute_remaining_decay(
+            self.decay_shape, (tokens - begin) / self.decay_tokens
+        )
+        return self.end + fraction * (self.start - self.end)
 
 
 class Chain(ChainSpec):
-    """Run schedules one after another, each over its own ``total_tokens``, in the order given.
+    """Chain of schedules: each starts where the previous ends, and counts its tokens from 0.
 
-    A phase begins at the token at which the one before it ends, and counts from 0. A run that
-    begins at token 0 on the weights of an older run needs no chain.
+    A run that starts at token 0 with the weights of an older run needs no chain.
     """
 
     @property
@@ -101,8 +101,8 @@ def _warmed(tokens: int, warmup_tokens: int, warmup_from: float, value: float) -
     return warmup_from + (value - warmup_from) * tokens / warmup_tokens
 
 
-def remaining(shape: str, done: float) -> float:
-    """Return what is left of a decay of which a part is done: from 1 to 0."""
+def compute_remaining_decay(shape: str, done: float) -> float:
+    """Return the remaining part of a decay, from 1 to 0, after the fraction ``done``."""
     match shape:
         case "linear":
             return 1.0 - done

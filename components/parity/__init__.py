@@ -1,1 +1,1 @@
-"""Proofs that a layout computes what one process computes."""
+"""Parity proofs: a layout computes the same as one process."""

@@ -1,4 +1,4 @@
-"""Compare what the ranks of a layout recorded with what one process recorded."""
+"""Comparison of the records of a layout's ranks with the record of one process."""
 
 import json
 import math
@@ -10,19 +10,22 @@ from typing import NamedTuple
 from safetensors.torch import load_file
 from torch import Tensor
 
-# Float64 carries 16 digits. A sum of thousands of terms in another order keeps 13 or more; ten
-# steps of Adam, which divides by roots of tiny squares, keep 9 or more of the weights.
+# Float64 has 16 digits. A sum of thousands of terms in another order keeps 13 or more digits.
+# After ten steps of Adam, which divides by roots of tiny squares, weights keep 9 or more.
 LOSS_TOLERANCE = 1e-10
 TENSOR_TOLERANCE = 1e-8
-# A gradient that is 0 by its mathematics (a bias of keys, which the softmax cancels) is nothing
-# but rounding. Below this part of the model's largest gradient none is measured by itself.
+# A gradient that is mathematically 0 (a bias of keys, which the softmax cancels) is only
+# rounding. So differences are relative to at least this fraction of the model's largest
+# gradient.
 _SMALLEST_GRADIENT = 1e-6
 
-Losses = dict[int, float]  # of one step, by the position of a microbatch's first sample
+LossByPosition = dict[
+    int, float
+]  # one step's losses by the position of a microbatch's first sample
 
 
 class Tolerances(NamedTuple):
-    """The largest relative differences that are rounding."""
+    """Tolerances: the largest relative differences that count as rounding."""
 
     loss: float
     tensor: float
@@ -30,13 +33,13 @@ class Tolerances(NamedTuple):
 
 
 DOUBLE = Tolerances(loss=LOSS_TOLERANCE, tensor=TENSOR_TOLERANCE, weight=TENSOR_TOLERANCE)
-# Float32 carries 7 digits: the same sums keep 6 of a loss and 5 of a gradient's largest number.
-# Adam moves a weight whose gradient is only rounding as far as any other.
+# Float32 has 7 digits: the same sums keep 6 of a loss and 5 of a gradient's largest number.
+# Adam moves a weight with a gradient of only rounding as far as any other weight.
 SINGLE = Tolerances(loss=1e-6, tensor=1e-5, weight=1e-3)
 
 
 class Largest(NamedTuple):
-    """The largest relative difference of a kind, where and on whose rank, what is allowed."""
+    """Largest relative difference of a kind, its location, its rank and its tolerance."""
 
     difference: float
     where: str
@@ -44,13 +47,13 @@ class Largest(NamedTuple):
     tolerance: float
 
     @property
-    def holds(self) -> bool:
-        return self.difference <= self.tolerance  # never for NaN
+    def is_within_tolerance(self) -> bool:
+        return self.difference <= self.tolerance  # False for NaN
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The largest differences, and what one side lacks."""
+    """Comparison result: the largest differences, and what is missing on one side."""
 
     loss: Largest
     gradient_norm: Largest
@@ -59,47 +62,49 @@ class Comparison:
     lacking: tuple[str, ...]
 
     @property
-    def holds(self) -> bool:
-        return not self.lacking and all(largest.holds for largest in self.parts.values())
+    def is_within_tolerance(self) -> bool:
+        return not self.lacking and all(
+            largest.is_within_tolerance for largest in self.largest_differences.values()
+        )
 
     @property
-    def parts(self) -> dict[str, Largest]:
-        """Name what is compared, as a reader of the table knows it."""
+    def largest_differences(self) -> dict[str, Largest]:
+        """Map the names in the table to the largest differences."""
         names = ("loss", "gradient_norm", "gradient", "weight")
         return {name.replace("_", " "): getattr(self, name) for name in names}
 
     @property
-    def problems(self) -> list[str]:
-        """Describe what does not hold, with the parameter's or the microbatch's name.
+    def failure_texts(self) -> list[str]:
+        """Describe each failure, with the parameter's or the microbatch's name.
 
-        Differences that are NaN are left out where a loss that is not finite explains them.
+        NaN differences are omitted if a missing part or a non-finite loss explains them.
         """
         return [*self.lacking] + [
             f"{kind} of {part.where}, rank {part.rank}: differs by {part.difference:.2e}, "
-            f"allowed is {part.tolerance:.0e}"
-            for kind, part in self.parts.items()
-            if not (part.holds or (self.lacking and math.isnan(part.difference)))
+            f"more than {part.tolerance:.0e}"
+            for kind, part in self.largest_differences.items()
+            if not (part.is_within_tolerance or (self.lacking and math.isnan(part.difference)))
         ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
-    """What one rank saw: losses by step and position, norms and rates by step, tensors."""
+    """Record of one rank: losses by step and position, norms and rates by step, tensors."""
 
     rank: int
-    losses: list[Losses]
+    losses: list[LossByPosition]
     gradient_norms: list[float]
     rates: list[float]
     tensors: Mapping[str, Tensor]
 
 
 def _read_number(value: float | None) -> float:
-    """Return NaN for null, which was written for a number that is not finite."""
+    """Return NaN for null, which records write for a non-finite number."""
     return math.nan if value is None else value
 
 
 def read_records(folder: Path, ranks: int) -> list[RankRecord]:
-    """Load what the ranks of one run wrote."""
+    """Load the records of the ranks of one run."""
     records = []
     for rank in range(ranks):
         tree = json.loads((folder / f"rank-{rank:05d}.json").read_text("utf-8"))
@@ -113,10 +118,10 @@ def read_records(folder: Path, ranks: int) -> list[RankRecord]:
     return records
 
 
-def compare(
+def compare_records(
     reference: RankRecord, records: Sequence[RankRecord], tolerances: Tolerances = DOUBLE
 ) -> Comparison:
-    """Hold every rank's record against the one process's."""
+    """Compare every rank's record with the record of the one process."""
     allowed = tolerances.tensor
     steps = zip(reference.gradient_norms, *(x.gradient_norms for x in records), strict=False)
     norms = [
@@ -136,8 +141,8 @@ def compare(
 def compare_losses(
     reference: RankRecord, records: Sequence[RankRecord], tolerances: Tolerances = DOUBLE
 ) -> Largest:
-    """Compare microbatch by microbatch; name the first that differs, else the worst."""
-    found = [
+    """Compare losses by microbatch: the worst difference, at the first failure if any."""
+    differences = [
         Largest(
             _relative(loss - expected[position], abs(expected[position])),
             f"step {step}, the microbatch from sample {position}",
@@ -149,15 +154,15 @@ def compare_losses(
         for position, loss in sorted(losses.items())
         if position in expected
     ]
-    first = next((largest for largest in found if not largest.holds), None)
-    worst = _worst(found, tolerances.loss)
+    first = next((largest for largest in differences if not largest.is_within_tolerance), None)
+    worst = _worst(differences, tolerances.loss)
     return worst if first is None else first._replace(difference=worst.difference)
 
 
 def _losses_by_step(
     reference: RankRecord, records: Sequence[RankRecord]
-) -> Iterator[tuple[int, tuple[Losses, ...]]]:
-    """Count the steps that all took, from 1: losses of the one process, then of ranks."""
+) -> Iterator[tuple[int, tuple[LossByPosition, ...]]]:
+    """Yield each common step, from 1: losses of the one process, then of each rank."""
     return enumerate(zip(*(side.losses for side in (reference, *records)), strict=False), 1)
 
 
@@ -166,12 +171,12 @@ def _compare_tensors(
 ) -> Largest:
     """Compare each rank's tensors of a kind, relative to the parameter's largest value.
 
-    A weight is never measured by less than the distance that ten steps can move it: one that
-    started at 0 and has no gradient holds nothing but rounding, which Adam's division enlarges.
+    A weight's difference is relative to at least the distance that the steps can move it: a
+    weight from 0 without a gradient is only rounding, which Adam's division enlarges.
     """
     sizes = [_size(value) for name, value in reference.tensors.items() if name.startswith(kind)]
     least = sum(reference.rates) if kind == "weight" else _SMALLEST_GRADIENT * max(sizes)
-    found = [
+    differences = [
         Largest(
             _relative(_size(value - expected), max(_size(expected), least)),
             name.removeprefix(f"{kind}/"),
@@ -184,50 +189,52 @@ def _compare_tensors(
         and (expected := reference.tensors.get(name)) is not None
         and expected.shape == value.shape
     ]
-    return _worst(found, allowed)
+    return _worst(differences, allowed)
 
 
 def _diverged(reference: RankRecord, records: Sequence[RankRecord]) -> list[str]:
-    """Name the first step on the first side whose figures are not finite."""
+    """Return a message for the first step with a non-finite loss or norm, if there is one."""
     sides = {"one process": reference, **{f"rank {x.rank}": x for x in records}}
-    found = [
-        f"{name}: the loss or gradient norm of step {step} is not finite: the run diverged, "
-        "and nothing can be compared"
+    problems = [
+        f"{name}: the loss or gradient norm of step {step} is not finite: the run diverged "
+        "and cannot be compared"
         for name, side in sides.items()
         for step, (losses, norm) in enumerate(
             zip(side.losses, side.gradient_norms, strict=False), 1
         )
         if not all(map(math.isfinite, (norm, *losses.values())))
     ]
-    return found[:1]
+    return problems[:1]
 
 
 def _lacking(reference: RankRecord, records: Sequence[RankRecord]) -> Iterator[str]:
-    """Give which tensors, steps and microbatches only one side has, and which shapes differ."""
+    """Yield tensors, steps and microbatches that only one side has, and shapes that differ."""
     for record in records:
-        taken, steps = len(record.losses), len(reference.losses)
-        if taken != steps:
-            yield f"rank {record.rank} took {taken} steps, not {steps}"
+        num_steps, steps = len(record.losses), len(reference.losses)
+        if num_steps != steps:
+            yield f"rank {record.rank} took {num_steps} steps, expected {steps}"
         for name, value in record.tensors.items():
             if name not in reference.tensors:
-                yield f"{name}: rank {record.rank} has it, one process does not"
+                yield f"{name}: on rank {record.rank}, but not in one process"
             elif value.shape != reference.tensors[name].shape:
                 shapes = f"{tuple(value.shape)}, not {tuple(reference.tensors[name].shape)}"
                 yield f"{name}: rank {record.rank} has the shape {shapes}"
-    held = {name for record in records for name in record.tensors}
-    yield from (f"{name}: no rank has it" for name in reference.tensors if name not in held)
+    names = {name for record in records for name in record.tensors}
+    yield from (f"{name}: on no rank" for name in reference.tensors if name not in names)
     for step, (expected, *theirs) in _losses_by_step(reference, records):
-        seen = {position for losses in theirs for position in losses}
-        for position in sorted(seen ^ set(expected)):
-            who = "one process never saw the" if position in seen else "no rank saw a"
-            yield f"step {step}: {who} microbatch from sample {position}"
+        positions = {position for losses in theirs for position in losses}
+        for position in sorted(positions ^ set(expected)):
+            subject = "one process never saw the" if position in positions else "no rank saw a"
+            yield f"step {step}: {subject} microbatch from sample {position}"
 
 
-def _worst(found: Sequence[Largest], tolerance: float) -> Largest:
-    """Choose the largest; NaN is worse than any number, and nothing at all is NaN."""
+def _worst(figures: Sequence[Largest], tolerance: float) -> Largest:
+    """Return the largest difference; NaN is the worst, and no figures at all give NaN."""
     nothing = Largest(math.nan, "nothing that both sides have", 0, tolerance)
     return max(
-        found, key=lambda one: (math.isnan(one.difference), one.difference), default=nothing
+        figures,
+        key=lambda largest: (math.isnan(largest.difference), largest.difference),
+        default=nothing,
     )
 
 

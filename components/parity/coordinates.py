@@ -1,10 +1,10 @@
-"""A coordinate check: how activations and their changes scale with the width and the depth.
+"""Coordinate check: how activations and their changes scale with the width and the depth.
 
-The recipe's model is made in several widths (as many times the heads and the feed-forward
-widths) and depths, in float32 on one process, and takes a few steps of the recipe's optimizer
-on drawn tokens. Before and after them the same tokens are looked at: the mean size of what
-attention, MLP and layers give and of the logits, and of how far each of them has moved. After
-https://arxiv.org/abs/2203.03466, appendix D.1, and microsoft/mup's ``coord_check.py``.
+The recipe's model is built in several widths (multiples of heads and feed-forward widths) and
+depths, and trained in float32 on one process for a few steps, with the recipe's optimizer on
+random tokens. The check measures, before and after, the mean size of the outputs of attention,
+MLP and layers and of the logits, and of their changes (https://arxiv.org/abs/2203.03466,
+appendix D.1, and microsoft/mup's ``coord_check.py``).
 """
 
 import math
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from components.build import build
+from components.build import build_node
 from components.config.check import check_recipe
 from components.config.recipe import Recipe
 from components.engine.optimizer import build_optimizer
@@ -26,37 +26,36 @@ from components.model.decoder import Decoder
 from components.optim.groups import set_rate
 
 KINDS = ("attention", "mlp", "residual", "logits")
-WIDTHS = (1, 2, 4, 8, 16)  # times the recipe's own
+WIDTHS = (1, 2, 4, 8, 16)  # multiples of the recipe's width
 DEPTHS = (2, 4, 8, 16)
 WIDTH_LAYERS = 2
 SEEDS = 4
 STEPS = 4
-# What is flat has a lesser exponent, of either sign; a rule that is missing gives 0.5 or more.
-# Gated MLPs and experts show up to 0.12: the part of drawn weights in their changes vanishes
-# with the width, and slowly.
+# A flat line has an exponent of smaller magnitude; a missing scaling rule gives 0.5 or more.
+# Gated MLPs and experts show up to 0.12: the part of the initial weights in their changes
+# vanishes slowly with the width.
 MOST_SLOPE = 0.15
 _SEQUENCES = 8
 _GROWING = ("dim", "attention.num_heads", "attention.num_kv_heads", "mlp.ffn_dim")
 _GROWING_IF_THERE = ("mlp.shared_ffn_dim", "dense_mlp.ffn_dim")
 
-Sizes = dict[str, float]  # by kind
+SizeByKind = dict[str, float]  # by kind
 
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Mean sizes of activations of a kind at each width or depth, and their slope."""
+    """Mean activation sizes of a kind at each width or depth, and their slope."""
 
     kind: str
-    of: str  # the start, or the change since
+    of: str  # "start" or "change" (since the start)
     axis: Literal["width", "depth"]
     sizes: Mapping[int, float]
 
     @property
-    def slope(self) -> float:
-        """The exponent with which the size grows: least squares over logarithms.
+    def growth_exponent(self) -> float:
+        """Exponent of the size: least squares over logarithms.
 
-        It is NaN if nothing changed, or if a size is not finite. Weights that start at zero
-        have size 0 at each width, which is flat.
+        NaN if a size is 0 or not finite, but 0 if weights start at zero and so do all sizes.
         """
         sizes = list(self.sizes.values())
         if not all(0.0 < size < math.inf for size in sizes):
@@ -65,32 +64,32 @@ class Coordinates:
         return float(slope)
 
     @property
-    def growth(self) -> float:
-        """How many times as large the line is at the largest as at the smallest."""
-        return math.pow(max(self.sizes) / min(self.sizes), self.slope)
+    def growth_ratio(self) -> float:
+        """Ratio of the fitted sizes at the largest and the smallest width or depth."""
+        return math.pow(max(self.sizes) / min(self.sizes), self.growth_exponent)
 
     @property
     def is_flat(self) -> bool:
-        return abs(self.slope) <= MOST_SLOPE  # never for NaN
+        return abs(self.growth_exponent) <= MOST_SLOPE  # False for NaN
 
 
 def check_widths(recipe: Recipe, *, rate: float) -> list[Coordinates]:
-    """Measure the recipe's model, of few layers, at each of the widths."""
+    """Measure the recipe's model, with `WIDTH_LAYERS` layers, at each width."""
     sized = {}
     for factor in WIDTHS:
-        one = resized(recipe, factor=factor, num_layers=WIDTH_LAYERS)
-        sized[one.shape.dim] = one
+        resized_recipe = resize_recipe(recipe, factor=factor, num_layers=WIDTH_LAYERS)
+        sized[resized_recipe.decoder_spec.dim] = resized_recipe
     return _coordinates("width", sized, rate)
 
 
 def check_depths(recipe: Recipe, *, rate: float) -> list[Coordinates]:
-    """Measure the recipe's model, as wide as it is, at each of the depths."""
-    sized = {depth: resized(recipe, factor=1, num_layers=depth) for depth in DEPTHS}
+    """Measure the recipe's model, in its own width, at each depth."""
+    sized = {depth: resize_recipe(recipe, factor=1, num_layers=depth) for depth in DEPTHS}
     return _coordinates("depth", sized, rate)
 
 
-def resized(recipe: Recipe, *, factor: int, num_layers: int) -> Recipe:
-    """Make the model so many times as wide, by heads, and so deep."""
+def resize_recipe(recipe: Recipe, *, factor: int, num_layers: int) -> Recipe:
+    """Return the recipe with ``factor`` times the width (more heads) and ``num_layers``."""
     tree = recipe.model_dump(mode="json")
     model = tree["model"]
     for path in (*_GROWING, *_GROWING_IF_THERE):
@@ -107,9 +106,9 @@ def resized(recipe: Recipe, *, factor: int, num_layers: int) -> Recipe:
 def _coordinates(
     axis: Literal["width", "depth"], sized: Mapping[int, Recipe], rate: float
 ) -> list[Coordinates]:
-    found = {
-        size: [_measure(one, seed, rate) for seed in range(SEEDS)]
-        for size, one in sized.items()
+    changes = {
+        size: [_measure(resized_recipe, seed, rate) for seed in range(SEEDS)]
+        for size, resized_recipe in sized.items()
     }
     return [
         Coordinates(
@@ -118,7 +117,7 @@ def _coordinates(
             axis,
             {
                 size: math.prod(run[place][kind] for run in runs) ** (1 / SEEDS)
-                for size, runs in found.items()
+                for size, runs in changes.items()
             },
         )
         for place, of in ((0, "start"), (1, "change"))
@@ -126,9 +125,9 @@ def _coordinates(
     ]
 
 
-def _measure(recipe: Recipe, seed: int, rate: float) -> tuple[Sizes, Sizes]:
-    """Return the sizes before the steps, and those of the changes over them."""
-    decoder = cast("Decoder", build(recipe.model, "model"))
+def _measure(recipe: Recipe, seed: int, rate: float) -> tuple[SizeByKind, SizeByKind]:
+    """Return the sizes before the steps, and the sizes of the changes over the steps."""
+    decoder = cast("Decoder", build_node(recipe.model, "model"))
     draw_weights(decoder, seed=recipe.budget.seed + seed)
     optimizer = build_optimizer(recipe, decoder, list(decoder.named_parameters()))
     batches = _drawn(recipe, seed)
@@ -138,32 +137,33 @@ def _measure(recipe: Recipe, seed: int, rate: float) -> tuple[Sizes, Sizes]:
     for _ in range(STEPS):
         rows = next(batches)
         optimizer.zero_grad()
-        decoder.loss(rows[:, :-1], rows[:, 1:]).backward()  # type: ignore[no-untyped-call]  # torch's
+        decoder.compute_loss(rows[:, :-1], rows[:, 1:]).backward()  # type: ignore[no-untyped-call]  # torch has no types here
         set_rate(optimizer, rate)
         optimizer.step()
     after = _look(decoder, probe)
-    moved = {
+    changes = {
         kind: [new - old for new, old in zip(after[kind], before[kind], strict=True)]
         for kind in KINDS
     }
-    return _sizes(before), _sizes(moved)
+    return _sizes(before), _sizes(changes)
 
 
-def _sizes(seen: Mapping[str, Sequence[Tensor]]) -> Sizes:
+def _sizes(seen: Mapping[str, Sequence[Tensor]]) -> SizeByKind:
     return {
-        kind: sum(one.abs().mean().item() for one in seen[kind]) / len(seen[kind])
+        kind: sum(output.abs().mean().item() for output in seen[kind]) / len(seen[kind])
         for kind in KINDS
     }
 
 
 @torch.no_grad()
 def _look(decoder: Decoder, tokens: Tensor) -> dict[str, list[Tensor]]:
-    """Return what each kind of module gives for these tokens; of layers the last."""
+    """Return the outputs of each kind of module for these tokens; of layers, only the last."""
     seen: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
     layers: list[Any] = list(decoder.layers.values())
     watched: list[tuple[str, nn.Module]] = [("residual", layers[-1])]
     for layer in layers:
-        watched += [("attention", layer.attention), ("mlp", layer.mlp)]
+        watched += [("attention", part) for part in layer.mixing_parts]
+        watched += [("mlp", layer.mlp)] if layer.mlp is not None else []
     decoder.eval()
     with _watching(seen, watched):
         seen["logits"].append(decoder(tokens))
@@ -176,7 +176,7 @@ def _watching(
 ) -> Iterator[None]:
     hooks = [
         module.register_forward_hook(
-            lambda _, __, given, kind=kind: seen[kind].append(given.detach())
+            lambda _, __, output, kind=kind: seen[kind].append(output.detach())
         )
         for kind, module in watched
     ]

@@ -1,9 +1,9 @@
-"""Prove on this machine that layouts of a recipe compute what one process computes.
+"""Proof on this machine that layouts of a recipe compute the same as one process.
 
-The same ten steps are trained twice by the real path: by gloo ranks in the recipe's layout, and
-by a single process that reads the same microbatches in the same order. Both compute in float64,
-where a difference is a mistake and not rounding; a second pair in float32 is only reported.
-DeepSpeed has no float64: its layouts are judged in float32 against the mesh engine.
+The real code trains the same ten steps twice: with gloo ranks in the recipe's layout, and with
+a single process that reads the same microbatches in the same order. In float64 a difference is
+a bug and not rounding; a second pair of runs in float32 is only reported. DeepSpeed has no
+float64: its layouts are judged in float32 against the mesh engine.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ import numpy as np
 from components.child_process import python_environment
 from components.config.check import change_recipe
 from components.config.recipe import Recipe
-from components.config.schema.types import thaw
+from components.config.schema.types import to_plain
 from components.data.manifest import Manifest, SourceRecord, TokenizerRecord
 from components.data.packing import pack_sources
 from components.data.token_file import write_token_file
@@ -33,30 +33,30 @@ from components.parity.compare import (
     SINGLE,
     Comparison,
     Tolerances,
-    compare,
     compare_losses,
+    compare_records,
     read_records,
 )
 from components.run.folder import create_run_folder
-from components.terminal import say
+from components.terminal import log_line
 
 RANK = ("-m", "components.parity.rank")
 JUDGED, ROUNDED = "float64", "float32"
 _TOLERANCES = {JUDGED: DOUBLE, ROUNDED: SINGLE}
-# A rank that waits for a message nobody sends would wait for half an hour.
+# Without this limit, a rank that waits for a missing message would wait for half an hour.
 MOST_SECONDS = 600
-_SECONDS_TO_STOP = 20  # torchrun asks its ranks to stop and kills them after half of it
+_SECONDS_TO_STOP = 20  # torchrun terminates its ranks and kills them after half of this time
 _ERROR = re.compile(r"^(?:\[rank\d+\]:)? *[\w.]+(?:Error|Exception)\b.*", re.MULTILINE)
 _SECONDARY = re.compile(r"ChildFailedError|Connection closed|Connection reset")
 _ALONE = ("data", "data_shard", "tensor", "pipeline", "expert", "context", "stages_per_rank")
 
-_WINDOWS = 16  # a source: some sources are read more than once
+_WINDOWS = 16  # per source: some sources are read more than once
 _EOD_ID = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParityProof:
-    """What came out for one layout; without a comparison its ranks failed."""
+    """Parity proof of one layout; ``comparison`` is None if its ranks failed."""
 
     recipe: Recipe
     comparison: Comparison | None
@@ -65,21 +65,21 @@ class ParityProof:
     seconds: float
 
     @property
-    def holds(self) -> bool:
-        return self.comparison is not None and self.comparison.holds
+    def is_proven(self) -> bool:
+        return self.comparison is not None and self.comparison.is_within_tolerance
 
     @property
-    def precision(self) -> str:
-        """Name the dtype in which the layout was judged."""
+    def compute_dtype(self) -> str:
+        """The dtype in which the layout was judged."""
         return judged_in(self.recipe)
 
     @property
-    def tolerances(self) -> Tolerances:
-        return _TOLERANCES[self.precision]
+    def dtype_tolerances(self) -> Tolerances:
+        return _TOLERANCES[self.compute_dtype]
 
 
 class RanksError(Exception):
-    """Processes that were started did not end well; ``log`` is all that they said."""
+    """The started processes failed; ``log`` is their whole output."""
 
     def __init__(self, message: str, log: str) -> None:
         super().__init__(message)
@@ -87,33 +87,36 @@ class RanksError(Exception):
 
 
 class Prover:
-    """Run layouts and their references below ``folder``; equal references run once.
-
-    A layout that is judged in float64 runs in float32 as well.
-    """
+    """Prover: runs layouts and their references below ``folder``; equal references run once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._references: dict[str, Path] = {}
 
-    def prove(self, recipe: Recipe) -> ParityProof:
-        """Compare one layout; ``recipe`` is in the dtype in which it is judged."""
+    def prove_layout(self, recipe: Recipe) -> ParityProof:
+        """Run and compare one layout in the dtype in which it is judged."""
         began = time.perf_counter()
         comparison, rounding, failure = None, None, ""
         judged, ranks = judged_in(recipe), recipe.cluster.ranks
         precisions = (judged,) if judged == ROUNDED else (judged, ROUNDED)
         try:
-            alone, together = self._reference(recipe, precisions), self._run(recipe, precisions)
+            reference, layout = (
+                self._reference(recipe, precisions),
+                self._run(recipe, precisions),
+            )
             pairs = {
-                one: (read_records(alone / one, 1)[0], read_records(together / one, ranks))
-                for one in precisions
+                precision: (
+                    read_records(reference / precision, 1)[0],
+                    read_records(layout / precision, ranks),
+                )
+                for precision in precisions
             }
-            comparison = compare(*pairs[judged], _TOLERANCES[judged])
+            comparison = compare_records(*pairs[judged], _TOLERANCES[judged])
             if judged != ROUNDED:
                 rounding = compare_losses(*pairs[ROUNDED]).difference
         except RanksError as error:
             failure = str(error)
-            say(error.log)
+            log_line(error.log)
         return ParityProof(
             recipe=recipe,
             comparison=comparison,
@@ -123,15 +126,15 @@ class Prover:
         )
 
     def _reference(self, recipe: Recipe, precisions: Sequence[str]) -> Path:
-        alone = on_one_process(recipe)
-        key = json.dumps([alone.model_dump(mode="json"), precisions], sort_keys=True)
+        reference = to_single_process(recipe)
+        key = json.dumps([reference.model_dump(mode="json"), precisions], sort_keys=True)
         if key not in self._references:
-            self._references[key] = self._run(alone, precisions)
+            self._references[key] = self._run(reference, precisions)
         return self._references[key]
 
     def _run(self, recipe: Recipe, precisions: Sequence[str]) -> Path:
         ranks = recipe.cluster.ranks
-        say(f"{ranks} ranks" if ranks > 1 else "one process, for reference")
+        log_line(f"{ranks} ranks" if ranks > 1 else "one process, for reference")
         home = self._folder / f"{len(list(self._folder.iterdir())):03d}-{ranks}-ranks"
         draw_data(recipe, home / "data")
         for precision in precisions:
@@ -142,26 +145,26 @@ class Prover:
         return home
 
 
-def on_one_process(recipe: Recipe) -> Recipe:
-    """Undo the layout and keep the rest: microbatches, recomputation, mathematics."""
+def to_single_process(recipe: Recipe) -> Recipe:
+    """Return the recipe on one process, with the same microbatches, recomputation and math."""
     tree = recipe.model_dump(mode="json", include={"parallelism", "cluster"})
     parallelism = tree["parallelism"] | dict.fromkeys(_ALONE, 1)
     parallelism |= {"zero": 0, "sequence_parallel": False, "schedule": "1f1b"}
     parallelism |= {"engine": "mesh", "offload_optimizer": False}
     parallelism |= {"expert_dispatch": "all_gather", "expert_overlap": 1, "expert_aware": True}
-    parallelism |= {"expert_bound": None}
+    parallelism |= {"expert_capacity_factor": None}
     tree["parallelism"] = parallelism
     tree["cluster"] |= {"ranks": 1, "nodes": 1, "devices_per_node": 1}
     return change_recipe(recipe, tree)
 
 
 def judged_in(recipe: Recipe) -> str:
-    """Choose the dtype in which a layout is judged."""
+    """Return the dtype in which a layout is judged."""
     return ROUNDED if recipe.parallelism.engine == "deepspeed" else JUDGED
 
 
 def in_precision(recipe: Recipe, precision: str) -> Recipe:
-    """Compute, accumulate and reduce in one dtype, and take every step whatever it gives."""
+    """Return the recipe with one dtype for all computation, and without step guards."""
     tree = recipe.model_dump(mode="json", include={"precision", "guard"})
     tree["precision"] |= dict.fromkeys(("compute", "accumulate", "reduce"), precision)
     tree["guard"] |= dict.fromkeys(("non_finite", "loss_spike", "gradient_norm_spike"), "none")
@@ -169,22 +172,18 @@ def in_precision(recipe: Recipe, precision: str) -> Recipe:
 
 
 def start_ranks(program: Sequence[str], ranks: int, log: Path) -> None:
-    """Run a Python program, under torchrun if it has more than one rank, and wait.
-
-    Raises:
-        RanksError: it fails, or takes longer than any proof should.
-    """
+    """Run a program, under torchrun for several ranks; RanksError on failure or timeout."""
     command = [sys.executable, *program]
     logs = log.with_suffix("")
     if ranks > 1:
         agent = ["-m", "components.train.agent", str(logs), str(ranks), "0"]
         command = [sys.executable, *agent, *program]
-    own = {
+    variables = {
         "OMP_NUM_THREADS": "1",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_SECONDS_TO_STOP // 2),
     }
-    environment = python_environment(os.environ | own)
-    # Asked to end, this process ends its ranks first, which have sessions of their own.
+    environment = python_environment(os.environ | variables)
+    # On SIGTERM, this process first stops its ranks, which have their own sessions.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -194,20 +193,20 @@ def start_ranks(program: Sequence[str], ranks: int, log: Path) -> None:
             code = process.wait(MOST_SECONDS)
             status = f"exit status {code}" if code else ""
         except subprocess.TimeoutExpired:
-            status = f"no end within {MOST_SECONDS} seconds"
+            status = f"not finished within {MOST_SECONDS} seconds"
         finally:
             _stop(process)
             signal.signal(signal.SIGTERM, before)
     if status:
-        said = log.read_text("utf-8", errors="replace")
+        log_text = log.read_text("utf-8", errors="replace")
         if (logs / FIRST_FAILURE).exists():
             failure = json.loads((logs / FIRST_FAILURE).read_text("utf-8"))
-            said += f"{failure['traceback']}{failure['message']}\n"
-        raise RanksError(f"{status}: {_cause(said)}", said)
+            log_text += f"{failure['traceback']}{failure['message']}\n"
+        raise RanksError(f"{status}: {_cause(log_text)}", log_text)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End what still runs; torchrun, asked to stop, ends its ranks itself."""
+    """Terminate a running process, then kill it; torchrun terminates its own ranks."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -218,23 +217,19 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _cause(log: str) -> str:
-    """Find the error that says why: what a rank raised, not that the others lost it."""
+    """Find the root error in a log: what a rank raised, not lost connections to that rank."""
     raised = [line.strip() for line in _ERROR.findall(log)]
-    own = [line for line in raised if not _SECONDARY.search(line)]
-    return next(iter([*own, *raised, *log.splitlines()[-1:]]), "nothing was said")
+    primary = [line for line in raised if not _SECONDARY.search(line)]
+    return next(iter([*primary, *raised, *log.splitlines()[-1:]]), "the log is empty")
 
 
 def draw_data(recipe: Recipe, folder: Path) -> None:
-    """Write drawn token files for every share of ``recipe``, and their manifest.
-
-    Files, manifest and so the order of the samples are those of a real run; only the tokens
-    come from a generator, seeded by the recipe's seed and the source's name.
-    """
+    """Write random token files and their manifest, with the order of samples of a real run."""
     folder.mkdir(parents=True)
     vocab_size = recipe.tokenizer["vocab_size"]
     tokens = _WINDOWS * recipe.budget.sequence_length + 1
     sources = {}
-    for name in recipe.data.names:
+    for name in recipe.data.source_names:
         train, held_out = (
             write_token_file(
                 folder / f"{name}.{part}.bin",
@@ -247,18 +242,18 @@ def draw_data(recipe: Recipe, folder: Path) -> None:
         sources[name] = SourceRecord(
             inputs=(), documents=train.documents, train=(train,), held_out=(held_out,)
         )
-    tokenizer = TokenizerRecord(thaw(recipe.tokenizer), (), vocab_size, _EOD_ID)
+    tokenizer = TokenizerRecord(to_plain(recipe.tokenizer), (), vocab_size, _EOD_ID)
     manifest = Manifest("drawn", tokenizer, recipe.data.held_out_fraction, sources)
-    manifest.write(folder)
-    for cut in recipe.clock.cuts():
+    manifest.save_manifest(folder)
+    for cut in recipe.token_clock.list_sample_cuts():
         if cut.packed:
-            pack_sources(folder, manifest, recipe.data.names, cut.sequence_length)
+            pack_sources(folder, manifest, recipe.data.source_names, cut.sequence_length)
 
 
 def _documents(key: str, tokens: int, recipe: Recipe) -> Iterator[list[int]]:
-    """Draw documents of about a window, ``tokens`` or more in all.
+    """Draw documents of about one window each, with at least ``tokens`` tokens in total.
 
-    Small ids are common and large ones rare, as in text: there is something to learn.
+    Small ids are common and large ones rare, as in text, so the model can learn something.
     """
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     generator = np.random.default_rng(int.from_bytes(digest))

@@ -1,8 +1,7 @@
-"""One rank of a proof: ``python -m components.parity.rank FOLDER [FOLDER]``.
+"""One rank of a parity proof: ``python -m components.parity.rank FOLDER [FOLDER]``.
 
-Each folder is a run folder. The rank trains ten steps of it by the real path (trainer,
-strategy, module) and writes there what it saw: losses and norms as JSON, tensors gathered to
-their global shape as safetensors. Every rank writes, so that copies which part are found.
+In each run folder the rank trains ten steps with the real trainer, and writes losses and norms
+as JSON, gathered tensors as safetensors. All ranks write, to compare copies, too.
 """
 
 import os
@@ -30,7 +29,7 @@ STEPS = 10
 
 
 class Recorder(Callback):
-    """Keep each microbatch's loss by its first sample, first gradients and last weights."""
+    """Recorder of losses by first sample, step figures, first gradients and last weights."""
 
     def __init__(self, *, steps: int) -> None:
         self.losses: list[dict[int, float]] = []
@@ -45,28 +44,28 @@ class Recorder(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
         assert pl_module.last is not None
         pl_module.engine.on_gradients = None
-        first = pl_module.data.batches.positions(len(self.losses))[0]
+        first = pl_module.data_module.batches.list_sample_numbers(len(self.losses))[0]
         size = pl_module.recipe.parallelism.microbatch_sequences
-        values = pl_module.compute.losses.tolist()  # of the last stage
-        self.losses.append({first + size * place: loss for place, loss in enumerate(values)})
+        values = pl_module.compute.microbatch_losses.tolist()  # from the last stage
+        self.losses.append({first + size * index: loss for index, loss in enumerate(values)})
         self.gradient_norms.append(pl_module.last.gradient_norm)
         self.rates.append(pl_module.last.lr)
         if len(self.losses) == self._steps:  # while the ranks are still connected
-            self._keep("weight", pl_module.engine.weights())
+            self._keep("weight", pl_module.engine.iterate_weights())
 
     def _keep_gradients(self, module: Pretraining) -> None:
-        self._keep("gradient", module.engine.gradients())
+        self._keep("gradient", module.engine.iterate_gradients())
 
     def _keep(self, kind: str, named: NamedTensors) -> None:
         for name, tensor in named:
-            kept = tensor.cpu().clone(memory_format=torch.contiguous_format)
-            self.tensors[f"{kind}/{name}"] = kept
+            copy = tensor.cpu().clone(memory_format=torch.contiguous_format)
+            self.tensors[f"{kind}/{name}"] = copy
 
 
-def record(folder: RunFolder) -> None:
-    """Train the run's first steps and write what this rank saw of them."""
+def record_rank(folder: RunFolder) -> None:
+    """Train the run's first steps and write this rank's record."""
     module, data = load_run(folder, read_recipe(folder.recipe))
-    steps = min(STEPS, len(module.recipe.span.steps))
+    steps = min(STEPS, len(module.recipe.phase_span.step_range))
     recorder = Recorder(steps=steps)
     trainer = make_trainer(recipe=module.recipe, callbacks=[recorder], most_steps=steps)
     trainer.fit(module, datamodule=data)
@@ -77,15 +76,15 @@ def record(folder: RunFolder) -> None:
 
 
 def main(paths: Sequence[str]) -> None:
-    """Record one run after the other: the imports are the slow part of a rank."""
+    """Record several runs in one process: imports take most of a rank's time."""
     for path in paths:
         if "RANK" in os.environ:
             rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             store, _, _ = next(rendezvous("env://", rank, ranks))
-            # Under the keys of the run before, a rank would wait for addresses of the past.
+            # With the keys of the previous run, a rank would wait for its old addresses.
             store = PrefixStore(path, store)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-        record(RunFolder(Path(path)))
+        record_rank(RunFolder(Path(path)))
 
 
 if __name__ == "__main__":

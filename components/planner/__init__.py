@@ -1,1 +1,1 @@
-"""Predictions from numbers alone: memory, time and bill of a run; never imports torch."""
+"""Planner: predict memory, time and cost of a run from the recipe. Never imports torch."""

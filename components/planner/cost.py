@@ -1,4 +1,4 @@
-"""The cost of a run, and of a tree of runs: device-hours, energy, days and their parts."""
+"""Cost of a run and of a tree of runs: device-hours, energy, days and their parts."""
 
 from pydantic import BaseModel
 
@@ -20,18 +20,17 @@ class CheckpointCost(BaseModel, frozen=True):
 
 
 class InterruptionCost(BaseModel, frozen=True):
-    """Evaluations of a run, or failures to expect, and the seconds of each, where known."""
+    """Evaluations or expected failures of a run, and the seconds of each, if known."""
 
     count: int | float | None
     each_seconds: float | None
 
 
 class CostEstimate(BaseModel, frozen=True):
-    """Costs of a whole run.
+    """Costs of a whole run; a part that is None is unknown and counts as 0.
 
-    ``days`` exclude waiting in queues; of the parts that add up to them, null is unknown and
-    counts as 0. ``jobs`` are those of the chain, where the limit of a queue is known; they are
-    submitted in ``submissions`` commands, one per job where the queue takes no chain.
+    ``days`` exclude waiting in queues. ``jobs`` is the length of the job chain, if the queue's
+    time limit is known. ``submissions`` counts submit commands: one per job without chains.
     """
 
     device_hours: float
@@ -58,11 +57,10 @@ class CostEstimate(BaseModel, frozen=True):
 
 
 class PlannedNode(BaseModel, frozen=True):
-    """What a node does itself; ``of`` is None below the trunk, and for the trunk.
+    """Cost of one node itself; None means unknown, or that the node is not a run.
 
-    Null is what is not planned, as of everything that is no run, or not known. ``days`` are
-    without waiting; ``storage_bytes`` are those of checkpoints at a time and of weights that
-    stay.
+    ``of`` is None for the root and for nodes directly below it. ``days`` exclude waiting.
+    ``storage_bytes`` are the checkpoints that exist at a time, and the retained weights.
     """
 
     kind: str
@@ -75,11 +73,10 @@ class PlannedNode(BaseModel, frozen=True):
 
 
 class PlannedTree(BaseModel, frozen=True):
-    """All nodes, the trunk first, and their sums, null where a run's part is not known.
+    """All nodes, the root first, and their sums. A sum is None if a run's part is unknown.
 
-    ``longest_days`` are those of ``longest_path``, each node from where it can begin: a child
-    on a cluster does not wait for the end of its parent. Without a scheduler the nodes are
-    done one after the other.
+    ``longest_days`` is the duration of ``longest_path``. On a cluster, a child starts as soon
+    as its checkpoint exists. Without a scheduler the nodes run one after the other.
     """
 
     nodes: dict[str, PlannedNode]

@@ -1,47 +1,46 @@
-"""Experts: what their path, the host and an uneven router add to a layer's two passes.
+"""Expert layers: cost of the expert path, of host reads and of uneven routing in both passes.
 
-Of the three paths of `components.model.expert_products`, ``grouped`` asks the host nothing,
-``sorted`` reads the experts' counts once and then starts one product after another, ``loop``
-reads before each expert, gathers that expert's tokens and adds its results to a sum of all.
-
-Permutation, the gather and the sum of ``top_k`` copies of each token, is part of the layer's
-traffic: 20 bytes a number counted through the code, taken as 2 x 2 bytes moved
-``SoftwareSpeed.traffic`` times, 19.
+Paths of `components.model.expert_products`: ``grouped`` needs no reads by the host. ``sorted``
+reads the experts' token counts once, then starts one product after another. ``loop`` reads
+before each expert, gathers the expert's tokens and adds its results to a sum over all tokens.
+Permutation (the gather and the sum of ``top_k`` copies of each token) is part of the layer's
+traffic: 20 bytes per number, counted in the code; the planner assumes 2 x 2 bytes, moved
+``SoftwareSpeed.traffic`` times, which is 19.
 """
 
 from typing import NamedTuple
 
 from components.planner.job import BYTES, TrainingJob
 
-# Operators that the host starts for each expert, forward and backward: of a gated one, with
-# those of a plain one less what its gate has. Tests count them in the code.
+# Operators that the host starts for each gated expert, forward and backward. GATE_STARTS is the
+# part of the gate; plain experts start that many fewer. Tests count the operators in the code.
 GATED_STARTS = {"loop": (12, 21), "sorted": (3, 6), "grouped": (0, 0)}
 GATE_STARTS = {"loop": (2, 5), "sorted": (1, 2), "grouped": (0, 0)}
 
 
 class ExpertPasses(NamedTuple):
-    """Seconds, bytes or operators of a layer's forward and of its backward pass."""
+    """Seconds, bytes or operator counts of a layer's forward and backward pass."""
 
     forward: float
     backward: float
 
     @property
-    def both(self) -> float:
+    def both_passes(self) -> float:
         return self.forward + self.backward
 
 
 def repeats_experts(job: TrainingJob) -> bool:
-    """Whether a layer that is recomputed goes through its experts once more."""
+    """Whether recomputation of a layer runs its experts a second time."""
     return job.layout.recompute == "full" or "mlp" in job.layout.recompute
 
 
 def held_experts(job: TrainingJob) -> float:
-    """Count the experts of one layer on one rank, 0 of a dense one."""
+    """Count the experts of one layer on one rank. Dense layers return 0."""
     return (job.shape.mlp.num_experts or 0) / job.layout.expert
 
 
-def started(job: TrainingJob) -> ExpertPasses:
-    """Count the operators that the host starts for a layer's experts alone."""
+def count_expert_starts(job: TrainingJob) -> ExpertPasses:
+    """Count the operators that the host starts for a layer's experts only."""
     forward, backward = GATED_STARTS[job.expert_path]
     if not job.shape.mlp.gated:
         less = GATE_STARTS[job.expert_path]
@@ -51,23 +50,23 @@ def started(job: TrainingJob) -> ExpertPasses:
 
 
 def host_reads(job: TrainingJob) -> float:
-    """Count how often a forward pass of one layer's experts waits for the host to read."""
+    """Count the host reads that block the forward pass of one layer's experts."""
     if not job.shape.mlp.num_experts:
         return 0.0
     layout, parts = job.layout, _parts(job)
     reads = {"loop": held_experts(job) * parts, "sorted": parts, "grouped": 0}[job.expert_path]
     if layout.expert > 1 and layout.expert_dispatch == "all_to_all":
-        reads += layout.expert_bound is None  # the sizes of all messages
+        reads += layout.expert_capacity_factor is None  # sizes of all messages
     elif layout.expert > 1 and job.expert_path != "loop":
-        reads += parts  # how many pairs are here
+        reads += parts  # number of pairs on this rank
     return reads
 
 
 def copied_bytes(job: TrainingJob) -> ExpertPasses:
-    """Count what the loop moves for each expert of all tokens here, not of the expert's own.
+    """Count the bytes that ``loop`` moves for each expert over all tokens, not only its own.
 
-    Forward it copies the float32 sum, 4 bytes read and written; backward each gather of tokens
-    makes a gradient of all of them, zeros but for its own, and adds it to the others'.
+    The forward pass copies the float32 sum: 4 bytes read and 4 written. In the backward pass,
+    each gather creates a gradient for all tokens, mostly zeros, and adds it to the sum.
     """
     if job.expert_path != "loop":
         return ExpertPasses(0.0, 0.0)

@@ -1,4 +1,4 @@
-"""The training job: what the planner reads of a recipe, and the layers of each rank."""
+"""Training job: what the planner reads from a recipe, and the layers of each rank."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ ExpertPath = Literal["grouped", "sorted", "loop"]
 
 
 class LayerKind(NamedTuple):
-    """Layers that are alike: a job with such layers only, their number, how many recompute."""
+    """Group of equal layers: a job with only such layers, their number, how many recompute."""
 
     job: "TrainingJob"
     layers: int
@@ -31,22 +31,19 @@ class LayerKind(NamedTuple):
 class TrainingJob:
     """One training step: the model, the layout, the batch and the precision.
 
-    ``layers_by_stage`` are the layers of each pipeline stage. ``head_stage`` has the head and
-    ``mtp_depth`` more layers, which predict further tokens in training.
-    ``splits_backward``: the schedule computes weight gradients in passes of their own.
+    ``head_stage`` has the head and the ``mtp_depth`` additional layers, which predict further
+    tokens in training. ``splits_backward``: weight gradients have passes of their own.
 
-    Bytes are per number: weights, the gradients of a microbatch that stay, the buffer in which
-    they add up (each 0 if there is none), the mean that an optimizer's shard gets (0 if it
-    reads the sums), the master copy and all moments of the optimizer. ``cast_bytes`` are kept
-    of each weight for each microbatch in flight. ``reduce_bytes`` are sent of each gradient,
-    ``gather_bytes`` of each weight; the gradient that a weight gets has as many. A checkpoint
-    has ``saved_bytes``.
+    Bytes are per number: the weights, the gradients of a microbatch that stay, the buffer that
+    accumulates them (each 0 if absent), the mean that an optimizer's shard reads (0 if it reads
+    the sums), the master copy, and all moments of the optimizer. ``cast_bytes`` count for each
+    weight and microbatch in flight. ``reduce_bytes`` are sent per gradient, ``gather_bytes``
+    per weight; a weight's own gradient also has ``gather_bytes``.
 
-    ``uses_sdpa``: attention is torch's scaled dot product, which gets values as wide as keys,
-    and one of a context rank's two chunks at a time. ``even_load``: routing is forced to be
-    uniform. ``muon``: hidden matrices have one moment. Layers with a window may have another
-    kernel: ``attention_passes`` is then the mean, and one kernel that is not fused counts for
-    all.
+    ``uses_sdpa``: attention is torch's scaled dot product, with values as wide as keys, and one
+    call for each of a context rank's two chunks. ``even_load``: routing is uniform. ``muon``:
+    hidden matrices have one moment. If layers with a window use another kernel,
+    ``attention_passes`` is the mean, and a single unfused kernel makes all count as unfused.
     """
 
     shape: DecoderSpec
@@ -79,7 +76,9 @@ class TrainingJob:
 
     @property
     def tokens_per_step(self) -> int:
-        sequences = self.layout.microbatch_sequences * self.microbatches * self.layout.replicas
+        sequences = (
+            self.layout.microbatch_sequences * self.microbatches * self.layout.num_replicas
+        )
         return sequences * self.sequence_length
 
     @property
@@ -90,18 +89,18 @@ class TrainingJob:
 
     @property
     def value_width(self) -> int:
-        """Width of the values of a head in the attention kernel."""
+        """Width of a head's values in the attention kernel."""
         attention = self.shape.attention
-        return attention.head_dim if self.uses_sdpa else attention.values
+        return attention.head_dim if self.uses_sdpa else attention.value_width
 
     @property
     def expert_padding(self) -> float:
-        """Rows that local experts get for each pair of token and expert, at even load."""
-        return min(self.layout.expert_bound or 1.0, float(self.layout.expert))
+        """Rows that local experts process per (token, expert) pair, at even load."""
+        return min(self.layout.expert_capacity_factor or 1.0, float(self.layout.expert))
 
     @property
-    def overlaps(self) -> bool:
-        """Whether collectives of data ranks, in buckets, run during passes."""
+    def has_overlap(self) -> bool:
+        """Whether bucketed collectives of data ranks overlap with passes."""
         layout = self.layout
         if layout.engine == "deepspeed":
             return layout.deepspeed is not None and layout.deepspeed.overlap_comm
@@ -109,67 +108,106 @@ class TrainingJob:
 
     @property
     def bucket_elements(self) -> int:
-        """Numbers that one collective of gradients carries."""
+        """Number of elements in one gradient collective."""
         layout = self.layout
         if layout.engine == "deepspeed":
             return layout.deepspeed.reduce_bucket_size if layout.deepspeed else DEEPSPEED_BUCKET
         return layout.bucket_elements
 
     @property
-    def groups(self) -> RankGroups:
+    def rank_groups(self) -> RankGroups:
         return RankGroups(self.layout, self.devices_per_node)
 
     @cached_property
-    def placement(self) -> StagePlacement:
-        return StagePlacement.of(self.layout)
+    def stage_placement(self) -> StagePlacement:
+        return StagePlacement.from_degrees(self.layout)
 
     @cached_property
-    def dense(self) -> Self:
+    def dense_job(self) -> Self:
         """The same job with only leading layers, which have no experts."""
-        job = self.with_layout(data=self.layout.replicas, expert=1)
-        return replace(job, shape=self.shape.dense)
+        job = self.with_layout(data=self.layout.num_replicas, expert=1)
+        return replace(job, shape=self.shape.dense_decoder)
 
     def with_layout(self, **changes: object) -> Self:
-        """Return the job with other values of some keys of the layout, unchecked."""
+        """Return the job with other values of layout keys, without validation."""
         return replace(self, layout=self.layout.model_copy(update=changes))
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """List the stages of a pipeline rank."""
-        return self.placement.stages_of(rank)
+        return self._stages_by_rank[rank]
 
     def has_head(self, rank: int) -> bool:
         return self.head_stage in self.stages_of(rank)
 
-    @property
+    @cached_property
     def equal_ranks(self) -> list[list[int]]:
-        """Group the pipeline ranks that compute and hold the same; the first one is alone."""
-        groups = defaultdict[tuple[int, int, bool, bool], list[int]](list)
+        """Groups of pipeline ranks with equal work and memory. The first rank is separate."""
+        groups = defaultdict[tuple[object, ...], list[int]](list)
         for rank in range(self.layout.pipeline):
-            layers = self.layers_of(rank), self.recomputed_of(rank)
+            layers: tuple[object, ...] = self.layers_of(rank), self.recomputed_of(rank)
+            if self.shape.pattern is not None:
+                layers = tuple(kind[1:] for kind in self.layer_kinds(self.stages_of(rank)))
             groups[*layers, rank == 0, self.has_head(rank)].append(rank)
         return list(groups.values())
 
     def layers_of(self, rank: int) -> int:
         """Count the layers of a pipeline rank."""
-        return sum(map(len, self._layer_ranges(self.stages_of(rank))))
+        return self._layers_by_rank[rank][0]
 
     def recomputed_of(self, rank: int) -> int:
-        """Count the layers of a pipeline rank that are recomputed, if any layer is."""
-        return sum(map(self._recomputed, self._layer_ranges(self.stages_of(rank))))
+        """Count the layers of a pipeline rank that recompute, if any layer does."""
+        return self._layers_by_rank[rank][1]
 
     def layer_kinds(self, stages: Iterable[int]) -> tuple[LayerKind, ...]:
-        """Count the layers of these stages: all but the leading ones, then these, if any."""
+        """Return the layer kinds of these stages, with the leading layers last."""
+        if self.shape.pattern is not None:
+            return self._pattern_kinds(stages)
         ranges, leading = self._layer_ranges(stages), self.shape.leading_layers
         kinds = [
-            (self, [range(max(one.start, leading), max(one.stop, leading)) for one in ranges])
+            (
+                self,
+                [range(max(span.start, leading), max(span.stop, leading)) for span in ranges],
+            )
         ]
         if leading:
-            first = [range(min(one.start, leading), min(one.stop, leading)) for one in ranges]
-            kinds.append((self.dense, first))
+            first = [
+                range(min(span.start, leading), min(span.stop, leading)) for span in ranges
+            ]
+            kinds.append((self.dense_job, first))
         return tuple(
             LayerKind(job, sum(map(len, parts)), sum(map(self._recomputed, parts)))
             for job, parts in kinds
         )
+
+    def _pattern_kinds(self, stages: Iterable[int]) -> tuple[LayerKind, ...]:
+        layers = [layer for span in self._layer_ranges(stages) for layer in span]
+        every, shape = self.layout.recompute_every, self.shape
+        indices = defaultdict[object, list[int]](list)
+        for layer in layers:
+            indices[shape.kind_of(layer)].append(layer)
+        return tuple(
+            LayerKind(job, len(indices[kind]), sum(n % every == 0 for n in indices[kind]))
+            for kind, job in self._job_by_kind.items()
+        )
+
+    @cached_property
+    def _job_by_kind(self) -> Mapping[object, Self]:
+        """One job for each kind of layer; a kind without experts has no expert ranks."""
+        dense = self.with_layout(data=self.layout.num_replicas, expert=1)
+        return {
+            kind: replace(self if shape.mlp.num_experts else dense, shape=shape)
+            for kind, shape in self.shape.kind_shapes.items()
+        }
+
+    # A layout search reads these many times for each job.
+    @cached_property
+    def _stages_by_rank(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(map(self.stage_placement.stages_of, range(self.layout.pipeline)))
+
+    @cached_property
+    def _layers_by_rank(self) -> tuple[tuple[int, int], ...]:
+        ranges = map(self._layer_ranges, self._stages_by_rank)
+        return tuple((sum(map(len, own)), sum(map(self._recomputed, own))) for own in ranges)
 
     @cached_property
     def _stage_ends(self) -> tuple[int, ...]:
@@ -183,26 +221,26 @@ class TrainingJob:
         ]
 
     def _recomputed(self, layers: range) -> int:
-        """Count the layers whose number ``recompute_every`` divides."""
+        """Count the layers with an index that is a multiple of ``recompute_every``."""
         every = self.layout.recompute_every
         return -(-layers.stop // every) - -(-layers.start // every)
 
 
 def job_from_recipe(recipe: Recipe) -> TrainingJob:
-    """Read a resolved recipe."""
+    """Read a training job from a resolved recipe."""
     parallelism = recipe.parallelism
-    layers = recipe.derived.layers_by_stage
+    layers = recipe.derived_numbers.layers_by_stage
     kernels = attention_backends(recipe).values()
     return TrainingJob(
-        shape=recipe.shape,
+        shape=recipe.decoder_spec,
         layout=parallelism,
         devices_per_node=recipe.cluster.devices_per_node,
         layers_by_stage=layers,
         head_stage=len(layers) - 1,
-        mtp_depth=recipe.shape.mtp_depth,
+        mtp_depth=recipe.decoder_spec.mtp_depth,
         splits_backward=splits_backward(parallelism),
         sequence_length=recipe.budget.sequence_length,
-        microbatches=recipe.derived.microbatches_per_step,
+        microbatches=recipe.derived_numbers.microbatches_per_step,
         compute=_computed(recipe.precision),
         **number_bytes(recipe.precision, parallelism, moments_of(recipe.optimizer)),
         dropout=bool(recipe.model.get("dropout")),
@@ -216,40 +254,41 @@ def job_from_recipe(recipe: Recipe) -> TrainingJob:
 
 
 def _expert_path(recipe: Recipe) -> ExpertPath:
-    """Choose as `components.model.moe.Mixture` does, by the cluster's kind of device."""
+    """Return the expert path that `components.model.moe.Mixture` chooses on this device."""
     if recipe.model["mlp"].get("path") == "loop":
         return "loop"
-    # Torch has no grouped products for Intel's devices up to 2.14.
+    # Torch up to 2.14 has no grouped products for Intel devices.
     fast = recipe.cluster.device == "cuda" and _computed(recipe.precision) == "bfloat16"
     return "grouped" if fast else "sorted"
 
 
 def _computed(precision: Precision) -> str:
-    # No measured step stands behind float8: it is planned as what it is built upon.
+    # No measurements exist for float8: the planner treats it as its base type.
     return "bfloat16" if precision.compute in {"auto", FLOAT8} else precision.compute
 
 
 def moments_of(optimizer: Mapping[str, Any]) -> int:
-    """Count the means that an optimizer keeps of a weight's gradients and of their squares."""
+    """Count the optimizer's moments: means of a weight's gradients and of their squares."""
     return sum(f"beta{number}" in optimizer for number in (1, 2, 3))
 
 
 def number_bytes(
     precision: Precision, parallelism: Parallelism, moments: int
 ) -> dict[str, Any]:
-    """Name the bytes of each number of a job, as our two engines hold it."""
+    """Return the bytes per number of a job as the two engines store them."""
     if parallelism.engine == "mesh":
         return _on_mesh(precision, parallelism.zero, moments)
     return _in_deepspeed(precision, moments)
 
 
 def _on_mesh(precision: Precision, zero: int, moments: int) -> dict[str, Any]:
-    """Follow `components.distributed.data`: a weight's own gradient stays for a moment only.
+    """Return the bytes per number as in `components.distributed.data`.
 
-    ZeRO 2 and 3 add up in the optimizer's shards; those of ZeRO 3 are the weights.
+    A weight's own gradient exists only briefly. ZeRO 2 and 3 accumulate in the optimizer's
+    shards. The shards of ZeRO 3 are the weights.
     """
     compute = BYTES[_computed(precision)]
-    exact = precision.compute == FLOAT8  # torchao rounds by itself
+    exact = precision.compute == FLOAT8  # torchao rounds on its own
     automatic = BYTES["float32"] if exact else compute
     weights = automatic if precision.weights == "auto" else BYTES[precision.weights]
     finer = max(weights, BYTES["float32"])
@@ -270,20 +309,20 @@ def _on_mesh(precision: Precision, zero: int, moments: int) -> dict[str, Any]:
 
 
 def _in_deepspeed(precision: Precision, moments: int) -> dict[str, Any]:
-    """DeepSpeed computes with rounded weights beside its own float32 copy."""
+    """Return the bytes per number of DeepSpeed: rounded weights and a float32 copy."""
     compute = _computed(precision)
-    held = BYTES[compute]
-    exact = max(held, BYTES["float32"])
-    added_up_beside = held < exact and precision.accumulate != compute
+    width = BYTES[compute]
+    exact = max(width, BYTES["float32"])
+    separate_sum = width < exact and precision.accumulate != compute
     return {
-        "weight_bytes": held,
-        "gradient_bytes": held,
-        "accumulate_bytes": BYTES[precision.accumulate] if added_up_beside else 0,
+        "weight_bytes": width,
+        "gradient_bytes": width,
+        "accumulate_bytes": BYTES[precision.accumulate] if separate_sum else 0,
         "shard_gradient_bytes": 0,
-        "master_bytes": exact if held < exact else 0,
+        "master_bytes": exact if width < exact else 0,
         "moment_bytes": moments * exact,
         "cast_bytes": 0,
         "reduce_bytes": BYTES[precision.reduce],
-        "gather_bytes": held,
+        "gather_bytes": width,
         "saved_bytes": (1 + moments) * exact,
     }

@@ -1,11 +1,9 @@
-"""Every legal layout of a recipe on a number of ranks, and on how many nodes there is one.
+"""Layout search space: every legal layout of a recipe on a number of ranks, and node counts.
 
-What may stand in a layout is asked of the recipe's own rules (`components.config`); here only
-the values are listed that are worth asking about. Left out, unless the recipe names them, are
-GPipe, which waits as long as 1F1B and keeps more, and tensor ranks that could be sequence
-parallel and are not: the plan's formulas never prefer them. And schedules made to split the
-backward pass where it stays whole: the formulas do not count the messages that interleaved
-stages hide.
+The rules in `components.config` decide which layouts are legal. Unless the recipe sets them,
+this module skips GPipe (as slow as 1F1B, more activations), tensor without sequence parallelism
+where both are possible, and split-backward schedules in runs that do not split the backward
+pass (the formulas do not count the messages that interleaved stages hide).
 """
 
 from collections.abc import Callable, Iterator
@@ -35,24 +33,25 @@ SEARCHED = (
 )
 SCHEDULES = ("1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev")
 STAGES = (1, 2, 4)
-# The largest machine of a profile has 127,488 devices.
+# The largest machine in the profiles has 127,488 devices.
 MOST_DEVICES = 131_072
-# Where node-days fall with more nodes, they are taken to fall by this at most.
+# If the node-days of a run decrease with more nodes, they are assumed to decrease by this
+# factor at most.
 GAIN = 0.9
-Places = tuple[int, int, int, int]
+AxisDegrees = tuple[int, int, int, int]
 
 
 class LayoutFamily(NamedTuple):
-    """Legal layouts that differ in the sequences of a microbatch alone."""
+    """Legal layouts that differ only in the number of sequences per microbatch."""
 
     degrees: Parallelism
     sizes: tuple[int, ...]
 
 
 class Layouts:
-    """The layouts of ``template`` on ``ranks``; the keys in ``fixed`` keep its values.
+    """Legal layouts of ``template`` on ``ranks``, with the recipe's values of ``fixed`` keys.
 
-    ``considered`` and ``legal`` count, once all are listed.
+    ``considered`` and ``legal`` are complete after all families have been listed.
     """
 
     def __init__(self, template: Recipe, *, ranks: int, fixed: frozenset[str]) -> None:
@@ -61,8 +60,8 @@ class Layouts:
         self._sizes: dict[tuple[int, int, str], tuple[int, ...]] = {}
         self.considered = self.legal = 0
 
-    def families(self) -> Iterator[LayoutFamily]:
-        """List all legal layouts, those of like degrees together."""
+    def iterate_families(self) -> Iterator[LayoutFamily]:
+        """Yield all legal layouts, grouped by degrees."""
         for places in self._places():
             for degrees in self._settings(places):
                 sizes = self._microbatches(degrees)
@@ -71,9 +70,9 @@ class Layouts:
                     self.legal += len(sizes)
                     yield LayoutFamily(degrees, sizes)
 
-    def _places(self) -> Iterator[Places]:
-        """List tensor, pipeline, expert and context degrees that divide ranks and model."""
-        shape = self._template.shape
+    def _places(self) -> Iterator[AxisDegrees]:
+        """Yield tensor, pipeline, expert and context degrees that divide ranks and model."""
+        shape = self._template.decoder_spec
         experts = shape.mlp.num_experts or 1
         length = self._template.budget.sequence_length
         for tensor in self._values("tensor", shape.attention.num_heads):
@@ -87,8 +86,8 @@ class Layouts:
                             yield tensor, pipeline, expert, context
 
     def _takes_tensor(self, tensor: int) -> bool:
-        """Ask the rules once whether model and engine take so many tensor ranks at all."""
-        if tensor == 1 or not tensor_fits(self._template.shape, tensor):
+        """Check whether the model and the engine support this tensor degree."""
+        if tensor == 1 or not tensor_fits(self._template.decoder_spec, tensor):
             return tensor == 1
         alone = dict.fromkeys(("pipeline", "expert", "context", "data_shard"), 1)
         alone |= {"tensor": tensor, "data": self._ranks // tensor, "sequence_parallel": False}
@@ -104,7 +103,7 @@ class Layouts:
         chosen = (getattr(self._base, axis),) if fixed else range(1, min(most, left) + 1)
         return (degree for degree in chosen if not rest and left % degree == 0)
 
-    def _settings(self, places: Places) -> Iterator[Parallelism]:
+    def _settings(self, places: AxisDegrees) -> Iterator[Parallelism]:
         tensor, pipeline, expert, context = places
         data = self._ranks // (tensor * pipeline * expert * context)
         moved = "data" in self._fixed and data != self._base.data
@@ -115,8 +114,8 @@ class Layouts:
         degrees["sequence_parallel"] = self._sequence_parallel(tensor, context)
         if "data_shard" not in self._fixed:
             degrees["data_shard"] = data * expert
-        kept = self._base.schedule, self._base.stages_per_rank
-        schedules = self._schedules if pipeline > 1 else (kept,)
+        base_schedule = self._base.schedule, self._base.stages_per_rank
+        schedules = self._schedules if pipeline > 1 else (base_schedule,)
         zeros = (self._base.zero,) if "zero" in self._fixed else (0, 1, 2, 3)
         for zero, (schedule, stages), again in product(zeros, schedules, self._again):
             degrees |= {"zero": zero, "recompute": again[0], "recompute_every": again[1]}
@@ -130,10 +129,10 @@ class Layouts:
         return degrees.schedule in SPLIT_SCHEDULES and not (own or splits_backward(degrees))
 
     def _fits_batch(self, replicas: int, pipeline: int) -> bool:
-        """Leave out at once what gives a data rank less than a microbatch for each stage."""
+        """Check that each data rank gets at least one microbatch per pipeline stage."""
         return all(
             plateau.samples % replicas == 0 and plateau.samples // replicas >= pipeline
-            for plateau in self._template.ramp.plateaus
+            for plateau in self._template.batch_ramp.batch_stages
         )
 
     def _sequence_parallel(self, tensor: int, context: int) -> bool:
@@ -144,16 +143,16 @@ class Layouts:
 
     @cached_property
     def _again(self) -> tuple[tuple[object, int], ...]:
-        """Nothing, all that is cheap, whole layers, or what the recipe itself recomputes."""
+        """Recomputation settings to try: none, selective, full and the recipe's own."""
         base = self._base.recompute, self._base.recompute_every
-        # In a fixed order: of layouts that are equal the first is named.
+        # The order is fixed because the first of several equal layouts is reported.
         every = dict.fromkeys((("none", 1), ("selective", 1), ("full", 1), base))
         fixed = {"recompute", "recompute_every"} & self._fixed
         return (base,) if fixed else tuple(every)
 
     @cached_property
     def _schedules(self) -> tuple[tuple[str, int], ...]:
-        """Pair schedules with the stages that they have on a rank, as far as the rules let."""
+        """Pair each schedule with the numbers of stages per rank that the rules allow."""
         base = self._base
         names = (base.schedule,) if "schedule" in self._fixed else SCHEDULES
         stages = (base.stages_per_rank,) if "stages_per_rank" in self._fixed else STAGES
@@ -168,16 +167,19 @@ class Layouts:
         if key not in self._sizes:
             replicas, pipeline, schedule = key
             self._sizes[key] = microbatch_sizes(
-                self._template.ramp, replicas=replicas, pipeline=pipeline, schedule=schedule
+                self._template.batch_ramp,
+                replicas=replicas,
+                pipeline=pipeline,
+                schedule=schedule,
             )
         if self._microbatches_are_free:
             return self._sizes[key]
-        kept = self._base.microbatch_sequences
-        return tuple(size for size in self._sizes[key] if size == kept)
+        microbatch = self._base.microbatch_sequences
+        return tuple(size for size in self._sizes[key] if size == microbatch)
 
     @cached_property
     def _microbatches_are_free(self) -> bool:
-        """Whether the user and the rules let a run have other microbatches: routers do not."""
+        """Whether the user and the rules allow other microbatch sizes; routers forbid it."""
         if "microbatch_sequences" in self._fixed:
             return False
         other = self._changed(microbatch_sequences=self._base.microbatch_sequences + 1)
@@ -188,7 +190,7 @@ class Layouts:
         return _holds(check_degrees, recipe) and _holds(check_mathematics, template, recipe)
 
     def holds_in_phases(self, degrees: Parallelism) -> bool:
-        """Whether each phase of the run, with its own keys, can be taken in the layout too."""
+        """Check that every phase of the run, with its own keys, is legal in this layout."""
         recipe = self._with(degrees)
         return all(_holds(recipe_of, recipe, name) for name in recipe.phases)
 
@@ -202,7 +204,7 @@ class Layouts:
         return self._base.model_copy(update=values)
 
     def _with(self, degrees: Parallelism) -> Recipe:
-        """Put degrees into the template, unchecked: the rules are asked one by one."""
+        """Put the degrees into the template without validation: callers check single rules."""
         assert "derived" not in self._template.__dict__, "it would be that of other degrees"
         return self._template.model_copy(
             update={"parallelism": degrees, "cluster": self._cluster}
@@ -218,22 +220,21 @@ def _holds(check: Callable[..., object], *arguments: object) -> bool:
 
 
 def most_nodes(cluster: Cluster) -> int:
-    """Return how many nodes a job may have at most, as far as the profile knows."""
+    """Return the largest number of nodes of a job, as far as the profile specifies it."""
     queues = [queue.most_nodes for queue in cluster.queues if not queue.debug]
     return max(queues, default=MOST_DEVICES // cluster.devices_per_node)
 
 
 def has_layout(template: Recipe, nodes: int, fixed: frozenset[str]) -> bool:
-    """Whether any layout is legal on so many nodes."""
+    """Check whether any layout is legal on this number of nodes."""
     ranks = nodes * template.cluster.devices_per_node
-    return any(True for _ in Layouts(template, ranks=ranks, fixed=fixed).families())
+    return any(True for _ in Layouts(template, ranks=ranks, fixed=fixed).iterate_families())
 
 
 def near_nodes(cluster: Cluster, ranks: int) -> Iterator[int]:
-    """List numbers of nodes for ``ranks``: theirs if they fill nodes, else a quarter around.
+    """Yield node counts for ``ranks``, nearest first: the exact one, else within a quarter.
 
-    The nearest comes first. Those that no queue takes for a long run are left out; where that
-    leaves none, the nearest that a queue takes are listed.
+    Only counts that a queue accepts for a long run; without any, the nearest such count.
     """
     devices, most = cluster.devices_per_node, most_nodes(cluster)
     whole, rest = divmod(ranks, devices)
@@ -241,9 +242,9 @@ def near_nodes(cluster: Cluster, ranks: int) -> Iterator[int]:
         span = [min(whole, most)]
     else:
         span = list(range(max(1, 3 * whole // 4), min(5 * whole // 4 + 1, most) + 1))
-    taken = [nodes for nodes in span if takes_runs(cluster, nodes)]
-    found = taken or nearest_nodes(cluster, whole) or span
-    yield from sorted(found, key=lambda nodes: abs(nodes * devices - ranks))
+    accepted = [nodes for nodes in span if takes_runs(cluster, nodes)]
+    candidates = accepted or nearest_nodes(cluster, whole) or span
+    yield from sorted(candidates, key=lambda nodes: abs(nodes * devices - ranks))
 
 
 def fewest_nodes(
@@ -253,13 +254,11 @@ def fewest_nodes(
     within_days: float,
     days_on: Callable[[int], float | None],
 ) -> int:
-    """Go up through the numbers of nodes that have a layout until a run is over in time.
+    """Return the smallest number of nodes on which the run finishes within the given days.
 
-    As twice the nodes are not much more than twice as fast, numbers that are far too small
-    are leapt over. ``days_on`` returns nothing where no layout fits.
-
-    Raises:
-        RecipeError: no number of nodes reaches it; the nearest is named.
+    Twice the nodes are hardly more than twice as fast, so the search skips small numbers.
+    ``days_on`` returns None if no layout fits. RecipeError names the fastest number if all
+    fail.
     """
     cluster = template.cluster
     days: dict[int, float] = {}
@@ -268,13 +267,13 @@ def fewest_nodes(
         if not takes_runs(cluster, nodes):
             nodes += 1
             continue
-        found = days_on(nodes) if has_layout(template, nodes, fixed) else None
-        if found is not None:
-            if found <= within_days:
+        run_days = days_on(nodes) if has_layout(template, nodes, fixed) else None
+        if run_days is not None:
+            if run_days <= within_days:
                 return nodes
-            days[nodes] = found
+            days[nodes] = run_days
             if nodes >= 8 * min(days, key=days.__getitem__):
-                break  # eight times the nodes of the quickest are no quicker
+                break  # 8 times the nodes of the fastest are not faster
         node_days = min((count * each for count, each in days.items()), default=0.0)
         nodes = max(nodes + 1, ceil(GAIN * node_days / within_days))
     if not days:

@@ -1,8 +1,9 @@
-"""Seconds of one microbatch's passes: through a layer, the head, and a pipeline rank.
+"""Pass time: seconds of one microbatch through a layer, the head and a pipeline rank.
 
-A rank takes the longer of what the device computes and what the host can start.
+A rank takes the longer of the device's compute time and the host's launch time.
 """
 
+from collections.abc import Mapping
 from math import sqrt
 from typing import NamedTuple
 
@@ -13,27 +14,38 @@ from components.planner.activations import moved_bytes_per_token
 from components.planner.experts import (
     ExpertPasses,
     copied_bytes,
+    count_expert_starts,
     held_experts,
     host_reads,
     repeats_experts,
-    started,
 )
 from components.planner.job import TrainingJob
 from components.planner.products import (
     Product,
-    attention_products,
     filled_fraction,
     head_product,
     layer_products,
+    mixing_products,
     mlp_products,
     mtp_product,
     shared_products,
 )
 from components.planner.software import SoftwareSpeed
 
+# Launches of operators, forward and backward. Dry runs count as many (test_launches.py). A
+# weight's gradient is added to a sum and cleared; rotary positions change queries and keys.
+# Masks and losses are launched once for each microbatch.
+PRODUCT_LAUNCHES, WEIGHT_LAUNCHES, NORM_LAUNCHES, ROTARY_LAUNCHES = 3, 2, 2, 24
+LAYER_LAUNCHES, GATE_LAUNCHES, DROPOUT_LAUNCHES, END_LAUNCHES = 14, 3, 4, 90
+UPDATE_LAUNCHES = 3  # for each weight in the optimizer step
+TENSOR_CALLS = 10  # 4 gathers and 4 scatters of a layer, and 2 gathers that are repeated
+# Operators of a chunk, forward and backward, without and with corrections; a test counts them.
+SCAN_STARTS = {2: 17.0, 3: 23.0}
+FORWARD_SCAN_STARTS = {2: 6.0, 3: 8.0}  # the operators of the forward pass
+
 
 def busy_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> list[float]:
-    """List the seconds of one microbatch on each pipeline rank; most ranks are alike."""
+    """Return the seconds of one microbatch on each pipeline rank; compute equal ranks once."""
     busy = [0.0] * job.layout.pipeline
     for ranks in job.equal_ranks:
         seconds = rank_seconds(job, ranks[0], hardware, speed)
@@ -45,11 +57,16 @@ def busy_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> 
 def rank_seconds(
     job: TrainingJob, rank: int, hardware: Hardware, speed: SoftwareSpeed
 ) -> float:
-    """Take one microbatch forward and backward through the stages of one rank."""
+    """Return the seconds of one microbatch forward and backward through one rank's stages."""
     stages, product, traffic = job.stages_of(rank), 0.0, 0.0
-    host = sum(n * host_seconds(kind, speed) for kind, n, _ in job.layer_kinds(stages))
+    host = sum(
+        layers * host_seconds(kind, hardware, speed)
+        + again * repeated_seconds(kind, hardware, speed)
+        for kind, layers, again in job.layer_kinds(stages)
+    )
     if job.head_stage in stages:
         product, traffic = head_seconds(job, hardware, speed)
+        host += END_LAUNCHES * speed.launch_seconds
     device = sum(layers_parts(job, rank, hardware, speed).values()) + (3 * product + traffic)
     return max(device, host) + 2 * _message_seconds(job, speed, len(stages))
 
@@ -57,17 +74,14 @@ def rank_seconds(
 def forward_seconds(
     job: TrainingJob, rank: int, hardware: Hardware, speed: SoftwareSpeed
 ) -> float:
-    """Take one microbatch forward through the stages of one rank.
-
-    Of what a training step counts for both passes, memory traffic and the host's work are
-    a third, collectives of tensor ranks a half.
-    """
+    """Return the seconds of one microbatch forward through one rank's stages."""
     stages = job.stages_of(rank)
     device = host = product = traffic = 0.0
     if job.head_stage in stages:
         product, traffic = head_seconds(job, hardware, speed)
+        host += END_LAUNCHES * speed.launch_seconds / 3
     for kind, layers, _ in job.layer_kinds(stages):
-        host += layers * host_seconds(kind, speed) / 3
+        host += layers * host_seconds(kind, hardware, speed) / 3
         layer = layer_seconds(kind, hardware, speed)
         device += layers * (
             layer.products
@@ -82,28 +96,78 @@ def forward_seconds(
 
 
 def _message_seconds(job: TrainingJob, speed: SoftwareSpeed, stages: int) -> float:
-    """Send what the stages of a rank give in one pass, if there is a pipeline."""
+    """Return the seconds to send the outputs of a rank's stages in one pass of a pipeline."""
     return speed.message_seconds * stages if job.layout.pipeline > 1 else 0.0
 
 
-def host_seconds(job: TrainingJob, speed: SoftwareSpeed) -> float:
-    """Return what the host needs to start one layer, forward and backward.
+def host_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> float:
+    """Return the seconds that the host needs to launch one layer, forward and backward.
 
-    The loop over experts starts their operators while the device waits (`_waits`).
+    The loop over experts launches their operators while the device waits (`_waits`).
     """
-    if job.layout.tensor == 1:
-        count = started(job) if job.expert_path != "loop" else ExpertPasses(0.0, 0.0)
-        starts = count.both + repeats_experts(job) * count.forward
-        return speed.layer_seconds + starts * speed.start_seconds
-    crosses = job.groups.along("pipeline").nodes > 1
-    crossing = speed.crossing_layer_seconds * job.layout.tensor if crosses else 0.0
-    return speed.tensor_layer_seconds + crossing
+    count = count_expert_starts(job) if job.expert_path != "loop" else ExpertPasses(0.0, 0.0)
+    launches = count_launches(job) + _count_scan_starts(job, SCAN_STARTS)
+    launches += count.both_passes + repeats_experts(job) * count.forward
+    seconds = launches * speed.launch_seconds
+    if job.layout.tensor > 1:
+        crosses = job.rank_groups.find_group("pipeline").nodes > 1
+        seconds += TENSOR_CALLS * speed.call_seconds
+        seconds += job.layout.tensor * (hardware.across.crossing_layer_seconds or 0.0) * crosses
+    return seconds
+
+
+def repeated_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> float:
+    """Return the seconds that the host needs to launch the recomputed part of one layer."""
+    products, attention = recompute_fraction(job)
+    scans = _count_scan_starts(job, SCAN_STARTS) * speed.launch_seconds
+    repeated = bool(attention) * _count_scan_starts(job, FORWARD_SCAN_STARTS)
+    others = host_seconds(job, hardware, speed) - scans
+    return others * (products + attention) / 6 + repeated * speed.launch_seconds
+
+
+def count_launches(job: TrainingJob) -> float:
+    """Count the operators that the host launches for one layer, forward and backward.
+
+    Experts and scans are counted apart. In compiled layers, the operators between two products
+    are one.
+    """
+    products, biases, norms, weights = _count_weights(job)
+    between = LAYER_LAUNCHES + biases + NORM_LAUNCHES * norms + DROPOUT_LAUNCHES * job.dropout
+    between += GATE_LAUNCHES * job.shape.mlp.gated
+    between += ROTARY_LAUNCHES * (job.shape.positions.base is not None)
+    if job.layout.compile != "none":
+        between = min(between, PRODUCT_LAUNCHES * products)
+    return PRODUCT_LAUNCHES * products + WEIGHT_LAUNCHES * weights + between
+
+
+def count_update_launches(job: TrainingJob, rank: int) -> float:
+    """Count the operators that the host launches in the optimizer step."""
+    layers = job.layer_kinds(job.stages_of(rank))
+    return UPDATE_LAUNCHES * sum(n * _count_weights(kind)[-1] for kind, n, _ in layers)
+
+
+def _count_weights(job: TrainingJob) -> tuple[int, int, int, int]:
+    """Count the products of one layer, their biases, its norms and its weight tensors."""
+    attention, mlp, norm = job.shape.attention, job.shape.mlp, job.shape.norm
+    products = 4 + (attention.key_value_rank is not None) + (3 if mlp.gated else 2)
+    norms = 2 + 2 * (attention.qk_norm is not None)
+    biases = 4 * attention.bias + (3 if mlp.gated else 2) * mlp.bias
+    return products, biases, norms, products + biases + norms * (1 + norm.bias)
+
+
+def _count_scan_starts(job: TrainingJob, per_chunk: Mapping[int, float]) -> float:
+    """Count the operators that the host starts for the chunks of a scan."""
+    mixer = job.shape.layer_type.mixer
+    if mixer is None:
+        return 0.0
+    chunks = job.sequence_length / job.layout.context / mixer.chunk_tokens
+    return per_chunk[mixer.state_products] * chunks
 
 
 def layers_parts(
     job: TrainingJob, rank: int, hardware: Hardware, speed: SoftwareSpeed
 ) -> dict[str, float]:
-    """Name what the passes of all layers of one pipeline rank consist of, in seconds."""
+    """Return the seconds by part of all layers' passes on one pipeline rank."""
     counted: list[tuple[TrainingJob, int]] = []
     for kind, layers, again in job.layer_kinds(job.stages_of(rank)):
         if job.layout.recompute == "none":
@@ -112,56 +176,54 @@ def layers_parts(
             plain = kind.with_layout(recompute="none")
             counted += [(plain, layers - again), (kind, again)]
     parts = dict[str, float]()
-    for one, count in counted:
-        for name, seconds in layer_parts(one, hardware, speed).items():
+    for alike, count in counted:
+        for name, seconds in layer_parts(alike, hardware, speed).items():
             parts[name] = parts.get(name, 0.0) + count * seconds
     return parts
 
 
 def layer_parts(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> dict[str, float]:
-    """Name what a layer's passes consist of, forward once and backward twice, in seconds.
+    """Return the seconds by part of a layer's passes: forward once and backward twice.
 
-    It is a layer that is recomputed, if the job recomputes any. A selective one repeats what
-    moves memory alone, no product and no collective.
+    If the job recomputes any layers, this is a recomputed layer. Selective recomputation
+    repeats only memory-bound operations, no products and no collectives.
     """
     again, layer = recompute_fraction(job), layer_seconds(job, hardware, speed)
     waits, repeats = layer.waits, repeats_experts(job)
     moved = 1.0 if job.layout.recompute == "selective" else sum(again) / 2
+    products = 3 * (layer.products - layer.experts) + layer.experts + layer.experts_backward
     return {
-        "products": layer.all_products + 3 * layer.attention,
+        "products": products + 3 * layer.attention,
         "recomputation": again[0] * layer.products + again[1] * layer.attention,
         "memory traffic": layer.traffic * (1 + moved / 3),
         "tensor collectives": (1 + again[0] / 3) * layer.tensor,
         "expert collectives": communication.expert_seconds(job, hardware, layer.experts)
         + communication.expert_seconds(job, hardware, layer.experts_backward)
         + repeats * communication.repeated_seconds(job, hardware, layer.experts),
-        "experts one by one": waits.both + repeats * waits.forward,
+        "experts one by one": waits.both_passes + repeats * waits.forward,
         "context collectives": communication.context_seconds(job, hardware) * (2 + again[1]),
     }
 
 
 def recompute_fraction(job: TrainingJob) -> tuple[float, float]:
-    """Return the parts of the forward products, and of attention, that are computed twice.
-
-    They are those of a layer that is recomputed.
-    """
+    """Return the recomputed fractions of a layer's forward products and of its attention."""
     if job.layout.recompute in {"none", "selective"}:
         return 0.0, 0.0
     if job.layout.recompute == "full":
         return 1.0, 1.0
-    total = sum(product.flops for product in layer_products(job))
-    attention = sum(product.flops for product in attention_products(job)) / total
+    total = sum(product.num_flops for product in layer_products(job))
+    attention = sum(product.num_flops for product in mixing_products(job)) / total
     has_attention, has_mlp = "attention" in job.layout.recompute, "mlp" in job.layout.recompute
     return has_attention * attention + has_mlp * (1 - attention), float(has_attention)
 
 
 class LayerSeconds(NamedTuple):
-    """Seconds forward of a layer's products, the experts' alone, and attention.
+    """Forward seconds of a layer's products, of the experts alone, of attention and scans.
 
-    Those of experts are the fullest rank's, for which the others wait; of products one by one
-    the backward pass is counted by its own shapes, else it takes twice as long.
-    ``traffic`` moves what the layer keeps as often as the pointwise parts of both passes do,
-    ``tensor`` are collectives of both passes. ``waits`` are those of experts for the host.
+    The experts' seconds are for the fullest rank, because the others wait for it. If experts
+    run one by one, their backward pass is computed from its own shapes; otherwise it takes
+    twice as long. ``traffic`` (of pointwise operations) and ``tensor`` (collectives) are for
+    both passes. ``waits`` are the experts' waits for the host.
     """
 
     products: float
@@ -172,30 +234,21 @@ class LayerSeconds(NamedTuple):
     waits: ExpertPasses
     tensor: float
 
-    @property
-    def all_products(self) -> float:
-        """Seconds of the products of both passes."""
-        return 3 * (self.products - self.experts) + self.experts + self.experts_backward
-
 
 def layer_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> LayerSeconds:
-    """Predict what one layer computes of one microbatch.
-
-    Raises:
-        RecipeError: the device does not compute in the recipe's type, or nobody measured it.
-    """
+    """Predict one layer's compute seconds; RecipeError for a type without a measurement."""
     reached, units = _reached_flops(job, hardware), hardware.compute_units
     rate = reached * speed.product_fraction
     load = load_factor(job, speed)
     moved = moved_bytes_per_token(job, load) * job.microbatch_tokens * speed.traffic
     forward, backward = _expert_seconds(job, mlp_products(job), rate, units)
     experts = ExpertPasses(load * forward, load * backward)
-    always = (*attention_products(job), *shared_products(job))
+    always = (*mixing_products(job), *shared_products(job))
     return LayerSeconds(
         products=_product_seconds(always, rate, units) + experts.forward,
         experts=experts.forward,
         experts_backward=experts.backward,
-        attention=_attention_seconds(job, reached, hardware, speed),
+        attention=_attention_seconds(job, reached, hardware, speed) + _scan_seconds(job, rate),
         traffic=moved / (hardware.memory_gigabytes_per_second * 1e9),
         waits=_waits(job, hardware, speed, experts),
         tensor=communication.tensor_seconds(job, hardware, speed),
@@ -203,10 +256,9 @@ def layer_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) ->
 
 
 def load_factor(job: TrainingJob, speed: SoftwareSpeed) -> float:
-    """Return the share of the fullest expert rank over the mean: all others wait for it.
+    """Return the fullest expert rank's load over the mean load. All other ranks wait for it.
 
-    The loads of a rank's n experts are taken to be independent, so that theirs together are
-    less uneven than one's by the root of n. A rank that has all experts has all pairs.
+    Loads of a rank's n experts count as independent: their deviation is 1 / sqrt(n) of one's.
     """
     if job.even_load or job.layout.expert == 1:
         return 1.0
@@ -217,18 +269,17 @@ def load_factor(job: TrainingJob, speed: SoftwareSpeed) -> float:
 def _waits(
     job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed, computed: ExpertPasses
 ) -> ExpertPasses:
-    """Return what passes take longer than a layer's products and its traffic.
+    """Return the seconds that host waits and copies add to a layer's passes.
 
-    ``computed`` are the seconds of the experts' products, forward and backward. A read drains
-    the device's queue: so the loop hides the start of its operators behind its own products
-    alone, where other paths have the whole layer to hide it behind (`host_seconds`).
+    ``computed`` are the seconds of the experts' products. A read drains the device's queue, so
+    the loop's launches hide only behind its own products, not the whole layer (`host_seconds`).
     """
     read = host_reads(job) * speed.read_seconds
     if job.expert_path != "loop":
         return ExpertPasses(read, 0.0)
     rate = hardware.memory_gigabytes_per_second * 1e9
     copies = ExpertPasses(*(moved / rate for moved in copied_bytes(job)))
-    starts = ExpertPasses(*(count * speed.start_seconds for count in started(job)))
+    starts = ExpertPasses(*(count * speed.launch_seconds for count in count_expert_starts(job)))
     return ExpertPasses(
         read + max(copies.forward, starts.forward - computed.forward),
         max(copies.backward, starts.backward - computed.backward),
@@ -239,7 +290,7 @@ def _product_seconds(
     products: tuple[Product, ...], rate: float, units: int, *, together: bool = False
 ) -> float:
     return sum(
-        product.flops / (rate * filled_fraction(product, units, together=together))
+        product.num_flops / (rate * filled_fraction(product, units, together=together))
         for product in products
     )
 
@@ -247,31 +298,44 @@ def _product_seconds(
 def _attention_seconds(
     job: TrainingJob, reached: float, hardware: Hardware, speed: SoftwareSpeed
 ) -> float:
-    """Take queries times keys and weights times values, of the pairs that a mask leaves.
+    """Return the seconds of the attention products for the pairs that the mask allows.
 
-    Of a causal one 2 x 2 tokens x length x width / 2 (Narayanan et al. 2021, arXiv 2104.04473,
-    appendix); with windows the mean over all layers, whatever their rank. Unfused, all of both
-    products is computed and the matrix goes four times through memory (Dao et al. 2022, arXiv
-    2205.14135, algorithm 0).
+    A causal mask needs 2 x 2 tokens x length x width / 2 (Narayanan et al. 2021, arXiv
+    2104.04473, appendix). With windows, this is the mean over all layers of all ranks. Unfused
+    attention computes all of both products, and its matrix goes four times through memory (Dao
+    et al. 2022, arXiv 2205.14135, algorithm 0).
     """
     attention, tensor = job.shape.attention, job.layout.tensor
     queries = job.microbatch_tokens * attention.num_heads / tensor * job.attention_passes
     width = attention.head_dim + job.value_width
     if job.fused_attention:
-        seen = queries * job.shape.causal_keys(job.sequence_length) / job.shape.num_layers
-        return 2.0 * seen * width / (reached * speed.attention_fraction)
+        attended = queries * job.shape.causal_keys(job.sequence_length) / job.shape.num_layers
+        return 2.0 * attended * width / (reached * speed.attention_fraction)
     pairs = queries * job.sequence_length
     products = 2.0 * pairs * width / (reached * speed.product_fraction)
     return products + 4 * 2 * pairs / (hardware.memory_gigabytes_per_second * 1e9)
 
 
+def _scan_seconds(job: TrainingJob, rate: float) -> float:
+    """Return the seconds of the products of a linear mixer's scan.
+
+    No measurement exists for such small products in float32: the result is a lower bound.
+    Context ranks scan twice, the second time from the states of the earlier tokens.
+    """
+    mixer, layout = job.shape.layer_type.mixer, job.layout
+    if mixer is None:
+        return 0.0
+    scans = 1 + (layout.context > 1)
+    return scans * mixer.scan_flops * job.microbatch_tokens / layout.tensor / rate
+
+
 def _expert_seconds(
     job: TrainingJob, products: tuple[Product, ...], rate: float, units: int
 ) -> tuple[float, float]:
-    """Take the MLP's products, or its experts', forward and backward.
+    """Return the forward and backward seconds of the MLP's or its experts' products.
 
-    One by one an expert's gate is a product of its own, and each has two backward, of the
-    gradients of rows and of weights; so few rows fill the device in none or some of the three.
+    If experts run one by one, an expert's gate is a separate product, and the two backward
+    products (for rows and for weights) have other shapes, which may not fill the device.
     """
     if not job.shape.mlp.num_experts or job.expert_path == "grouped":
         together = bool(job.shape.mlp.num_experts)
@@ -279,40 +343,37 @@ def _expert_seconds(
         return forward, 2 * forward
     up, down = products
     ups = 2 if job.shape.mlp.gated else 1
-    alone = (up._replace(columns=up.columns / ups, times=up.times * ups), down)
+    single = (up._replace(columns=up.columns / ups, times=up.times * ups), down)
     backward = [
-        turned
-        for one in alone
-        for turned in (
-            one._replace(columns=one.depth, depth=one.columns),
-            one._replace(rows=one.columns, columns=one.depth, depth=one.rows),
+        gradient
+        for product in single
+        for gradient in (
+            product._replace(columns=product.depth, depth=product.columns),
+            product._replace(rows=product.columns, columns=product.depth, depth=product.rows),
         )
     ]
-    forward = _product_seconds(alone, rate, units)
+    forward = _product_seconds(single, rate, units)
     return forward, _product_seconds(tuple(backward), rate, units)
 
 
 def head_seconds(
     job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed
 ) -> tuple[float, float]:
-    """Return the seconds of the head's product forward, and of moving its logits.
-
-    Each depth that predicts further tokens has both again, and its map of two vectors.
-    """
+    """Return the forward seconds of the head's product, and the seconds to move its logits."""
     depth, units = job.mtp_depth, hardware.compute_units
     rate = _reached_flops(job, hardware) * speed.product_fraction
     products = (*(1 + depth) * (head_product(job),), *depth * (mtp_product(job),))
     product = _product_seconds(products, rate, units)
     logits = job.microbatch_tokens * job.shape.padded_vocab_size / job.layout.tensor
     each = speed.logit_bytes_moved
-    if job.shape.z_loss:  # as counted, tests/components/model/test_loss_precision.py
+    if job.shape.z_loss:  # counted in tests/components/model/test_loss_precision.py
         each += 31.0
     moved = (1 + depth) * logits * each
     return product, moved / (hardware.memory_gigabytes_per_second * 1e9)
 
 
 def _reached_flops(job: TrainingJob, hardware: Hardware) -> float:
-    """Return FLOP/s that large products reach in the recipe's type."""
+    """Return the FLOP/s that large products reach in the recipe's type."""
     if job.compute not in hardware.peak_teraflops:
         raise RecipeError(
             "precision.compute",

@@ -1,4 +1,4 @@
-"""Plan a recipe, and the layouts that a search found beside the published one."""
+"""Plan of a recipe, and of the layouts that a search found, compared to the published one."""
 
 from components.config.check import check_recipe
 from components.config.phases import recipes_of
@@ -10,32 +10,32 @@ from components.planner.job import TrainingJob
 from components.planner.memory import GIB
 from components.planner.passes import busy_seconds, layers_parts
 from components.planner.queues import queue_of_run, queue_remark, with_spares
-from components.planner.result import LayoutsFound, Plan
+from components.planner.result import LayoutPlans, Plan
 from components.planner.run_time import plan_run_time
 from components.planner.search import LayoutSearch
-from components.planner.software import software_of
+from components.planner.software import Calibration, software_of
 from components.planner.time import plan_steps
 
-# Parts of a step that differ by less of it are left out.
+# Differences below this fraction of a step are not listed.
 WORTH_NAMING = 0.02
 
 
-def plan_recipe(recipe: Recipe) -> Plan:
-    """Predict from numbers alone: published and assumed figures and names are not read.
+def plan_recipe(recipe: Recipe, measured: Calibration | None = None) -> Plan:
+    """Predict from numbers only, not from published figures; RecipeError without a profile.
 
-    Raises:
-        RecipeError: the cluster has no physical profile.
+    ``measured`` replaces the cluster's calibration.
     """
     cluster, hardware, run = recipe.cluster, recipe.cluster.hardware, None
     if isinstance(hardware, str):
         raise RecipeError(
             "cluster.hardware",
-            f"nobody has measured the cluster {cluster.name!r}",
-            f"plan for a machine with a profile: cluster={recipe.home}",
+            f"there is no measured hardware profile of the cluster {cluster.name!r}",
+            f"plan for a machine with a profile: cluster={recipe.reference_cluster}",
         )
-    software, calibration = software_of(cluster)
-    remaining = filter(_has_steps, recipes_of(recipe).values())
-    steps, error = plan_steps(remaining, hardware, software)
+    software, calibration = software_of(cluster, measured)
+    phases = recipes_of(recipe).values()
+    own = (phase for phase in phases if phase.phase_span.end_step > phase.first_step)
+    steps, error = plan_steps(own, hardware, software)  # without steps that a parent took
     missing = unmeasured = _missing_figures(hardware, steps[0].job)
     if error is None:
         run = plan_run_time(steps, hardware, software)
@@ -59,35 +59,31 @@ def plan_recipe(recipe: Recipe) -> Plan:
     )
 
 
-def _has_steps(phase: Recipe) -> bool:
-    """Whether the run takes steps of a phase, or its parent took all of them."""
-    return phase.span.end_step > phase.first_step
-
-
 def _missing_figures(hardware: Hardware, job: TrainingJob) -> tuple[RecipeError, ...]:
-    """Name the figures that the plan went on without, and how to measure each."""
+    """List the numbers that the profile lacks, with the way to measure each."""
     path, layout = "cluster.hardware", job.layout
-    found = []
+    errors = []
     if hardware.usable_bytes is None and hardware.context_bytes is None:
         problem = "not measured; all of the device's memory counts as usable"
         remedy = "read the free memory of a device after the first collective, before any model"
-        found.append(RecipeError(f"{path}.context_bytes", problem, remedy))
+        errors.append(RecipeError(f"{path}.context_bytes", problem, remedy))
     inside = hardware.inside.all_gather_gigabytes_per_second
     if layout.tensor > 1 and inside is None:
         problem = "not measured; a part of the vendor's figure is used"
         remedy = "run all_gather_perf -b 256M -e 256M of nccl-tests, or oneCCL's benchmark"
-        found.append(
+        errors.append(
             RecipeError(f"{path}.inside.all_gather_gigabytes_per_second", problem, remedy)
         )
-    if layout.ranks > job.devices_per_node and len(hardware.across.by_nodes) < 2:
+    nodes, counts = layout.num_ranks / job.devices_per_node, dict(hardware.across.by_nodes)
+    if nodes > 1 and len(counts) < 2 and nodes > max(counts, default=0):
         problem = "too few node counts are measured to know how bandwidth falls"
         remedy = "run all_reduce_perf -b 256M -e 256M on 2, 4, 8, ... nodes"
-        found.append(RecipeError(f"{path}.across.by_nodes", problem, remedy))
-    return tuple(found)
+        errors.append(RecipeError(f"{path}.across.by_nodes", problem, remedy))
+    return tuple(errors)
 
 
 def _unknown_emissions(known: Electricity) -> tuple[RecipeError, ...]:
-    """Name what the profile lacks of the site's electricity: no other figure needs it."""
+    """Report missing numbers on the site's electricity. Only the emissions depend on them."""
     unknown = [key for key, figure in known if figure is None]
     if not unknown:
         return ()
@@ -96,30 +92,32 @@ def _unknown_emissions(known: Electricity) -> tuple[RecipeError, ...]:
     return (RecipeError("cluster.electricity", problem, remedy),)
 
 
-def layouts_found(
+def plan_layouts(
     search: LayoutSearch, recipe: Recipe, published: Recipe | None, refusal: str
-) -> LayoutsFound:
-    """Plan the best layouts and the published one, which is null where ``refusal`` says why."""
+) -> LayoutPlans:
+    """Plan the best layouts and the published one (None if ``refusal`` gives a reason)."""
     tree = recipe.model_dump(mode="json")
-    layouts = (choice.degrees.model_dump(mode="json") for choice in search.best)
-    best = tuple(plan_recipe(check_recipe(tree | {"parallelism": one})) for one in layouts)
+    layouts = (choice.layout_degrees.model_dump(mode="json") for choice in search.best)
+    best = tuple(
+        plan_recipe(check_recipe(tree | {"parallelism": layout})) for layout in layouts
+    )
     paper, why = None, _reasons_alone(best[0], refusal)
     if published is not None:
         paper = plan_recipe(published)
         why = _reasons(best[0], paper)
-    return LayoutsFound(
+    return LayoutPlans(
         counts=search, best=best, published=paper, refusal=refusal, why=tuple(why)
     )
 
 
 def _reasons(best: Plan, published: Plan) -> list[str]:
-    places = _places(best.job.groups)
+    places = _places(best.job.rank_groups)
     if best.job == published.job:
         return ["the published layout is the best one found", places]
     memory = _memory_reason(best, published)
     if best.time is None or published.time is None:
         return [memory, places]
-    new, old = best.time.total, published.time.total
+    new, old = best.time.total_seconds, published.time.total_seconds
     error = max(best.error_fraction, published.error_fraction)
     weight = "more than" if max(new, old) / min(new, old) > 1 + error else "within"
     step = (
@@ -138,17 +136,17 @@ def _reasons(best: Plan, published: Plan) -> list[str]:
 
 
 def _reasons_alone(best: Plan, refusal: str) -> list[str]:
-    said = [f"the published layout cannot run there: {refusal}"]
+    reasons = [f"the published layout cannot run there: {refusal}"]
     if best.time is not None:
         parts = sorted(step_parts(best).items(), key=lambda item: -item[1])
-        least = WORTH_NAMING * best.time.total
+        least = WORTH_NAMING * best.time.total_seconds
         worth = (f"{name} {seconds:.3g} s" for name, seconds in parts if seconds >= least)
-        said.append(f"what a step goes to: {', '.join(worth)}")
-    return [*said, _places(best.job.groups)]
+        reasons.append(f"what a step goes to: {', '.join(worth)}")
+    return [*reasons, _places(best.job.rank_groups)]
 
 
 def step_parts(plan: Plan) -> dict[str, float]:
-    """Name what a step's seconds go to, on the rank that sets the pace."""
+    """Return the seconds of a step by part, on the slowest rank."""
     assert plan.time is not None
     job, speed = plan.job, plan.software.speed
     busy = busy_seconds(job, plan.hardware, speed)
@@ -167,12 +165,16 @@ def _memory_reason(best: Plan, published: Plan) -> str:
     new, old = best.memory, published.memory
     usable = new.usable_bytes / GIB
     text = (
-        f"{words[new.verdict]}: {new.peak / GIB:.1f} GiB of {usable:.1f} on the fullest rank; "
-        f"the published layout {words[old.verdict]}: {old.peak / GIB:.1f} GiB"
+        f"{words[new.memory_verdict]}: {new.fullest_rank_bytes / GIB:.1f} GiB of "
+        f"{usable:.1f} on the fullest rank; the published layout "
+        f"{words[old.memory_verdict]}: {old.fullest_rank_bytes / GIB:.1f} GiB"
     )
-    if new.peak == old.peak:
+    if new.fullest_rank_bytes == old.fullest_rank_bytes:
         return text
-    ours, theirs = (max(one.ranks, key=lambda rank: rank.peak).parts() for one in (new, old))
+    ours, theirs = (
+        max(memory.ranks, key=lambda rank: rank.peak_bytes).bytes_by_part()
+        for memory in (new, old)
+    )
     gaps = {name: ours[name] - size for name, size in theirs.items() if name != "peak_bytes"}
     part = max(gaps, key=lambda name: abs(gaps[name]))
     sign = "more" if gaps[part] > 0 else "less"
@@ -180,7 +182,7 @@ def _memory_reason(best: Plan, published: Plan) -> str:
 
 
 def _places(groups: RankGroups) -> str:
-    nodes = {axis: groups.along(axis).nodes for axis in groups.layout.used_axes}
+    nodes = {axis: groups.find_group(axis).nodes for axis in groups.layout.used_axes}
     inside = [axis for axis, count in nodes.items() if count == 1]
     across = [f"{axis} over {count:,} nodes" for axis, count in nodes.items() if count > 1]
     parts = [f"inside a node: {', '.join(inside)}"] if inside else []

@@ -1,8 +1,7 @@
-"""The matrix products of a layer and of the head, and what part of a device's speed they reach.
+"""Matrix products of a layer and of the head, and the fraction of device speed they reach.
 
-A matrix product is cut in tiles that are dealt to the device's units in waves; a last tile or
-wave that is not full takes as long as a full one (NVIDIA, "Matrix Multiplication Background
-User's Guide", sections 4.1 to 4.3). The same guide asks for multiples of 64 numbers.
+A partial tile or wave takes as long as a full one (NVIDIA, "Matrix Multiplication Background
+User's Guide", sections 4.1 to 4.3; it also recommends multiples of 64).
 """
 
 from math import ceil
@@ -12,13 +11,13 @@ from components.planner.job import TrainingJob
 
 TILE_ROWS, TILE_COLUMNS = 128, 128
 ALIGNED = 64
-# A width of 14,400 / 8 = 1,800 against 13,824 / 8 = 1,728, both otherwise alike: 94.4 against
-# 120.1 TFLOP/s (bigscience, chronicles-prequel.md, "tile and wave quantization").
+# A width of 14,400 / 8 = 1,800 reached 94.4 TFLOP/s, 13,824 / 8 = 1,728 reached 120.1, both
+# otherwise alike (bigscience, chronicles-prequel.md, "tile and wave quantization").
 UNALIGNED_FRACTION = 0.79
 
 
 class Product(NamedTuple):
-    """A product of a (rows, depth) and a (depth, columns) matrix, ``times`` over."""
+    """Matrix product of (rows, depth) and (depth, columns), repeated ``times`` times."""
 
     rows: float
     columns: float
@@ -26,14 +25,14 @@ class Product(NamedTuple):
     times: float = 1.0
 
     @property
-    def flops(self) -> float:
+    def num_flops(self) -> float:
         return 2.0 * self.rows * self.columns * self.depth * self.times
 
 
 def filled_fraction(product: Product, units: int, *, together: bool = False) -> float:
-    """Return what part of the speed of a well-formed product this shape has.
+    """Return the speed of this product as a fraction of the speed of a well-shaped product.
 
-    Products that a grouped one takes ``together`` fill the device's units from one queue.
+    With ``together``, a grouped product runs all repetitions from one queue of tiles.
     """
     rows, columns = max(product.rows, 1.0), max(product.columns, 1.0)
     times = product.times if together else 1.0
@@ -46,30 +45,44 @@ def filled_fraction(product: Product, units: int, *, together: bool = False) -> 
 
 def layer_products(job: TrainingJob) -> tuple[Product, ...]:
     """List the products of one layer on one tensor and expert rank."""
-    return (*attention_products(job), *shared_products(job), *mlp_products(job))
+    return (*mixing_products(job), *shared_products(job), *mlp_products(job))
 
 
-def attention_products(job: TrainingJob) -> tuple[Product, ...]:
-    """List the maps into attention and out of it."""
+def mixing_products(job: TrainingJob) -> tuple[Product, ...]:
+    """List the projections of attention and of the linear mixer, if there is one."""
+    mixer, tokens = job.shape.layer_type.mixer, job.microbatch_tokens
+    if mixer is None:
+        return _attention_products(job)
+    dim, tensor = job.shape.dim, job.layout.tensor
+    columns = mixer.split_width / tensor + mixer.latent_width
+    products = [Product(tokens, columns, dim), Product(tokens, dim, mixer.value_width / tensor)]
+    if mixer.gate_rank is not None:
+        products.append(Product(tokens, mixer.inner_width / tensor, mixer.gate_rank))
+    attention = _attention_products(job) if job.shape.layer_type.has_attention else ()
+    return (*attention, *products)
+
+
+def _attention_products(job: TrainingJob) -> tuple[Product, ...]:
+    """List the input and output projections of attention."""
     shape, tensor, tokens = job.shape, job.layout.tensor, job.microbatch_tokens
     attention = shape.attention
     queries = attention.num_heads * attention.head_dim
     if attention.key_value_rank is not None:
         return _latent_products(job)
-    # Where there are fewer key/value heads than tensor ranks, ranks hold copies.
+    # With fewer key/value heads than tensor ranks, ranks hold copies.
     keys = max(attention.num_kv_heads / tensor, 1.0) * attention.head_dim
     return (
-        Product(rows=tokens, columns=queries / tensor + 2 * keys, depth=shape.dim),
+        Product(tokens, (queries + attention.gate_width) / tensor + 2 * keys, shape.dim),
         Product(rows=tokens, columns=shape.dim, depth=queries / tensor),
     )
 
 
 def _latent_products(job: TrainingJob) -> tuple[Product, ...]:
-    """List the maps to latent vectors, which tensor ranks repeat, to heads, and out of them."""
+    """List the projections of latent attention; ranks replicate those to latent vectors."""
     shape, tensor, tokens = job.shape, job.layout.tensor, job.microbatch_tokens
     attention, dim = shape.attention, shape.dim
     queries, rank = attention.num_heads * attention.head_dim, attention.key_value_rank or 0
-    mixed = attention.num_heads * attention.values
+    mixed = attention.num_heads * attention.value_width
     return (
         Product(rows=tokens, columns=attention.latent_width, depth=dim),
         Product(rows=tokens, columns=queries / tensor, depth=attention.query_rank or dim),
@@ -79,7 +92,7 @@ def _latent_products(job: TrainingJob) -> tuple[Product, ...]:
 
 
 def shared_products(job: TrainingJob) -> tuple[Product, ...]:
-    """List the maps of what all tokens go through beside their experts."""
+    """List the products of the shared expert."""
     dim, width = job.shape.dim, (job.shape.mlp.shared_ffn_dim or 0) / job.layout.tensor
     if not width:
         return ()
@@ -91,7 +104,7 @@ def shared_products(job: TrainingJob) -> tuple[Product, ...]:
 
 
 def mlp_products(job: TrainingJob) -> tuple[Product, ...]:
-    """List two products, or a pair for each expert held, whose tokens are spread evenly."""
+    """List the MLP's two products, or each expert's on this rank, at even load."""
     shape, tokens = job.shape, job.microbatch_tokens
     width = shape.mlp.ffn_dim / job.layout.tensor
     ups = 2 if shape.mlp.gated else 1
@@ -104,13 +117,13 @@ def mlp_products(job: TrainingJob) -> tuple[Product, ...]:
 
 
 def mtp_product(job: TrainingJob) -> Product:
-    """Return one depth's map of two vectors, of each rank's slice or repeated by all."""
+    """Return the product of one MTP depth: per slice if sequence parallel, else replicated."""
     slices = job.layout.tensor if job.layout.sequence_parallel else 1
     dim = job.shape.dim
     return Product(rows=job.microbatch_tokens / slices, columns=dim, depth=2 * dim)
 
 
 def head_product(job: TrainingJob) -> Product:
-    """Return the product of hidden states and vocabulary rows."""
+    """Return the product of the hidden states and the output embedding."""
     rows = job.shape.padded_vocab_size / job.layout.tensor
     return Product(rows=job.microbatch_tokens, columns=rows, depth=job.shape.dim)

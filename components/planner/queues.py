@@ -1,7 +1,7 @@
-"""Queues: which take a job of so many nodes, for how long, and how many jobs of one user.
+"""Queues of a cluster: allowed node counts, time limits, and number of jobs per user.
 
-A queue for debugging, or one that a site grants by request, is taken where no other fits. A
-chain needs a queue in which a job's successor may wait while it runs.
+Debug queues and queues by request are used only if no other queue fits. A chain needs a queue
+that lets a job's successor wait while the job runs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,23 +14,23 @@ from components.errors import RecipeError
 DEGREES = "parallelism.data=... first"
 
 
-def takes(cluster: Cluster, queue: QueueSection) -> bool:
-    """Whether a job of the cluster's nodes may go to ``queue``."""
+def can_accept_job(cluster: Cluster, queue: QueueSection) -> bool:
+    """Whether ``queue`` accepts a job with the cluster's number of nodes."""
     return queue.fewest_nodes <= cluster.nodes <= queue.most_nodes
 
 
 def queues_on(
     cluster: Cluster, listed: Iterable[QueueSection] | None = None
 ) -> list[QueueSection]:
-    """List the queues that take the cluster's nodes, each with the hours that it gives them.
+    """List the queues that accept the cluster's node count, with the time limit at that size.
 
-    Of those ``listed``, or of all, only the most usual kind is returned: the queues for
-    everybody, else those by request, else those for debugging.
+    The candidates are ``listed``, or all queues of the cluster. The result has one kind: queues
+    for everybody, else queues by request, else debug queues.
     """
     fitting = [
         queue.model_copy(update={"longest_hours": queue.hours_on(cluster.nodes)})
         for queue in (cluster.queues if listed is None else listed)
-        if takes(cluster, queue)
+        if can_accept_job(cluster, queue)
     ]
     usual = min(map(_kind, fitting), default=None)
     return [queue for queue in fitting if _kind(queue) == usual]
@@ -41,56 +41,52 @@ def _kind(queue: QueueSection) -> tuple[bool, bool]:
 
 
 def longest_queue(cluster: Cluster) -> QueueSection | None:
-    """Choose, of the queues that take the cluster's nodes, the one of the longest jobs."""
+    """Return the queue with the longest time limit that accepts the cluster's nodes."""
     return max(queues_on(cluster), key=lambda queue: queue.longest_hours, default=None)
 
 
 def queue_of_run(cluster: Cluster) -> QueueSection | None:
-    """Choose the queue for the jobs of a run, with their spare nodes."""
+    """Return the queue for the jobs of a run, including their spare nodes."""
     return longest_queue(with_spares(cluster))
 
 
 def with_spares(cluster: Cluster) -> Cluster:
-    """Return the cluster as a job with its spare nodes sees it."""
+    """Return the cluster with the spare nodes added to a job's nodes."""
     return with_nodes(cluster, cluster.nodes + cluster.spare_nodes)
 
 
 def most_chained(cluster: Cluster, queue: QueueSection | None) -> int | None:
-    """Count the jobs that a chain may have in ``queue``; None: as many as it needs.
+    """Return the maximum length of a job chain in ``queue``, or None if unlimited.
 
-    On Slurm a chain is an array, each of whose tasks counts as submitted; on PBS a job and its
-    successor do.
+    On Slurm each task of a chain (a job array) counts; on PBS a job and its successor.
     """
     if queue is None:
         return None
     if not queue.chain:
         return 1
-    if queue.submitted is None or cluster.scheduler == "slurm":
-        return queue.submitted
-    return 1 if queue.submitted == 1 else None
+    if queue.max_submitted_jobs is None or cluster.scheduler == "slurm":
+        return queue.max_submitted_jobs
+    return 1 if queue.max_submitted_jobs == 1 else None
 
 
 def submitted_jobs(cluster: Cluster, jobs: int) -> int:
-    """Count how many of a chain's ``jobs`` are submitted at a time."""
+    """Count the ``jobs`` of a chain that are submitted at the same time."""
     return jobs if cluster.scheduler == "slurm" else min(jobs, 2)
 
 
 def takes_runs(cluster: Cluster, nodes: int) -> bool:
-    """Whether a run of many jobs may have so many nodes, as far as the profile knows."""
+    """Whether a run of many jobs can use this number of nodes, according to the profile."""
     usual = queues_on(with_nodes(cluster, nodes))
     return not cluster.queues or any(_carries(cluster, queue) for queue in usual)
 
 
 def with_nodes(cluster: Cluster, nodes: int) -> Cluster:
-    """Return the cluster as a job of so many nodes sees it."""
+    """Return the cluster with this number of nodes per job."""
     return cluster.model_copy(update={"nodes": nodes})
 
 
 def nearest_nodes(cluster: Cluster, nodes: int, hours: float = 0.0) -> list[int]:
-    """List the numbers nearest to ``nodes``, below and above, that take a run of many jobs.
-
-    One chain there holds so many ``hours``.
-    """
+    """List the nearest node counts on both sides with a queue for a chain of ``hours``."""
     carrying = [
         q for q in cluster.queues if _carries(cluster, q, hours) and q.by_request is None
     ]
@@ -100,37 +96,34 @@ def nearest_nodes(cluster: Cluster, nodes: int, hours: float = 0.0) -> list[int]
 
 
 def no_queue(cluster: Cluster, listed: Sequence[QueueSection]) -> RecipeError:
-    """Return the error that none of the ``listed`` queues takes the cluster's nodes."""
+    """Return the error that none of the ``listed`` queues accepts the cluster's nodes."""
     nodes = cluster.nodes
-    sizes = [f"{one.name} {one.fewest_nodes:,} to {one.most_nodes:,}" for one in listed]
+    sizes = [f"{queue.name} {queue.fewest_nodes:,} to {queue.most_nodes:,}" for queue in listed]
     problem = f"no queue of {cluster.name} takes {nodes:,} nodes: {', '.join(sizes)}"
-    ways = _ways(cluster, None)
-    remedy = f"{ways}: {DEGREES}" if ways else f"choose other degrees, {DEGREES}"
+    options = _options(cluster, None)
+    remedy = f"{options}: {DEGREES}" if options else f"choose other degrees, {DEGREES}"
     return RecipeError("cluster.nodes", problem, f"{remedy}; or name another site.queue=...")
 
 
 def queue_remark(
     cluster: Cluster, queue: QueueSection | None, jobs: int | None
 ) -> RecipeError | None:
-    """Say what limit of ``queue`` a run of ``jobs`` jobs meets, with the nearest way out.
-
-    Nothing is returned where it meets none. ``jobs`` is null where nobody knows.
-    """
+    """Return the limit that a run of ``jobs`` jobs (None: unknown) exceeds, with a fix."""
     if queue is None:
-        none = cluster.queues and not queues_on(cluster)
-        return no_queue(cluster, [*cluster.queues]) if none else None
+        no_fit = cluster.queues and not queues_on(cluster)
+        return no_queue(cluster, [*cluster.queues]) if no_fit else None
     most, needed = most_chained(cluster, queue), jobs or 1
     if most is not None and needed > most:
         return _too_many(cluster, queue, needed, most)
     if queue.by_request is None:
         return None
     problem = f"{cluster.nodes:,}: {queue.name} is by request ({queue.by_request})"
-    ways = _ways(cluster, queue)
-    return RecipeError("cluster.nodes", problem, ways and f"without one: {ways}")
+    options = _options(cluster, queue)
+    return RecipeError("cluster.nodes", problem, options and f"without one: {options}")
 
 
 def _too_many(cluster: Cluster, queue: QueueSection, needed: int, most: int) -> RecipeError:
-    """Say that one chain does not hold the run: who submits what, how often."""
+    """Return the error that one chain is too short, with the number of submissions needed."""
     where = f"{queue.name} gives"
     if not takes_runs(cluster, cluster.nodes):
         where = f"for {_gap(cluster)} {cluster.name} has only {queue.name},"
@@ -143,41 +136,38 @@ def _too_many(cluster: Cluster, queue: QueueSection, needed: int, most: int) -> 
         times = ceil(needed / most)
         effort = f"the run's {needed:,} jobs are submitted in {times:,} chains (again=true)"
     problem = f"{cluster.nodes:,}: {where} {queue.longest_hours:g} h, {limit}: {effort}"
-    ways = _ways(cluster, queue, needed * queue.longest_hours)
-    remedy = f"what takes the whole chain: {ways}"
-    none = f"no queue of {cluster.name} takes the whole chain"
-    return RecipeError("cluster.nodes", problem, remedy if ways else none)
+    options = _options(cluster, queue, needed * queue.longest_hours)
+    remedy = f"what takes the whole chain: {options}"
+    no_fix = f"no queue of {cluster.name} takes the whole chain"
+    return RecipeError("cluster.nodes", problem, remedy if options else no_fix)
 
 
 def _gap(cluster: Cluster) -> str:
-    """Write between which numbers of nodes the cluster's lie that no chain may have."""
+    """Describe the range of node counts around the cluster's that no chain can use."""
     nodes, near = cluster.nodes, nearest_nodes(cluster, cluster.nodes)
-    low = max((one + 1 for one in near if one < nodes), default=1)
-    high = min((one - 1 for one in near if one > nodes), default=None)
+    low = max((count + 1 for count in near if count < nodes), default=1)
+    high = min((count - 1 for count in near if count > nodes), default=None)
     return f"{low:,} nodes and more" if high is None else f"{low:,} to {high:,} nodes"
 
 
-def _ways(cluster: Cluster, taken: QueueSection | None, hours: float = 0.0) -> str:
-    """Write which other queue takes a chain of these nodes, else the nearest nodes that do.
-
-    The chain has so many ``hours``.
-    """
+def _options(cluster: Cluster, taken: QueueSection | None, hours: float = 0.0) -> str:
+    """Describe another queue for a chain of ``hours``, else the nearest node counts."""
     for queue in queues_on(cluster):
         other = taken is None or queue.name != taken.name
         if other and _carries(cluster, queue, hours) and queue.by_request is None:
             return f"site.queue={queue.route or queue.name}, {queue.longest_hours:g} h"
-    ways = []
+    options = []
     for near in nearest_nodes(cluster, cluster.nodes, hours):
         longest = longest_queue(with_nodes(cluster, near))
         assert longest is not None, "it is the border of a queue"
         verb = "cut to" if near < cluster.nodes else "raise to"
         name = longest.route or longest.name
-        ways.append(f"{verb} {near:,} ({name}, {longest.longest_hours:g} h)")
-    return " or ".join(ways)
+        options.append(f"{verb} {near:,} ({name}, {longest.longest_hours:g} h)")
+    return " or ".join(options)
 
 
 def _carries(cluster: Cluster, queue: QueueSection, hours: float = 0.0) -> bool:
-    """Whether a queue is for runs of many jobs, and one chain in it has so many ``hours``."""
+    """Whether a queue allows runs of many jobs, and one chain in it provides ``hours``."""
     most = most_chained(cluster, queue)
     return not queue.debug and (
         most is None or (most > 1 and most * queue.longest_hours >= hours)

@@ -1,7 +1,4 @@
-"""Rates of a planned step in every convention, and what its choices cost.
-
-A choice costs what the step takes longer than a step without it.
-"""
+"""Rates of a planned step in every convention, and the extra time of its choices."""
 
 from dataclasses import replace
 
@@ -20,13 +17,11 @@ from components.planner.time import StepPlan, plan_time
 
 
 class PlannedTime(BaseModel, frozen=True):
-    """Seconds of a step and between what they are expected, its rates and its parts.
+    """Predicted seconds of a step with their range, its rates and its parts.
 
-    Rates are tokens a second, and the same as TFLOP/s a device and as parts of the peak, the
-    vendor's for dense products. ``full`` counts the whole attention matrix, ``causal`` half of
-    it, ``hardware`` and ``hfu`` add what is computed twice to ``full`` (Korthikanti et al.
-    2022, arXiv 2205.05198, section 6.3, model and hardware FLOPs). Energy is the devices' rated
-    power times the step.
+    MFU and HFU are fractions of the vendor's dense peak. ``full`` counts the whole attention
+    matrix, ``causal`` half of it; ``hardware`` and ``hfu`` add recomputation to ``full``
+    (Korthikanti et al. 2022, arXiv 2205.05198, section 6.3). Energy is from rated power.
     """
 
     step_seconds: float
@@ -46,12 +41,12 @@ class PlannedTime(BaseModel, frozen=True):
 
 
 def rate_step(step: StepPlan, hardware: Hardware, error_fraction: float) -> PlannedTime | None:
-    """Turn a step's predicted seconds into rates, and into their range by the error."""
+    """Convert a step's predicted seconds to rates, with a range from the expected error."""
     if step.time is None:
         return None
-    job, seconds = step.job, step.time.total
+    job, seconds = step.job, step.time.total_seconds
     counted = flops_by_convention(job.shape, job.sequence_length, pipeline=job.layout.pipeline)
-    device = job.tokens_per_step / seconds / job.layout.ranks
+    device = job.tokens_per_step / seconds / job.layout.num_ranks
     rates = {name: count * device / 1e12 for name, count in counted.items()}
     full, causal = rates["full"], rates["causal"]
     hardware_rate = _hardware_flops(job, counted["full"]) * device / 1e12
@@ -60,7 +55,7 @@ def rate_step(step: StepPlan, hardware: Hardware, error_fraction: float) -> Plan
         step_seconds=seconds,
         step_seconds_low=seconds / (1 + error_fraction),
         step_seconds_high=seconds * (1 + error_fraction),
-        tokens_per_second=device * job.layout.ranks,
+        tokens_per_second=device * job.layout.num_ranks,
         tokens_per_second_per_device=device,
         joules_per_token=None if watts is None else watts / device,
         tflops_per_device_full=full,
@@ -70,22 +65,22 @@ def rate_step(step: StepPlan, hardware: Hardware, error_fraction: float) -> Plan
         mfu_full=full / peak,
         mfu_causal=causal / peak,
         hfu=hardware_rate / peak,
-        parts=step.time.parts(),
+        parts=step.time.seconds_by_part(),
     )
 
 
 def _hardware_flops(job: TrainingJob, full: float) -> float:
-    """Add the forward pass of what is recomputed; attention counts in full."""
+    """Add the FLOPs of recomputed forward passes. Attention counts in full."""
     passes, total = job.attention_passes, full
-    heads = job.shape.attention
-    width = heads.num_heads * (heads.head_dim + job.value_width)
-    seen = sum(job.shape.visible_keys(job.sequence_length)) / job.shape.num_layers
-    core = 2 * width * seen
     for kind, layers, recomputed in job.layer_kinds(range(len(job.layers_by_stage))):
+        heads = kind.shape.attention
+        width = heads.num_heads * (heads.head_dim + kind.value_width)
+        keys = kind.shape.visible_keys(job.sequence_length)
+        core = 2 * width * sum(keys) / max(len(keys), 1)
         products, attention = recompute_fraction(kind)
-        forward = sum(product.flops for product in layer_products(kind)) * job.layout.tensor
+        forward = sum(product.num_flops for product in layer_products(kind)) * job.layout.tensor
         again = products * forward / job.microbatch_tokens
-        again += passes * attention * core
+        again += attention * (passes * core + kind.shape.layer_state_flops)
         total += recomputed * again + layers * 3 * (passes - 1) * core
     return total
 
@@ -93,24 +88,23 @@ def _hardware_flops(job: TrainingJob, full: float) -> float:
 def flops_by_convention(
     shape: DecoderSpec, sequence_length: int, *, pipeline: int
 ) -> dict[str, float]:
-    """Count FLOPs a token of forward and backward in seven conventions.
+    """Return FLOPs per token, forward and backward, in seven conventions, not comparable.
 
-    The same run has other TFLOP/s in each: a rate without its convention compares with nothing.
-    N are the parameters that a token is multiplied with, L layers, h the attention's width, s
-    the sequence, or the window of a layer that has one.
+    N is the number of parameters that a token is multiplied with, L the number of layers, h the
+    width of attention, s the sequence length, or a layer's window if it has one.
 
-    ``full`` 6 N + 12 L h s (torchtitan, OLMo-core, MosaicML's llm-foundry, nanotron's counter);
-    ``causal`` 6 N + 6 L h s (Megatron-Bridge, MaxText); ``causal_recomputed_attention``
-    6 N + 7 L h s (lingua); ``fourfold`` 4 / 3 of ``full`` (programs that count a recomputed
-    forward pass whenever anything is recomputed); ``ends_twice`` has tied ends of a pipeline in
-    N twice (``mfu`` of the playbook's table); ``megatron_logged`` and
-    ``megatron_logged_fourfold`` are equation 3 of Narayanan et al. 2021 (arXiv 2104.04473) as
-    Megatron-LM printed it in 2023, which takes every MLP for four widths and every head for a
-    query's.
+    ``full`` is 6 N + 12 L h s (torchtitan, OLMo-core, MosaicML's llm-foundry, nanotron's
+    counter). ``causal`` is 6 N + 6 L h s (Megatron-Bridge, MaxText).
+    ``causal_recomputed_attention`` is 6 N + 7 L h s (lingua). ``fourfold`` is 4 / 3 of ``full``
+    (programs that count a recomputed forward pass whenever anything is recomputed).
+    ``ends_twice`` counts the tied embeddings of a pipeline twice in N (``mfu`` of the
+    playbook's table). ``megatron_logged`` and ``megatron_logged_fourfold`` are equation 3 of
+    Narayanan et al. 2021 (arXiv 2104.04473) as Megatron-LM printed it in 2023: it assumes an
+    MLP of four widths and no grouped heads.
     """
-    flops = FlopsPerToken.of(shape, sequence_length)
+    flops = FlopsPerToken.from_spec(shape, sequence_length)
     heads = shape.attention
-    width = heads.num_heads * (heads.head_dim + heads.values)
+    width = heads.num_heads * (heads.head_dim + heads.value_width)
     once = width * shape.causal_keys(sequence_length)  # L h s
     again = shape.vocab_size * shape.dim if shape.tied_embeddings and pipeline > 1 else 0
     logged = _megatron_logged(shape, sequence_length)
@@ -126,7 +120,7 @@ def flops_by_convention(
 
 
 def _megatron_logged(shape: DecoderSpec, sequence_length: int) -> float:
-    """Return c L h^2 (1 + s / 6 h + V / 16 L h) of a forward pass: c is 24, 32 with a gate."""
+    """Return c L h^2 (1 + s / 6 h + V / 16 L h) of a forward pass, c = 24, gated 32."""
     layers, dim = shape.num_layers, shape.dim
     factor = 32 if shape.mlp.gated else 24
     ends = 1 + sequence_length / (6 * dim) + shape.padded_vocab_size / (16 * layers * dim)
@@ -134,10 +128,7 @@ def _megatron_logged(shape: DecoderSpec, sequence_length: int) -> float:
 
 
 class PlannedRecomputation(BaseModel, frozen=True):
-    """What is recomputed, what it adds to a step, and takes from the fullest rank's peak.
-
-    ``extra_seconds`` is None where the profile lacks a figure that the time needs.
-    """
+    """Recomputation: seconds added (None if unknown), bytes saved on the fullest rank."""
 
     recompute: str | tuple[str, ...]
     recompute_every: int
@@ -148,28 +139,29 @@ class PlannedRecomputation(BaseModel, frozen=True):
 def price_recompute(
     step: StepPlan, hardware: Hardware, software: SoftwareModel
 ) -> PlannedRecomputation | None:
-    """Compare a step with one without recomputation, if it recomputes anything."""
-    layout, plain = step.job.layout, NOTHING.of(step.job)
+    """Compare a step with the same step without recomputation, if it recomputes anything."""
+    layout, plain = step.job.layout, NOTHING.apply_to(step.job)
     if layout.recompute in {"none", ()}:
         return None
     extra = None
     if step.time is not None:
-        extra = step.time.total - plan_time(plain, hardware, software.speed).total
-    before = plan_memory(plain, hardware, software.memory).peak
+        extra = (
+            step.time.total_seconds - plan_time(plain, hardware, software.speed).total_seconds
+        )
+    before = plan_memory(plain, hardware, software.memory).fullest_rank_bytes
     return PlannedRecomputation(
         recompute=layout.recompute,
         recompute_every=layout.recompute_every,
         extra_seconds=extra,
-        saved_bytes=round(before - step.memory.peak),
+        saved_bytes=round(before - step.memory.fullest_rank_bytes),
     )
 
 
 class PlannedExperts(BaseModel, frozen=True):
-    """What a step of a mixture of experts takes longer than it might, in seconds.
+    """Extra seconds of a mixture-of-experts step compared to better choices.
 
-    ``path_seconds`` than by grouped products, ``load_seconds`` than at even load, where the
-    fullest expert rank has ``load_factor`` times the mean, ``plain_seconds`` than by an
-    expert-aware optimizer.
+    Better are grouped products (``path_seconds``), even load and an expert-aware optimizer
+    (``plain_seconds``). ``load_factor`` is the load of the fullest rank over the mean.
     """
 
     path: str
@@ -183,13 +175,13 @@ class PlannedExperts(BaseModel, frozen=True):
 def price_experts(
     step: StepPlan, hardware: Hardware, software: SoftwareModel
 ) -> PlannedExperts | None:
-    """Compare a step of experts with one by each better choice, if it has a time."""
+    """Compare a mixture-of-experts step with each better choice, if the step has a time."""
     job, speed = step.job, software.speed
     if not job.shape.mlp.num_experts or step.time is None:
         return None
-    total = step.time.total
+    total = step.time.total_seconds
     path, load, plain = (
-        total - plan_time(other, hardware, speed).total
+        total - plan_time(other, hardware, speed).total_seconds
         for other in (
             replace(job, expert_path="grouped"),
             replace(job, even_load=True),

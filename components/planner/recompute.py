@@ -1,7 +1,7 @@
-"""The least recomputation that fits (``recompute: auto``).
+"""Recomputation search (``recompute: auto``): the fastest setting that fits the device.
 
-Asked are nothing, and by operator or whole, every layer, every second one and so on. Of what
-fits the device, the one whose step is shortest is chosen, a tight one's weighed with its risk.
+The candidates are no recomputation, then selective and full recomputation of every layer, every
+second layer and so on. A tight one has a penalty for its risk.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,24 +21,24 @@ KEY = "parallelism.recompute"
 
 
 class Choice(NamedTuple):
-    """What is recomputed, and in layers of which numbers."""
+    """Recomputation setting: what is recomputed, and in every how many layers."""
 
     recompute: Recompute
     every: int
 
-    def of(self, job: TrainingJob) -> TrainingJob:
-        """Put it into a job."""
+    def apply_to(self, job: TrainingJob) -> TrainingJob:
+        """Return the job with this setting."""
         return job.with_layout(recompute=self.recompute, recompute_every=self.every)
 
 
 NOTHING = Choice("none", 1)
 
 
-def choices(job: TrainingJob) -> Iterator[Choice]:
-    """List what may be chosen, roughly in order of cost."""
+def list_choices(job: TrainingJob) -> Iterator[Choice]:
+    """Yield the candidates, roughly in order of cost."""
     yield NOTHING
     if job.layout.schedule == "zero_bubble" and job.layout.pipeline > 1:
-        return  # the recipe's rules refuse it
+        return  # the recipe's rules do not allow recomputation here
     for every in range(job.shape.num_layers, 0, -1):
         yield Choice("selective", every)
     for every in range(job.shape.num_layers, 0, -1):
@@ -46,36 +46,35 @@ def choices(job: TrainingJob) -> Iterator[Choice]:
 
 
 def least_that_fits(recipe: Recipe) -> Choice:
-    """Choose for a recipe that recomputes nothing; a miniature goes without.
-
-    Raises:
-        RecipeError: the cluster has no physical profile, or nothing fits.
-    """
+    """Choose a recipe's recomputation, none for a miniature; RecipeError if nothing fits."""
     if not isinstance(recipe.scale.shrink, str):
         return NOTHING
     hardware, cluster = recipe.cluster.hardware, recipe.cluster
     if isinstance(hardware, str):
-        problem = f"auto, but nobody has measured the cluster {cluster.name!r}: what fits?"
+        problem = f"auto, but cluster {cluster.name!r} has no measured hardware profile"
         remedy = f"set {KEY}=none, selective or full, or plan for a machine with a profile"
         raise RecipeError(KEY, problem, remedy)
     job, (software, _) = job_from_recipe(recipe), software_of(cluster)
     planned = [
-        (one, plan_memory(one.of(job), hardware, software.memory)) for one in choices(job)
+        (choice, plan_memory(choice.apply_to(job), hardware, software.memory))
+        for choice in list_choices(job)
     ]
-    fitting = [(one, memory) for one, memory in planned if memory.verdict != "does_not_fit"]
+    fitting = [(choice, memory) for choice, memory in planned if memory.is_within_limit]
     if not fitting:
         raise _nothing_fits(memory for _, memory in planned)
-    costs = [_cost(one.of(job), memory, hardware, software) for one, memory in fitting]
+    costs = [
+        _cost(choice.apply_to(job), memory, hardware, software) for choice, memory in fitting
+    ]
     known = [cost for cost in costs if cost is not None]
     if len(known) == len(costs):
         return fitting[known.index(min(known))][0]
-    kinds = [memory.verdict for _, memory in fitting]
+    kinds = [memory.memory_verdict for _, memory in fitting]
     return fitting[kinds.index("fits" if "fits" in kinds else "tight")][0]
 
 
 def _nothing_fits(planned: Iterable[Memory]) -> RecipeError:
-    nearest = min(planned, key=lambda memory: memory.peak)
-    need, usable = nearest.peak / GIB, nearest.usable_bytes / GIB
+    nearest = min(planned, key=lambda memory: memory.fullest_rank_bytes)
+    need, usable = nearest.fullest_rank_bytes / GIB, nearest.usable_bytes / GIB
     problem = f"auto: whatever is recomputed, a device needs {need:.1f} GiB of {usable:.1f}"
     remedy = f"share more (parallelism=auto finds a layout), or see the plan of {KEY}=full"
     return RecipeError(KEY, problem, remedy)
@@ -84,8 +83,10 @@ def _nothing_fits(planned: Iterable[Memory]) -> RecipeError:
 def _cost(
     job: TrainingJob, memory: Memory, hardware: Hardware, software: SoftwareModel
 ) -> float | None:
-    """Return seconds of a step, weighed with the risk, or None where a figure is missing."""
+    """Return a step's seconds including the risk penalty, or None if a number is missing."""
     try:
-        return penalise_tight(plan_time(job, hardware, software.speed).total, memory.verdict)
+        return penalise_tight(
+            plan_time(job, hardware, software.speed).total_seconds, memory.memory_verdict
+        )
     except RecipeError:
         return None

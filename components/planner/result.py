@@ -1,7 +1,4 @@
-"""The result of a plan: memory, time and cost of a recipe on its cluster.
-
-Terminal, page and JSON read it, and so do proposals, job scripts and dry runs.
-"""
+"""Plan result: memory, time and cost of a recipe on its cluster."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,19 +21,19 @@ from components.planner.rates import (
     rate_step,
 )
 from components.planner.run_time import RunTimeline
-from components.planner.search import LayoutSearch, describe
+from components.planner.search import LayoutSearch, describe_layout
 from components.planner.software import Calibration, SoftwareModel
 from components.planner.time import StepPlan
 
-# Nine of ten measured steps differ by less than a third from the prediction on up to 16 nodes
-# with measured links; where a figure is missing, the error is unknown and twice that is stated.
+# Nine of ten measured steps differ by less than a third from the prediction, on up to 16 nodes
+# with measured links. If a number is missing, the error is unknown and twice that is reported.
 ERROR_FRACTION, MISSING_FACTOR = 0.33, 2.0
-# Of a step that nobody can predict JSON has these keys, and null.
+# If a step cannot be predicted, JSON has these keys with null.
 _TIME_KEYS = ("step_seconds", "tokens_per_second_per_device", "mfu_full", "mfu_causal", "hfu")
 
 
 class PlannedPhase(BaseModel, frozen=True):
-    """One phase of a run; ``device_hours`` are those of its steps, without interruptions."""
+    """One phase of a run. ``device_hours`` are for its steps, without interruptions."""
 
     name: str
     first_token: int
@@ -44,7 +41,7 @@ class PlannedPhase(BaseModel, frozen=True):
     steps: int
     sequence_length: int
     tokens_per_step: int
-    layout: Annotated[Parallelism, PlainSerializer(lambda layout: layout.degrees)]
+    layout: Annotated[Parallelism, PlainSerializer(lambda layout: layout.axis_degrees)]
     step_seconds: float | None
     device_hours: float | None
     peak_bytes: int
@@ -52,7 +49,7 @@ class PlannedPhase(BaseModel, frozen=True):
 
 
 class ComparedFigure(PublishedFigure):
-    """A published figure beside the prediction; ``deviation`` is a fraction of it."""
+    """Published figure with the prediction, and its deviation from the published figure."""
 
     predicted: int | float | None
     deviation: float | None
@@ -60,14 +57,13 @@ class ComparedFigure(PublishedFigure):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(StepPlan):
-    """Predictions for one recipe; ``run`` is None where ``time`` is.
+    """Predictions for one recipe. ``run`` is None if ``time`` is.
 
-    In a run with phases job, memory and time are those of the first phase, and ``steps`` has
-    all; run and bill are of the whole run.
-    ``missing`` names every figure that the plan did without, ``is_guess``: the time of a step
-    needed one of them. ``calibration`` is how measured runs of the cluster correct the
-    ``software``. ``limit`` is the limit of its queue that the run meets, with the nearest fix.
-    ``search`` is the one that the layout comes from, ``children`` are the runs below this one.
+    In a run with phases, job, memory and time describe the first phase, run and bill the whole
+    run. ``missing`` lists every number that the plan lacks; ``is_guess`` is true if the time of
+    a step needed one. ``calibration`` corrected ``software`` by measured runs of the cluster.
+    ``limit`` is the queue limit that the run exceeds, with the nearest fix. ``search`` found
+    the layout. ``children`` are the runs below this run.
     """
 
     steps: tuple[StepPlan, ...]
@@ -78,40 +74,42 @@ class Plan(StepPlan):
     is_guess: bool
     limit: RecipeError | None
     run: RunTimeline | None
-    search: "LayoutsFound | None" = None
+    search: "LayoutPlans | None" = None
     children: PlannedTree | None = None
 
     @property
-    def bill(self) -> CostEstimate | None:
+    def cost_estimate(self) -> CostEstimate | None:
         return self.run.cost if self.run else None
 
     @property
-    def fullest(self) -> Memory:
-        """The memory of the phase that needs most."""
-        return max((step.memory for step in self.steps), key=lambda memory: memory.peak)
+    def largest_memory(self) -> Memory:
+        """The memory of the phase with the highest peak."""
+        return max(
+            (step.memory for step in self.steps), key=lambda memory: memory.fullest_rank_bytes
+        )
 
     @property
     def error_fraction(self) -> float:
-        """By how much a step may be off: nine of ten measured ones were closer."""
+        """Relative error of a step, which nine of ten measured steps stay below."""
         if self.calibration is not None:
             return self.calibration.time_error.held_out.p90
         return ERROR_FRACTION * (MISSING_FACTOR if self.is_guess else 1.0)
 
     @cached_property
-    def rates(self) -> PlannedTime | None:
+    def planned_time(self) -> PlannedTime | None:
         return rate_step(self, self.hardware, self.error_fraction)
 
     @cached_property
-    def recomputation(self) -> PlannedRecomputation | None:
+    def planned_recomputation(self) -> PlannedRecomputation | None:
         return price_recompute(self, self.hardware, self.software)
 
     @cached_property
-    def experts(self) -> PlannedExperts | None:
+    def planned_experts(self) -> PlannedExperts | None:
         return price_experts(self, self.hardware, self.software)
 
     @property
-    def phases(self) -> tuple[PlannedPhase, ...]:
-        """What each phase takes; none of a run without phases."""
+    def planned_phases(self) -> tuple[PlannedPhase, ...]:
+        """Prediction of each phase. Empty for a run without phases."""
         works = self.run.work.phases if self.run else (None,) * len(self.steps)
         phases = (
             _phase(step, None if work is None else work.useful)
@@ -120,12 +118,16 @@ class Plan(StepPlan):
         return tuple(phases) if self.steps[1:] else ()
 
     @property
-    def published(self) -> dict[str, ComparedFigure | PublishedFigure]:
-        """The published figures, those with a number beside the plan's own."""
-        recipe, derived, rates, bill = self.recipe, self.recipe.derived, self.rates, self.bill
+    def published_figures(self) -> dict[str, ComparedFigure | PublishedFigure]:
+        """The published figures. Numbers come with the plan's own prediction."""
+        recipe, derived, rates, bill = (
+            self.recipe,
+            self.recipe.derived_numbers,
+            self.planned_time,
+            self.cost_estimate,
+        )
         checkpoints = bill.checkpoints if bill else None
-        # As sources name them. The rates that papers print count the whole attention and what
-        # they recompute.
+        # Keys as sources name them. Published rates count whole attention and recomputation.
         predicted = {
             "parameters": derived.parameters.total,
             "active_parameters": derived.parameters.active,
@@ -152,17 +154,14 @@ class Plan(StepPlan):
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``output=json`` promises: bytes, seconds, hours and days.
-
-        The keys of what is not predicted are there, and null.
-        """
+        """Return the documented tree of ``output=json``, with null for unknown values."""
         recipe, cluster, layout = self.recipe, self.recipe.cluster, self.job.layout
         tree: dict[str, Any] = {
             "recipe": recipe.name,
             "cluster": cluster.name,
             "scale": recipe.scale.name,
             "layout": {
-                **layout.degrees,
+                **layout.axis_degrees,
                 "zero": layout.zero,
                 "nodes": cluster.nodes,
                 "devices_per_node": cluster.devices_per_node,
@@ -173,14 +172,15 @@ class Plan(StepPlan):
                 "peak_bytes": self.memory.peak_bytes,
                 "device_bytes": self.hardware.memory_bytes,
                 "usable_bytes": self.memory.usable_bytes,
-                "verdict": self.memory.verdict,
+                "verdict": self.memory.memory_verdict,
+                "fit_probability": round(self.memory.fit_probability, 3),
                 "by_stage": [*self.memory.by_stage],
             },
-            "recomputation": _dump(self.recomputation),
-            "experts": _dump(self.experts),
-            "time": _dump(self.rates) or dict.fromkeys(_TIME_KEYS),
-            "bill": _dump(self.bill) or dict.fromkeys(CostEstimate.model_fields),
-            "published": {name: _dump(item) for name, item in self.published.items()},
+            "recomputation": _dump(self.planned_recomputation),
+            "experts": _dump(self.planned_experts),
+            "time": _dump(self.planned_time) or dict.fromkeys(_TIME_KEYS),
+            "bill": _dump(self.cost_estimate) or dict.fromkeys(CostEstimate.model_fields),
+            "published": {name: _dump(item) for name, item in self.published_figures.items()},
             "assumed": {name: _dump(item) for name, item in recipe.assumed.items()},
             "calibration": None,
             "missing": [_unknown(error) for error in self.missing],
@@ -195,8 +195,8 @@ class Plan(StepPlan):
             }
         if self.search:
             tree["search"] = self.search.as_json()
-        if self.phases:
-            tree["phases"] = [_dump(phase) for phase in self.phases]
+        if self.planned_phases:
+            tree["phases"] = [_dump(phase) for phase in self.planned_phases]
         if self.children:
             tree["children"] = _dump(self.children)
         return tree
@@ -211,8 +211,8 @@ def _unknown(error: RecipeError) -> dict[str, str]:
 
 
 def _phase(step: StepPlan, useful: float | None) -> PlannedPhase:
-    span, job, clock = step.recipe.span, step.job, step.recipe.clock
-    # The parent of a run takes the steps before its first one.
+    span, job, clock = step.recipe.phase_span, step.job, step.recipe.token_clock
+    # The parent of a run takes the steps before its first step.
     first = max(span.first_step, step.recipe.first_step)
     return PlannedPhase(
         name=span.name,
@@ -222,10 +222,10 @@ def _phase(step: StepPlan, useful: float | None) -> PlannedPhase:
         sequence_length=span.sequence_length,
         tokens_per_step=job.tokens_per_step,
         layout=job.layout,
-        step_seconds=step.time.total if step.time else None,
-        device_hours=None if useful is None else useful / HOUR * job.layout.ranks,
+        step_seconds=step.time.total_seconds if step.time else None,
+        device_hours=None if useful is None else useful / HOUR * job.layout.num_ranks,
         peak_bytes=step.memory.peak_bytes,
-        verdict=step.memory.verdict,
+        verdict=step.memory.memory_verdict,
     )
 
 
@@ -237,10 +237,10 @@ def _compared(item: PublishedFigure, predicted: float | None) -> PublishedFigure
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayoutsFound:
-    """What was looked at, the plans of the best layouts, best first, and the published one's.
+class LayoutPlans:
+    """Search result: counts, plans of the best layouts (best first) and the published one.
 
-    ``published`` is null where the rules do not let that layout run there, by ``refusal``.
+    ``published`` is None if the rules do not allow that layout, for the reason ``refusal``.
     """
 
     counts: LayoutSearch
@@ -264,12 +264,12 @@ def _layout(plan: Plan) -> dict[str, Any]:
     layout = plan.recipe.parallelism
     return {
         "layout": layout.model_dump(mode="json"),
-        "text": describe(layout),
+        "text": describe_layout(layout),
         "nodes": plan.recipe.cluster.nodes,
         "microbatches": plan.job.microbatches,
         "peak_bytes": plan.memory.peak_bytes,
-        "verdict": plan.memory.verdict,
-        "step_seconds": plan.time.total if plan.time else None,
-        "parts": plan.time.parts() if plan.time else None,
-        "days": plan.bill.days if plan.bill else None,
+        "verdict": plan.memory.memory_verdict,
+        "step_seconds": plan.time.total_seconds if plan.time else None,
+        "parts": plan.time.seconds_by_part() if plan.time else None,
+        "days": plan.cost_estimate.days if plan.cost_estimate else None,
     }

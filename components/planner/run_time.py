@@ -1,4 +1,4 @@
-"""Run time and cost: the steps of a whole run, its batch sizes, and everything it stops for."""
+"""Run time and cost: the steps of a whole run, its batch sizes and its interruptions."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ DAY = 24 * HOUR
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Steps of one batch size in a row: how many, of how many tokens, after how many."""
+    """Consecutive steps of one batch size: number, tokens per step, tokens before them."""
 
     steps: int
     tokens_before: int
@@ -33,29 +33,33 @@ class Stretch:
         return self.tokens_before + self.steps * self.tokens_per_step
 
 
-def stretches(recipe: Recipe) -> Iterator[Stretch]:
-    """Cut the steps of the recipe's phase at the borders of its ramp-up; else all are alike.
-
-    Those that its parent has taken are left out.
-    """
-    span = recipe.span
-    plateaus = [one for one in recipe.clock.plateaus if one.first_step in span.steps]
+def split_by_batch(recipe: Recipe) -> Iterator[Stretch]:
+    """Split the steps of the recipe's phase at batch sizes, without the parent run's steps."""
+    span = recipe.phase_span
+    plateaus = [
+        plateau
+        for plateau in recipe.token_clock.plateaus
+        if plateau.first_step in span.step_range
+    ]
     ends = (*(plateau.first_step for plateau in plateaus[1:]), span.end_step)
     for plateau, end in zip(plateaus, ends, strict=True):
         if (first := max(plateau.first_step, recipe.first_step)) < end:
             yield Stretch(
                 steps=end - first,
-                tokens_before=recipe.clock.tokens_after(first),
+                tokens_before=recipe.token_clock.tokens_after(first),
                 tokens_per_step=plateau.tokens_per_step,
             )
 
 
-def crossings(run: tuple[Stretch, ...], every_tokens: int) -> int:
-    """Count the steps that pass a multiple of ``every_tokens``, and the last one."""
-    # A step longer than the cadence crosses several multiples at once.
+def count_crossings(run: tuple[Stretch, ...], every_tokens: int) -> int:
+    """Count the steps that cross a multiple of ``every_tokens``, and the last step, once."""
+    # A step longer than the interval crosses several multiples at once.
     count = sum(
-        min(one.tokens_after // every_tokens - one.tokens_before // every_tokens, one.steps)
-        for one in run
+        min(
+            stretch.tokens_after // every_tokens - stretch.tokens_before // every_tokens,
+            stretch.steps,
+        )
+        for stretch in run
     )
     end, last_step = run[-1].tokens_after, run[-1].tokens_per_step
     return count + (end // every_tokens == (end - last_step) // every_tokens)
@@ -68,20 +72,20 @@ def steps_seconds(
     hardware: Hardware,
     speed: SoftwareSpeed,
 ) -> float:
-    """Add up all steps, each batch with as many microbatches as it has; ``full`` is known."""
+    """Sum the seconds of all steps; ``full`` is the time of a step with all microbatches."""
     total = 0.0
     for stretch in run:
-        # The recipe's rules let only batches through that divide into whole microbatches.
+        # The recipe's rules only allow batches that divide into whole microbatches.
         count = job.microbatches * stretch.tokens_per_step // job.tokens_per_step
         changed = replace(job, microbatches=count)
         step = full if changed == job else plan_time(changed, hardware, speed)
-        total += stretch.steps * step.total
+        total += stretch.steps * step.total_seconds
     return total
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseWork:
-    """What one phase does; ``evaluation`` are the seconds of one of them."""
+    """Work of one phase. ``evaluation`` is the seconds of one evaluation."""
 
     steps: int
     useful: float
@@ -92,59 +96,59 @@ class PhaseWork:
 
 @dataclass(frozen=True, kw_only=True)
 class UninterruptedRun:
-    """A run without interruptions; a checkpoint has the same tensors in each phase."""
+    """Run without interruptions. Checkpoints have the same tensors in each phase."""
 
     phases: tuple[PhaseWork, ...]
     saving: CheckpointTime
 
     @property
-    def steps(self) -> int:
+    def num_steps(self) -> int:
         return sum(phase.steps for phase in self.phases)
 
     @property
-    def useful(self) -> float:
+    def step_seconds(self) -> float:
         """Seconds of all steps."""
         return sum(phase.useful for phase in self.phases)
 
     @property
-    def checkpoints(self) -> int:
+    def num_checkpoints(self) -> int:
         return sum(phase.checkpoints for phase in self.phases)
 
     @property
-    def evaluations(self) -> int:
+    def num_evaluations(self) -> int:
         return sum(phase.evaluations for phase in self.phases)
 
     @property
-    def evaluation(self) -> float:
+    def evaluation_seconds(self) -> float:
         """Mean seconds of one evaluation."""
         if not self.phases[1:]:
             return self.phases[0].evaluation
         seconds = sum(phase.evaluations * phase.evaluation for phase in self.phases)
-        return seconds / self.evaluations
+        return seconds / self.num_evaluations
 
     @property
-    def seconds(self) -> float:
-        return self._computing + self.checkpoints * self.stall
+    def total_seconds(self) -> float:
+        return self._computing + self.num_checkpoints * self.stall_seconds
 
     @property
-    def stall(self) -> float:
-        """Mean seconds of one checkpoint, with the wait for one that is still being written."""
-        waited = self.saving.behind - self._computing / self.checkpoints
-        return self.saving.stall + max(0.0, waited)
+    def stall_seconds(self) -> float:
+        """Mean seconds that a checkpoint stops the run, with the wait for an earlier write."""
+        waited = self.saving.delay_seconds - self._computing / self.num_checkpoints
+        return self.saving.stall_seconds + max(0.0, waited)
 
     @property
     def _computing(self) -> float:
-        return self.useful + self.evaluations * self.evaluation
+        return self.step_seconds + self.num_evaluations * self.evaluation_seconds
 
     @property
-    def interval(self) -> float:
+    def checkpoint_interval(self) -> float:
         """Mean seconds from one checkpoint to the next."""
-        return self.seconds / self.checkpoints
+        return self.total_seconds / self.num_checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunTimeline:
-    """Work, its cost with everything that it stops for, and figures that nobody knows."""
+    """Work of a run, its cost with interruptions, and the numbers that the profile lacks."""
 
     work: UninterruptedRun
     cost: CostEstimate
@@ -154,7 +158,7 @@ class RunTimeline:
 def plan_run_time(
     phases: Sequence[StepPlan], hardware: Hardware, software: SoftwareModel
 ) -> RunTimeline:
-    """Predict the whole token budget from the time of a full step of each phase."""
+    """Predict the run time of the whole token budget from the step time of each phase."""
     assert software.run is not None, "our own program's figures have them"
     first, run = phases[0], software.run
     recipe, cluster = first.recipe, first.recipe.cluster
@@ -173,25 +177,26 @@ def plan_run_time(
     else:
         between = interruptions.mean_seconds_between(hours, cluster.nodes)
         failures = interruptions.expected_failures(
-            work=work.seconds,
-            interval=work.interval,
-            # One that is not yet whole is lost too: the work since the one before it.
-            restart=start_up + saving.read + saving.behind,
+            work=work.total_seconds,
+            interval=work.checkpoint_interval,
+            # A failure also loses the checkpoint in progress: work since the previous one
+            # repeats.
+            restart=start_up + saving.read + saving.delay_seconds,
             between=between,
         )
-    whole = work.seconds + (failures.total if failures else 0.0)
+    whole = work.total_seconds + (failures.total_seconds if failures else 0.0)
     chain = interruptions.chain_of_phases(
-        [whole * part.useful / work.useful for part in parts],
+        [whole * part.useful / work.step_seconds for part in parts],
         queue_of_run(cluster),
         start_up=start_up,
-        write=saving.whole,  # the end of a job waits for it
+        write=saving.write_and_hash_seconds,  # the end of a job waits for the write
         read=saving.read,
     )
     checkpoints = _checkpoint_cost(work, first, between)
     if between is not None and failures is None:
         missing.append(_never_ends(between, checkpoints.best_every_tokens))
     if chain is None:
-        missing.append(_too_short_jobs(start_up + saving.read + saving.whole))
+        missing.append(_too_short_jobs(start_up + saving.read + saving.write_and_hash_seconds))
     cost = _estimate_cost(work, checkpoints, failures, chain, start_up, cluster, hardware)
     return RunTimeline(work=work, cost=cost, missing=tuple(missing))
 
@@ -199,22 +204,22 @@ def plan_run_time(
 def _checkpoint_cost(
     work: UninterruptedRun, step: StepPlan, between: float | None
 ) -> CheckpointCost:
-    """Sum up the checkpoints; the best interval is known with the time between failures."""
+    """Summarize the checkpoints. The best interval requires the time between failures."""
     assert step.time is not None, "a step without a time has no run time"
     saving, best, best_tokens = work.saving, None, None
     if between is not None:
-        # More often than one is written the next would only wait.
-        best = interruptions.best_interval(stall=saving.stall, between=between)
-        best = max(best, saving.whole)
-        best_tokens = round(best * step.job.tokens_per_step / step.time.total)
+        # The interval is at least the duration of one write, because the next one would wait.
+        best = interruptions.best_interval(stall=saving.stall_seconds, between=between)
+        best = max(best, saving.write_and_hash_seconds)
+        best_tokens = round(best * step.job.tokens_per_step / step.time.total_seconds)
     return CheckpointCost(
-        count=work.checkpoints,
+        count=work.num_checkpoints,
         bytes=saving.bytes,
-        stall_seconds=work.stall,
+        stall_seconds=work.stall_seconds,
         write_seconds=saving.write,
         hash_seconds=saving.hashing,
         read_seconds=saving.read,
-        interval_seconds=work.interval,
+        interval_seconds=work.checkpoint_interval,
         best_interval_seconds=best,
         best_every_tokens=best_tokens,
     )
@@ -229,9 +234,9 @@ def _estimate_cost(
     cluster: Cluster,
     hardware: Hardware,
 ) -> CostEstimate:
-    """Multiply out; energy is the devices' rated power times hours, as BLOOM's card counts."""
-    lost = failures.total if failures else 0.0
-    total = work.seconds + lost + (chain.seconds if chain else 0.0)
+    """Return the cost. Energy is the devices' rated power times hours, as on BLOOM's card."""
+    lost = failures.total_seconds if failures else 0.0
+    total = work.total_seconds + lost + (chain.seconds if chain else 0.0)
     hours, watts = total / HOUR, hardware.device_watts
     energy = None if watts is None else hours * cluster.ranks * watts / 1_000
     unit, price = "node-h", 1.0
@@ -244,12 +249,12 @@ def _estimate_cost(
         site_units=hours * cluster.nodes * price,
         site_unit=unit,
         energy_kwh=energy,
-        emissions=Emissions.of(energy, **cluster.electricity.model_dump()),
-        steps=work.steps,
-        useful_days=work.useful / DAY,
-        checkpoint_days=work.checkpoints * work.stall / DAY,
-        evaluation_days=work.evaluations * work.evaluation / DAY,
-        failure_days=failures.total / DAY if failures else None,
+        emissions=Emissions.from_energy(energy, **cluster.electricity.model_dump()),
+        steps=work.num_steps,
+        useful_days=work.step_seconds / DAY,
+        checkpoint_days=work.num_checkpoints * work.stall_seconds / DAY,
+        evaluation_days=work.num_evaluations * work.evaluation_seconds / DAY,
+        failure_days=failures.total_seconds / DAY if failures else None,
         chain_days=chain.seconds / DAY if chain else None,
         days=total / DAY,
         waiting_days=starts * cluster.waiting_hours * HOUR / DAY,
@@ -258,7 +263,9 @@ def _estimate_cost(
         submissions=_submissions(chain, cluster),
         start_up_seconds=start_up,
         checkpoints=checkpoints,
-        evaluations=InterruptionCost(count=work.evaluations, each_seconds=work.evaluation),
+        evaluations=InterruptionCost(
+            count=work.num_evaluations, each_seconds=work.evaluation_seconds
+        ),
         failures=InterruptionCost(
             count=failures.count if failures else None,
             each_seconds=failures.each if failures else None,
@@ -271,25 +278,25 @@ def _phase_work(
 ) -> PhaseWork:
     recipe, job = phase.recipe, phase.job
     assert phase.time is not None
-    parts, cadence = tuple(stretches(recipe)), recipe.evaluation
+    parts, cadence = tuple(split_by_batch(recipe)), recipe.evaluation
     return PhaseWork(
         steps=sum(part.steps for part in parts),
         useful=steps_seconds(parts, job, phase.time, hardware, speed),
-        checkpoints=crossings(parts, recipe.checkpoint.every_tokens),
+        checkpoints=count_crossings(parts, recipe.checkpoint.every_tokens),
         evaluation=evaluation_seconds(
             job,
             hardware,
             speed,
-            sources=len(recipe.data.names),
+            sources=len(recipe.data.source_names),
             windows_per_source=cadence.max_windows_per_source,
         ),
-        # One more before the first step of a run.
-        evaluations=first + crossings(parts, cadence.every_tokens),
+        # A run has one more evaluation before its first step.
+        evaluations=first + count_crossings(parts, cadence.every_tokens),
     )
 
 
 def _submissions(chain: JobChain | None, cluster: Cluster) -> int | None:
-    """Count how often a person submits: whole chains, or each job where there is no chain."""
+    """Count the manual submissions: one per chain, or per job without chains."""
     if chain is None or chain.queue is None:
         return None
     most = most_chained(cluster, queue_of_run(cluster))

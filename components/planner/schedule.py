@@ -1,14 +1,12 @@
 """Pipeline schedules: the order of passes on each rank, and the bubble.
 
-p ranks, m microbatches, v stages a rank; the backward pass takes twice the forward pass.
+Notation: p ranks, m microbatches, v stages per rank. The backward pass takes twice as long as
+the forward pass. The orders are as in torch.distributed.pipelining; tests compare them.
+`components.config.stages` defines ranks' stages, and schedules that split weight gradients.
 
-The orders are those that torch.distributed.pipelining makes, which the mesh engine runs; tests
-compare them action by action. Which stages a rank has, and where gradients of weights come
-apart, says `components.config.stages`.
-
-In a V, ZBV and DualPipeV, rank r of p has the stages r and 2 p - 1 - r, here called 0 and 1. A
-pass goes through one of them: F forward, B backward, I backward to the stage's input alone, W
-to its weights. Each stage takes its microbatches in turn, so the order says which is meant.
+In the V schedules ZBV and DualPipeV, rank r of p has the stages r and 2 p - 1 - r, here called
+0 and 1. A pass goes through one stage: F is forward, B backward, I backward for the stage's
+input only, W backward for its weights. The position of a pass determines its microbatch.
 """
 
 from collections import Counter
@@ -18,20 +16,20 @@ from typing import Literal, NamedTuple
 from components.config.schema.sections import Parallelism
 from components.config.stages import V_SCHEDULES, StagePlacement
 
-# A pass in these letters, the number of its microbatch, and whether the next pass overlaps it.
+# Pass in these letters, number of its microbatch, and whether the next pass overlaps it.
 Numbered = tuple[str, int, bool]
 
 
 def bubble_fraction(
     layout: Parallelism, microbatches: int, *, splits_backward: bool = True
 ) -> float:
-    """Return the ideal bubble of a layout's schedule.
+    """Return the ideal bubble of a layout's schedule as a fraction of compute time.
 
-    (p - 1) / m for GPipe (Huang et al. 2019, arXiv 1811.06965, section 2.3) and 1F1B, which
-    only keeps less (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1); divided by v
-    interleaved (section 2.2.2). Zero bubble fills two thirds of the rest with weight gradients:
-    (p - 1) / 3 m (Qi et al. 2023, arXiv 2401.10241, table 2, ZB-H1, with t_F = t_B = t_W);
-    where the backward pass stays whole it is as interleaved.
+    (p - 1) / m for GPipe (Huang et al. 2019, arXiv 1811.06965, section 2.3) and for 1F1B
+    (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1). Interleaved divides it by v
+    (section 2.2.2). Zero bubble fills two thirds of the rest with weight gradients: (p - 1) / 3
+    m (Qi et al. 2023, arXiv 2401.10241, table 2, ZB-H1, with t_F = t_B = t_W). With whole
+    backward passes it equals interleaved.
     """
     schedule, pipeline = layout.schedule, layout.pipeline
     if pipeline == 1:
@@ -47,13 +45,12 @@ def bubble_fraction(
 
 
 def _v_bubble(schedule: str, pipeline: int, microbatches: int, splits_backward: bool) -> int:
-    """Count the forward passes of one stage for which a rank of a V waits.
+    """Count how long a rank of a V schedule waits, in forward passes of one stage.
 
-    ZBV: what is left of its zero is the way of the first microbatch to the last rank (section 6
-    of the same paper), or two for each that is missing of those that fill it. DualPipeV:
-    (p - 1) (F&B + B - 3 W) as in DeepSeek-V3's table 2 (arXiv 2412.19437), F&B = F + B as torch
-    runs one after the other. For whole backward passes, of which no paper speaks, `simulate`
-    counts.
+    ZBV: the first microbatch has to reach the last rank (section 6 of the same paper), and each
+    microbatch that is missing to fill the pipeline costs two passes. DualPipeV: (p - 1) (F&B +
+    B - 3 W) as in DeepSeek-V3's table 2 (arXiv 2412.19437), with F&B = F + B because torch runs
+    one after the other. Whole backward passes: from `simulate_step`; no paper covers them.
     """
     if schedule == "dualpipev":
         return 2 * (pipeline - 1) if splits_backward else 5 * pipeline - 6
@@ -62,45 +59,47 @@ def _v_bubble(schedule: str, pipeline: int, microbatches: int, splits_backward: 
     return max(pipeline - 1, 2 * (2 * pipeline - 1 - microbatches))
 
 
-Kind = Literal["forward", "backward", "input", "weights"]
+PassKind = Literal["forward", "backward", "input", "weights"]
 
 
 class Action(NamedTuple):
     """One pass of one microbatch through one stage.
 
-    ``backward`` is all of the backward pass, ``input`` the gradient of the stage's input alone;
-    that of its weights is then ``weights``. What is ``overlapped`` is sent after the next pass.
+    ``backward`` is the whole backward pass, ``input`` its gradient of the stage's input only,
+    and ``weights`` the rest. The result of an ``overlapped`` pass is sent after the next pass.
     """
 
-    kind: Kind
+    kind: PassKind
     stage: int
     microbatch: int
     overlapped: bool = False
 
 
-Order = tuple[Action, ...]
+RankActions = tuple[Action, ...]
 
 
-def orders(
+def list_actions(
     layout: Parallelism, microbatches: int, *, splits_backward: bool = True
-) -> tuple[Order, ...]:
+) -> tuple[RankActions, ...]:
     """List the actions of each pipeline rank.
 
     GPipe: Huang et al. 2019 (arXiv 1811.06965, section 2.3). 1F1B and interleaved: Narayanan et
     al. 2021 (arXiv 2104.04473, section 2.2). Zero bubble: ZB-H1 of Qi et al. 2023 (arXiv
-    2401.10241, section 3), with 1F1B's warm-up and each weight gradient later by the rank.
-    Without ``splits_backward`` passes are whole where their first half would be.
+    2401.10241, section 3), with 1F1B's warm-up and each weight gradient delayed by the rank's
+    number. Without ``splits_backward``, a whole backward pass replaces each input pass.
     """
     schedule, pipeline = layout.schedule, layout.pipeline
     if schedule in V_SCHEDULES:
-        found = [_in_a_v(schedule, rank, pipeline, microbatches) for rank in range(pipeline)]
+        rank_orders = [
+            _in_a_v(schedule, rank, pipeline, microbatches) for rank in range(pipeline)
+        ]
     else:
-        stages = StagePlacement.of(layout).stages_per_rank
-        found = _in_a_loop(schedule, pipeline, microbatches, stages)
-    return tuple(found if splits_backward else map(_with_whole_passes, found))
+        stages = StagePlacement.from_degrees(layout).stages_per_rank
+        rank_orders = _in_a_loop(schedule, pipeline, microbatches, stages)
+    return tuple(rank_orders if splits_backward else map(_with_whole_passes, rank_orders))
 
 
-def _with_whole_passes(order: Order) -> Order:
+def _with_whole_passes(order: RankActions) -> RankActions:
     return tuple(
         action._replace(kind="backward") if action.kind == "input" else action
         for action in order
@@ -108,7 +107,7 @@ def _with_whole_passes(order: Order) -> Order:
     )
 
 
-def _in_a_v(schedule: str, rank: int, pipeline: int, microbatches: int) -> Order:
+def _in_a_v(schedule: str, rank: int, pipeline: int, microbatches: int) -> RankActions:
     here = StagePlacement(pipeline=pipeline, stages_per_rank=2, style="v").stages_of(rank)
     return tuple(
         Action(_KINDS[name[0]], here[int(name[1])], number, overlapped)
@@ -116,15 +115,18 @@ def _in_a_v(schedule: str, rank: int, pipeline: int, microbatches: int) -> Order
     )
 
 
-_KINDS: Mapping[str, Kind] = {"F": "forward", "B": "backward", "I": "input", "W": "weights"}
+_KINDS: Mapping[str, PassKind] = {"F": "forward", "B": "backward", "I": "input", "W": "weights"}
 
 
-def _in_a_loop(schedule: str, pipeline: int, microbatches: int, stages: int) -> list[Order]:
+def _in_a_loop(
+    schedule: str, pipeline: int, microbatches: int, stages: int
+) -> list[RankActions]:
     in_round = microbatches if stages == 1 else round_microbatches(pipeline, microbatches)
-    # Ranks of the interleaved schedule begin twice as far ahead of the next as the others'.
+    # Consecutive ranks of the interleaved schedule differ by two warm-up passes, of others by
+    # one.
     lead = 2 if schedule == "interleaved" else 1
-    back: Kind = "input" if schedule == "zero_bubble" else "backward"
-    found = []
+    back: PassKind = "input" if schedule == "zero_bubble" else "backward"
+    rank_orders = []
     for rank in range(pipeline):
         ahead = (stages - 1) * in_round + lead * (pipeline - 1 - rank)
         order = _alternating(
@@ -133,23 +135,23 @@ def _in_a_loop(schedule: str, pipeline: int, microbatches: int, stages: int) -> 
             warmup=microbatches if schedule == "gpipe" else ahead,
             delay=rank if schedule == "zero_bubble" else None,
         )
-        found.append(order)
-    return found
+        rank_orders.append(order)
+    return rank_orders
 
 
 def round_microbatches(pipeline: int, microbatches: int) -> int:
-    """Return how many microbatches go through one stage of a rank before its next has a turn.
+    """Return how many microbatches pass one stage of a rank before its next stage's turn.
 
-    One a rank; more where they are no multiple of the ranks, as all rounds are equally long
+    This is p, or more if m is not a multiple of p, because all rounds have equal length
     (``number_of_rounds`` in torch.distributed.pipelining.schedules).
     """
     return microbatches // max(1, microbatches // pipeline)
 
 
 def _passes(
-    kind: Kind, rank: int, pipeline: int, microbatches: int, stages: int, in_round: int
-) -> Order:
-    """Take a round of microbatches through one of the rank's stages after the other."""
+    kind: PassKind, rank: int, pipeline: int, microbatches: int, stages: int, in_round: int
+) -> RankActions:
+    """List passes in rounds: a round goes through the rank's stages one after the other."""
     turns = range(stages) if kind == "forward" else reversed(range(stages))
     places = [turn * pipeline + rank for turn in turns]
     return tuple(
@@ -160,11 +162,10 @@ def _passes(
     )
 
 
-def _alternating(*, forward: Order, backward: Order, warmup: int, delay: int | None) -> Order:
-    """Go ``warmup`` forward passes ahead, then one forward and one backward in turn.
-
-    With a ``delay`` the gradients of the weights follow, so many backward passes later.
-    """
+def _alternating(
+    *, forward: RankActions, backward: RankActions, warmup: int, delay: int | None
+) -> RankActions:
+    """Alternate forward and backward passes after ``warmup``; ``delay`` weight gradients."""
     done: list[Action] = list(forward[:warmup])
     late = [] if delay is None else [action._replace(kind="weights") for action in backward]
     for place, action in enumerate(backward):
@@ -178,10 +179,9 @@ def _alternating(*, forward: Order, backward: Order, warmup: int, delay: int | N
 
 
 def most_in_flight(order: Sequence[Action]) -> int:
-    """Count the stages' microbatches that a rank has gone forward with and not yet ended.
+    """Return the maximum number of (stage, microbatch) pairs with a live graph on a rank.
 
-    They end with their weights' gradient where that comes apart, because the graph that it
-    needs lives so long.
+    A separate weight gradient needs the graph, so the pair ends with it.
     """
     now = most = 0
     for action in order:
@@ -190,26 +190,26 @@ def most_in_flight(order: Sequence[Action]) -> int:
     return most
 
 
-def zbv(rank: int, pipeline: int, microbatches: int) -> Iterator[Numbered]:
-    """List the passes of one rank (Qi et al. 2023, arXiv 2401.10241, section 6).
+def list_zbv_passes(rank: int, pipeline: int, microbatches: int) -> Iterator[Numbered]:
+    """List the passes of one rank in ZBV (Qi et al. 2023, arXiv 2401.10241, section 6).
 
-    Two microbatches a rank, less one, fill the pipeline; with fewer their places are empty.
+    2 p - 1 microbatches fill the pipeline. With fewer, the missing ones are skipped.
     """
     later = pipeline - rank
     filled = max(microbatches, 2 * pipeline - 1)
     passes = ["F0"] * (2 * later - 1) + ["F1", "F0"] * rank + ["F1", "I1", "W1"] * later
-    left = filled - passes.count("F0")
+    forwards = filled - passes.count("F0")
     for turn in range(filled - pipeline):
-        passes += ["F0"] * (turn < left) + ["I0", "W0", "F1", "I1", "W1"]
+        passes += ["F0"] * (turn < forwards) + ["I0", "W0", "F1", "I1", "W1"]
     passes += ["I0", "I1"] * rank + ["I0", "W0"] * later + ["W1"] * rank + ["W0"] * rank
-    return (one for one in _number(passes) if one[1] < microbatches)
+    return (entry for entry in _number(passes) if entry[1] < microbatches)
 
 
-def dualpipev(rank: int, pipeline: int, microbatches: int) -> Iterator[Numbered]:
-    """List the passes of one rank (DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.1).
+def list_dualpipev_passes(rank: int, pipeline: int, microbatches: int) -> Iterator[Numbered]:
+    """List the passes of one rank in DualPipeV (arXiv 2412.19437, section 3.2.1).
 
-    As in github.com/deepseek-ai/DualPipe, in whose eight parts ``&`` stands for two passes that
-    overlap. Half of the last backward passes are split, and what waits is done as W.
+    As in github.com/deepseek-ai/DualPipe, which has eight parts; ``&`` marks two passes that
+    overlap. Half of the last backward passes are split. Their weight gradients run as W.
     """
     later, last = pipeline - rank - 1, rank == pipeline - 1
     passes = ["F0"] * 2 * later + ["F0", "F1"] * (rank + 1) + ["I1", "W", "F1"] * later
@@ -223,7 +223,7 @@ def dualpipev(rank: int, pipeline: int, microbatches: int) -> Iterator[Numbered]
 
 
 def _number(passes: Sequence[str]) -> Iterator[Numbered]:
-    """Count each stage's microbatches; a W without a stage is that of the oldest I."""
+    """Number each stage's microbatches. A W without a stage belongs to the oldest I."""
     done: Counter[str] = Counter()
     waiting: list[tuple[str, int]] = []
     for name in passes:
@@ -241,6 +241,6 @@ def _number(passes: Sequence[str]) -> Iterator[Numbered]:
 
 
 PASSES: Mapping[str, Callable[[int, int, int], Iterator[Numbered]]] = {
-    "zbv": zbv,
-    "dualpipev": dualpipev,
+    "zbv": list_zbv_passes,
+    "dualpipev": list_dualpipev_passes,
 }

@@ -1,8 +1,7 @@
-"""The best layouts of a recipe on given nodes, by the plan's own memory and time.
+"""Layout search: the fastest layouts of a recipe on given nodes, by the plan's memory and time.
 
-All legal layouts are asked whether they fit; parts that layouts share are computed once. Of
-those that fit, the passes alone are a bound from below on a step: the rest of the step is added
-in the order of this bound, until no layout that is left can be among the best.
+All legal layouts are checked against the device memory. The time of the passes is a lower bound
+of a step; steps are computed in its order until no other layout can be among the best.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,20 +17,15 @@ from components.config.schema.sections import Parallelism
 from components.config.stages import StagePlacement, splits_backward, stage_layers
 from components.errors import RecipeError
 from components.planner import memory, states
-from components.planner.job import (
-    TrainingJob,
-    job_from_recipe,
-    moments_of,
-    number_bytes,
-)
+from components.planner.job import TrainingJob, job_from_recipe, moments_of, number_bytes
 from components.planner.layouts import SEARCHED, LayoutFamily, Layouts
 from components.planner.memory import Verdict
 from components.planner.passes import busy_seconds
 from components.planner.software import software_of
 from components.planner.time import passes_seconds, plan_time
 
-# Of the released H100 layouts 8 of 50 tight ones ran out of memory, 11 of 1,049 others that
-# fit: a tight layout has to be faster by a sixth before a run should be risked on it.
+# 8 of 50 tight H100 layouts ran out of memory, and 11 of 1,049 others that fit. A tight layout
+# must be faster by a sixth to be worth this risk.
 TIGHT_RISK = 7 / 6
 BEST = 10
 T = TypeVar("T")
@@ -39,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LayoutChoice:
-    """One layout with its fullest rank, and the seconds of its step, at first of its passes."""
+    """One layout with its fullest rank's peak and its step time, at first of passes only."""
 
     job: TrainingJob
     peak: float
@@ -48,21 +42,18 @@ class LayoutChoice:
     seconds: float
 
     @property
-    def degrees(self) -> Parallelism:
+    def layout_degrees(self) -> Parallelism:
         return self.job.layout
 
     @property
-    def cost(self) -> float:
-        """Seconds of a step, with a penalty for a tight layout."""
+    def weighted_seconds(self) -> float:
+        """Return the seconds of a step, with a penalty for a tight layout."""
         return penalise_tight(self.seconds, self.verdict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutSearch:
-    """What was looked at, in how many seconds, and the best, best first.
-
-    ``nearest`` needs the least memory of all legal layouts.
-    """
+    """Search result: counts, seconds, best layouts; ``nearest`` needs the least memory."""
 
     ranks: int
     considered: int
@@ -74,68 +65,61 @@ class LayoutSearch:
     nearest: tuple[Parallelism, float] | None
 
 
-def describe(degrees: Parallelism) -> str:
-    """Write a layout in a line: the axes that it uses, then the settings that it has."""
+def describe_layout(degrees: Parallelism) -> str:
+    """Describe a layout in one line: the axes that it uses, then its settings."""
     used = [f"{axis} {degree}" for axis, degree in degrees.used_axes.items()]
-    again, stages = degrees.recompute, degrees.stages_per_rank
+    recompute, stages = degrees.recompute, degrees.stages_per_rank
     text = f"{' x '.join(used) or 'one rank'}, ZeRO {degrees.zero}"
     text += f", microbatches of {degrees.microbatch_sequences}"
     if degrees.pipeline > 1:
         text += f", {degrees.schedule}" + (f" with {stages} stages a rank" * (stages > 1))
-    if again != "none":
-        text += f", recomputes {recomputed(degrees)}"
+    if recompute != "none":
+        parts = (recompute,) if isinstance(recompute, str) else recompute
+        text += f", recomputes {' and '.join(parts).replace('full', 'all')}"
+        every = degrees.recompute_every
+        text += f" of every {every} layers" * (every > 1)
     return text
 
 
-def recomputed(degrees: Parallelism) -> str:
-    """Write what is recomputed, and of how many layers."""
-    parts, every = degrees.recompute, degrees.recompute_every
-    words = {"full": "all"}.get(parts, parts) if isinstance(parts, str) else " and ".join(parts)
-    return words if every == 1 else f"{words} of every {every} layers"
-
-
 def penalise_tight(seconds: float, verdict: Verdict) -> float:
-    """Add the risk that a tight layout runs out of memory to the seconds of a step."""
+    """Return a step's seconds, increased for the out-of-memory risk of a tight layout."""
     return seconds * (TIGHT_RISK if verdict == "tight" else 1.0)
 
 
 def hardware_of(template: Recipe) -> Hardware:
-    """Return the physical profile.
-
-    Raises:
-        RecipeError: the cluster has none.
-    """
+    """Return the hardware profile of the cluster; RecipeError if it has none."""
     hardware = template.cluster.hardware
     if isinstance(hardware, str):
         raise RecipeError(
             "parallelism",
-            f"auto, but nobody has measured the cluster {template.cluster.name!r}: no layout "
-            "of it has a price",
+            f"auto, but cluster {template.cluster.name!r} has no measured hardware profile, "
+            "so no layout can be priced",
             f"leave parallelism=auto out, or search on a cluster with a profile: "
-            f"cluster={template.home}",
+            f"cluster={template.reference_cluster}",
         )
     return hardware
 
 
 def search_layouts(template: Recipe, *, ranks: int, fixed: frozenset[str]) -> LayoutSearch:
-    """Rank the legal layouts of ``template`` on ``ranks``; keys in ``fixed`` keep their values.
+    """Rank the legal layouts of ``template`` on ``ranks``. Keys in ``fixed`` keep their values.
 
-    Nothing is refused where no layout is legal or fits: ``best`` is empty then.
-
-    Raises:
-        RecipeError: the cluster has no profile, or it lacks what a time needs.
+    If no layout is legal or fits, ``best`` is empty.
     """
-    begun = perf_counter()
+    start = perf_counter()
     layouts = Layouts(template, ranks=ranks, fixed=fixed)
     prices = Prices(template)
-    found = [one for family in layouts.families() for one in prices.fitting(family)]
-    best = tuple(prices.best(found, layouts.holds_in_phases))
+    fitting = [
+        choice
+        for family in layouts.iterate_families()
+        for choice in prices.iterate_fitting(family)
+    ]
+    best = tuple(prices.select_best(fitting, layouts.holds_in_phases))
     return LayoutSearch(
         ranks=ranks,
         considered=layouts.considered,
         legal=layouts.legal,
-        fitting=len(found),
-        seconds=perf_counter() - begun,
+        fitting=len(fitting),
+        seconds=perf_counter() - start,
         usable_bytes=prices.usable,
         best=best,
         nearest=prices.nearest,
@@ -143,23 +127,23 @@ def search_layouts(template: Recipe, *, ranks: int, fixed: frozenset[str]) -> La
 
 
 class Prices:
-    """Memory and time of layouts of one recipe, each shared part computed once."""
+    """Cache of memory and time of one recipe's layouts. Shared parts are computed once."""
 
     def __init__(self, template: Recipe) -> None:
         self._hardware = hardware_of(template)
         self._software, _ = software_of(template.cluster)
-        self._kept, self._precision = template.parallelism, template.precision
+        self._base_layout, self._precision = template.parallelism, template.precision
         self._moments = moments_of(template.optimizer)
-        # A copy: the template must not remember what follows from its own degrees.
+        # A copy, because the template must not cache values derived from its own degrees.
         self._base = job_from_recipe(template.model_copy())
-        self._samples = template.ramp.full_samples
+        self._samples = template.batch_ramp.full_samples
         self._known: dict[object, Any] = {}
         self.usable = memory.usable_bytes(self._hardware)
         self.nearest: tuple[Parallelism, float] | None = None
 
-    def fitting(self, family: LayoutFamily) -> Iterator[LayoutChoice]:
-        """Yield the layouts that fit; stop at the first microbatch size that does not."""
-        base = self.job(family.degrees, family.sizes[0])
+    def iterate_fitting(self, family: LayoutFamily) -> Iterator[LayoutChoice]:
+        """Yield the layouts that fit. Stop at the first microbatch size that does not fit."""
+        base = self.build_job(family.degrees, family.sizes[0])
         least = self._least(base)
         if least > self.usable:
             self._remember(base, least)
@@ -174,28 +158,30 @@ class Prices:
             busy = self._busy_seconds(job)
             yield LayoutChoice(job, peak, verdict, busy, sum(passes_seconds(job, busy)))
 
-    def best(
-        self, found: list[LayoutChoice], is_legal: Callable[[Parallelism], bool]
+    def select_best(
+        self, candidates: list[LayoutChoice], is_legal: Callable[[Parallelism], bool]
     ) -> list[LayoutChoice]:
-        """Time the rest of the step, until no other legal layout can be among the best."""
+        """Time whole steps until no remaining legal layout can be among the best."""
         best: list[LayoutChoice] = []
-        for choice in sorted(found, key=attrgetter("cost")):
-            if len(best) >= BEST and choice.cost > best[-1].cost:
+        for choice in sorted(candidates, key=attrgetter("weighted_seconds")):
+            if len(best) >= BEST and choice.weighted_seconds > best[-1].weighted_seconds:
                 break
-            if is_legal(choice.degrees):
+            if is_legal(choice.layout_degrees):
                 speed = self._software.speed
                 step = plan_time(choice.job, self._hardware, speed, choice.busy)
-                best = self._keep([*best, replace(choice, seconds=step.total)])
+                best = self._keep([*best, replace(choice, seconds=step.total_seconds)])
         return best
 
     def _remember(self, job: TrainingJob, peak: float) -> None:
         if self.nearest is None or peak < self.nearest[1]:
             self.nearest = job.layout, peak
 
-    def job(self, degrees: Parallelism, size: int) -> TrainingJob:
-        """Put a layout into the job of the recipe."""
-        stages = StagePlacement.of(degrees).count
-        cut = self._base.shape.num_layers, stages, degrees.stage_balance
+    def build_job(self, degrees: Parallelism, size: int) -> TrainingJob:
+        """Return the recipe's job with this layout."""
+        stages = StagePlacement.from_degrees(degrees).num_stages
+        shape, length = self._base.shape, self._base.sequence_length
+        costs = self._once("costs", lambda: shape.layer_costs(length))
+        cut = shape.num_layers, stages, degrees.stage_balance, costs
         numbers = self._once(
             ("numbers", degrees.zero),
             lambda: number_bytes(self._precision, degrees, self._moments),
@@ -213,43 +199,43 @@ class Prices:
     def _with_size(self, job: TrainingJob, size: int) -> TrainingJob:
         layout = job.layout.model_copy(update={"microbatch_sequences": size})
         return replace(
-            job, layout=layout, microbatches=self._samples // (layout.replicas * size)
+            job, layout=layout, microbatches=self._samples // (layout.num_replicas * size)
         )
 
     def _once(self, key: object, compute: Callable[[], T]) -> T:
         if key not in self._known:
             self._known[key] = compute()
-        found: T = self._known[key]
-        return found
+        value: T = self._known[key]
+        return value
 
     def _least(self, job: TrainingJob) -> float:
-        """Return what the fullest rank holds before any pass."""
+        """Return the bytes of the fullest rank before any pass."""
         layout = job.layout
         key = (
             *("states", layout.tensor, layout.expert, layout.pipeline, layout.context),
-            *(job.layers_by_stage, layout.recompute_every, job.placement.style),
+            *(job.layers_by_stage, layout.recompute_every, job.stage_placement.style),
             *(layout.data_shard, layout.zero),
         )
 
-        def held() -> float:
+        def stored_bytes() -> float:
             ranks = memory.deciding_ranks(job)
             parts = (states.rank_parameters(job, rank) for rank in ranks)
-            most = max(states.states(job, part).total for part in parts)
+            most = max(states.compute_states(job, part).total_bytes for part in parts)
             return most + self._software.memory.base_bytes
 
-        return self._once(key, held)
+        return self._once(key, stored_bytes)
 
     def _peak(self, job: TrainingJob) -> float:
-        # 1F1B keeps as many microbatches as it has ranks, however many there are.
+        # 1F1B keeps one microbatch per rank, however many microbatches there are.
         layout, software = job.layout, self._software.memory
         count = min(job.microbatches, 2) if layout.schedule == "1f1b" else job.microbatches
         key = "peak", layout.schedule, count, layout.zero, layout.data_shard, *_shared_key(job)
 
-        def peak() -> float:
+        def peak_bytes() -> float:
             ranks = memory.deciding_ranks(job)
-            return max(memory.rank_memory(job, rank, software).peak for rank in ranks)
+            return max(memory.rank_memory(job, rank, software).peak_bytes for rank in ranks)
 
-        return self._once(key, peak)
+        return self._once(key, peak_bytes)
 
     def _busy_seconds(self, job: TrainingJob) -> tuple[float, ...]:
         key = "busy", job.layout.data, *_shared_key(job)
@@ -257,24 +243,30 @@ class Prices:
         return self._once(key, lambda: tuple(busy_seconds(job, self._hardware, speed)))
 
     def _keep(self, choices: list[LayoutChoice]) -> list[LayoutChoice]:
-        """Sort; of layouts that cost the same, keep the one that is most like the recipe's."""
+        """Sort by cost. Of layouts with equal cost, keep the most similar to the recipe's."""
 
-        def strangeness(choice: LayoutChoice) -> tuple[int, float]:
-            before, after = self._kept, choice.degrees
-            changed = [key for key in SEARCHED if getattr(before, key) != getattr(after, key)]
+        def count_changes(choice: LayoutChoice) -> tuple[int, float]:
+            base_layout, layout = self._base_layout, choice.layout_degrees
+            changed = [
+                key for key in SEARCHED if getattr(base_layout, key) != getattr(layout, key)
+            ]
             return len(changed), choice.peak
 
         different: dict[float, LayoutChoice] = {}
-        for choice in sorted(choices, key=strangeness):
-            different.setdefault(round(choice.cost, 9), choice)
-        return nsmallest(BEST, different.values(), key=lambda one: one.cost)
+        for choice in sorted(choices, key=count_changes):
+            different.setdefault(round(choice.weighted_seconds, 9), choice)
+        return nsmallest(BEST, different.values(), key=lambda choice: choice.weighted_seconds)
 
 
 def _shared_key(job: TrainingJob) -> tuple[object, ...]:
-    """Name what one microbatch's passes through one rank depend on, whatever the data ranks."""
+    """Return the values that one microbatch's passes through one rank depend on."""
     layout = job.layout
     return (
         *(layout.tensor, layout.pipeline, layout.expert, layout.context),
-        *(layout.sequence_parallel, job.placement.stages_per_rank, job.placement.style),
+        *(
+            layout.sequence_parallel,
+            job.stage_placement.stages_per_rank,
+            job.stage_placement.style,
+        ),
         *(job.layout.microbatch_sequences, job.layout.recompute, layout.recompute_every),
     )

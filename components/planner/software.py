@@ -1,8 +1,7 @@
-"""The planner's constants: what of memory and time is the software's choice.
+"""Software constants of the planner: memory and speed that depend on the training program.
 
-They are as shipped (``software.yaml``), or as a cluster's own runs corrected them: a
-calibration is a small file beside the cluster's profile, ``NAME.calibration.yaml``, that says
-where it comes from and how far off the plan is on runs that it has not seen.
+The constants are the shipped ones (``software.yaml``) or corrections from a cluster's own runs:
+``NAME.calibration.yaml``, with its sources and the plan's error on held-out runs.
 """
 
 from collections.abc import Mapping
@@ -21,25 +20,25 @@ from components.errors import RecipeError
 OURS = Path(__file__).with_name("software.yaml")
 PROFILES = Path(__file__).parents[2] / "conf" / "cluster"
 HEAD = "# By action=plan calibrate=[...]; delete the file to plan with the shipped figures.\n"
-Figure = Annotated[float, Field(ge=0)]
+NonNegativeFigure = Annotated[float, Field(ge=0)]
 
 
 class SoftwareMemory(Section):
-    """Figures of one training program's memory.
+    """Memory constants of one training program.
 
-    ``step_bytes`` a parameter are added during the optimizer's step, ``shared_step_bytes`` of
-    them divided like its state. ``keeps_gradients`` tells whether their memory is there before
-    a step's first backward pass.
-    ``logit_bytes`` is kept for each logit of a microbatch; a loss that goes by blocks keeps
-    those of ``block_tokens`` in the products' precision. ``own_gradients`` tells whether
-    autograd makes a weight's gradient apart before it adds it up: the head's with the loss,
-    where it waits for the backward pass in float32, and the embedding's last of all.
-    ``keeps_gathered`` tells whether a block's input stays as it was gathered from slices of the
-    sequence, ``stage_outputs`` how many hidden states a stage keeps of a microbatch beside its
-    layers'. ``gathered_tensors`` counts hidden states of whole sequences that wait for their
-    streams beside what a layer keeps, with and without a pipeline. ``fragmentation`` multiplies
-    activations; ``base_bytes``
-    is there before anything.
+    ``step_bytes`` per parameter are added during the optimizer step, plus ``shared_step_bytes``
+    divided like its state. ``keeps_gradients``: gradients exist before the first backward pass.
+
+    ``logit_bytes`` is kept for each logit of a microbatch. A loss in blocks keeps the logits of
+    ``block_tokens`` in the precision of the products. ``own_gradients``: autograd creates a
+    weight's gradient separately before adding it to the sum. The head's is created with the
+    loss and waits in float32 for the backward pass; the embedding's is created last.
+
+    ``keeps_gathered``: a block's input is kept as gathered from the slices of the sequence.
+    ``stage_outputs`` is the number of hidden states that a stage keeps of a microbatch in
+    addition to its layers'. ``gathered_tensors`` is the number of hidden states of whole
+    sequences that wait for their streams in addition to a layer's activations.
+    ``fragmentation`` multiplies activations. ``base_bytes`` exist before anything else.
     """
 
     step_bytes: float
@@ -57,34 +56,36 @@ class SoftwareMemory(Section):
 
 
 class SoftwareSpeed(Section):
-    """Figures of one training program's speed.
+    """Speed constants of one training program.
 
-    ``product_fraction`` of the device's best matrix products is what products of well-formed
-    shapes reach, ``attention_fraction`` what fused attention does. Each byte that a layer keeps
-    is moved ``traffic`` times, of a logit ``logit_bytes_moved`` beside the head's products. The
-    host needs ``layer_seconds`` to start a layer forward and backward, ``tensor_layer_seconds``
-    with tensor parallelism and ``crossing_layer_seconds`` more for each tensor rank where a
-    pipeline crosses nodes. ``tensor_collectives`` of a layer are exposed by
-    ``exposed_fraction``; a message to the next stage costs ``message_seconds``.
-    ``reduced_fraction`` multiplies the time of averaging gradients, which ``hides_reduction``
-    behind the last microbatch without ZeRO where the layout does not say ``overlap``. The
-    optimizer moves its state ``step_traffic`` times and waits ``step_latencies`` latencies for
-    each node.
-    The host starts one operator of an expert's in ``start_seconds``; to read a number from the
-    device, and to fill its queue again, takes ``read_seconds``. Of learned routers the fullest
-    expert gets ``fullest_expert`` times the mean of all (`components.planner.experts`).
+    Well-shaped products reach ``product_fraction`` of the device's best matrix products, fused
+    attention reaches ``attention_fraction``. Each byte that a layer keeps is moved ``traffic``
+    times. Each logit moves ``logit_bytes_moved`` in addition to the head's products.
+
+    The host launches an operator in ``launch_seconds`` and a collective of tensor ranks in
+    ``call_seconds`` (`components.planner.passes.count_launches`). The fraction
+    ``exposed_fraction`` of a layer's ``tensor_collectives`` is not hidden. A message to the
+    next stage takes ``message_seconds``.
+
+    ``reduced_fraction`` multiplies the time of averaging gradients. ``hides_reduction`` is the
+    fraction of the last microbatch's backward pass that hides it, without ZeRO and without
+    ``overlap`` in the layout. The optimizer moves its state ``step_traffic`` times and waits
+    ``step_latencies`` latencies for each node.
+
+    Reading a number from the device and refilling its queue takes ``read_seconds``. With
+    learned routers the fullest expert gets ``fullest_expert`` times the mean
+    (`components.planner.experts`). ``step_factor`` multiplies the whole step: a site card's
+    step over its prediction.
     """
 
     product_fraction: float
     attention_fraction: float
     traffic: float
     logit_bytes_moved: float
-    layer_seconds: float
-    start_seconds: float
+    launch_seconds: float
+    call_seconds: float
     read_seconds: float
     fullest_expert: float
-    tensor_layer_seconds: float
-    crossing_layer_seconds: float
     tensor_collectives: int
     exposed_fraction: float
     message_seconds: float
@@ -92,14 +93,14 @@ class SoftwareSpeed(Section):
     hides_reduction: float
     step_traffic: float
     step_latencies: float
+    step_factor: float = 1.0
 
 
 class SoftwareRun(Section):
-    """Figures of one training program between its steps.
+    """Constants of one training program outside its steps.
 
-    A job reaches its first step after ``start_up_seconds`` and ``start_up_rank_seconds`` more
-    for each rank. Each rank hashes ``hash_gigabytes_per_second`` of a checkpoint's files, and
-    copies ``copy_gigabytes_per_second`` from its device into the host's memory.
+    A job reaches its first step after ``start_up_seconds`` plus ``start_up_rank_seconds`` per
+    rank. Hashing of checkpoint files and copies to host memory have rates per rank.
     """
 
     start_up_seconds: float
@@ -109,7 +110,7 @@ class SoftwareRun(Section):
 
 
 class SoftwareModel(Section):
-    """One training program, as far as the planner knows it; without ``run`` only its steps."""
+    """Constants of one training program. Without ``run``, only its steps are known."""
 
     memory: SoftwareMemory
     speed: SoftwareSpeed
@@ -117,26 +118,22 @@ class SoftwareModel(Section):
 
 
 def read_software(file: Path) -> SoftwareModel:
-    """Load the figures of one training program.
-
-    Raises:
-        RecipeError: a figure is missing, unknown or no number.
-    """
+    """Load the constants of one program; RecipeError for missing, unknown or wrong values."""
     return read_section(SoftwareModel, yaml.safe_load(file.read_text("utf-8")), str(file))
 
 
 class Errors(Section):
-    """Errors of predictions, as fractions of what was measured; ``p90`` is the ninth decile."""
+    """Errors of predictions as fractions of the measured values; ``p90``: 90th percentile."""
 
-    mean: Figure
-    median: Figure
-    p90: Figure
+    mean: NonNegativeFigure
+    median: NonNegativeFigure
+    p90: NonNegativeFigure
 
 
 class CalibrationErrors(Section):
-    """Errors on all layouts: of the shipped constants, of those fitted to all of them.
+    """Errors on all layouts, with the shipped constants and with fitted constants.
 
-    For ``held_out`` each half of the layouts is predicted with constants fitted to the other.
+    ``held_out`` predicts each half of the layouts with constants fitted to the other half.
     """
 
     before: Errors
@@ -145,7 +142,7 @@ class CalibrationErrors(Section):
 
 
 class MeasuredFrom(Section):
-    """One file or run folder that was fitted to; ``sha256`` is of the table or the recipe."""
+    """Source of a calibration: file or run folder. ``sha256`` is of the table or the recipe."""
 
     name: str
     sha256: str
@@ -153,23 +150,23 @@ class MeasuredFrom(Section):
 
 
 class Calibration(Section):
-    """Constants of ``speed`` and ``memory`` that take the place of the shipped ones."""
+    """Constants of ``speed`` and ``memory`` that replace the shipped ones."""
 
     cluster: str
     device: str
     fitted_on: str
     layouts: Count
     sources: Annotated[tuple[MeasuredFrom, ...], Field(strict=False, min_length=1)]
-    speed: FrozenMapping[Figure]
-    memory: FrozenMapping[Figure]
+    speed: FrozenMapping[NonNegativeFigure]
+    memory: FrozenMapping[NonNegativeFigure]
     time_error: CalibrationErrors
     memory_error: CalibrationErrors | None
 
 
-def corrected(
+def replace_constants(
     software: SoftwareModel, speed: Mapping[str, float], memory: Mapping[str, float]
 ) -> SoftwareModel:
-    """Replace constants by name."""
+    """Return the software model with constants replaced by name."""
     update = {
         "speed": software.speed.model_copy(update=dict(speed)),
         "memory": software.memory.model_copy(update=dict(memory)),
@@ -178,16 +175,12 @@ def corrected(
 
 
 def calibration_file(cluster: str) -> Path:
-    """Return the path of a cluster's calibration, there or not."""
+    """Return the path of a cluster's calibration, whether it exists or not."""
     return PROFILES / f"{cluster}.calibration.yaml"
 
 
 def calibration_of(cluster: Cluster) -> Calibration | None:
-    """Read the calibration of a cluster, if there is one and it is of the same device.
-
-    Raises:
-        RecipeError: the file is no calibration, or of a constant that does not exist.
-    """
+    """Read a cluster's calibration for the same device, if any; RecipeError for a bad file."""
     file = calibration_file(cluster.name)
     if not file.is_file() or not isinstance(cluster.hardware, Hardware):
         return None
@@ -195,23 +188,29 @@ def calibration_of(cluster: Cluster) -> Calibration | None:
         tree = yaml.safe_load(file.read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         problem = f"cannot be read: {' '.join(str(error).split())}"
-        raise RecipeError(str(file), problem, "mend it or delete it") from None
-    found = read_section(Calibration, tree if isinstance(tree, dict) else {}, file.name)
+        raise RecipeError(str(file), problem, "correct the file or delete it") from None
+    calibration = read_section(Calibration, tree if isinstance(tree, dict) else {}, file.name)
     for section, kind in (("speed", SoftwareSpeed), ("memory", SoftwareMemory)):
-        for key in getattr(found, section):
+        for key in getattr(calibration, section):
             if key not in kind.model_fields:
                 problem = "the planner has no such constant"
                 raise RecipeError(f"{file.name}.{section}.{key}", problem, "calibrate again")
-    return found if found.device == cluster.hardware.device else None
+    return calibration if calibration.device == cluster.hardware.device else None
 
 
-def software_of(cluster: Cluster) -> tuple[SoftwareModel, Calibration | None]:
-    """Return the constants to plan with, and the calibration that they are from, if any."""
-    shipped, found = read_software(OURS), calibration_of(cluster)
-    return (corrected(shipped, found.speed, found.memory) if found else shipped), found
+def software_of(
+    cluster: Cluster, measured: Calibration | None = None
+) -> tuple[SoftwareModel, Calibration | None]:
+    """Return the constants to plan with, and the calibration that they come from, if any."""
+    shipped, calibration = read_software(OURS), measured or calibration_of(cluster)
+    return (
+        replace_constants(shipped, calibration.speed, calibration.memory)
+        if calibration
+        else shipped
+    ), calibration
 
 
 def as_text(calibration: Calibration) -> str:
-    """Write the file's text."""
+    """Return the text of a calibration file."""
     tree: dict[str, Any] = calibration.model_dump(mode="json")
     return HEAD + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=96)

@@ -1,7 +1,4 @@
-"""One optimizer step: its plan, its seconds by part and as a timeline; one evaluation.
-
-The slowest stage sets the pace of a pipeline; then gradients are averaged and weights updated.
-"""
+"""Step time: the plan of one optimizer step, its parts, its timeline, and of an evaluation."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,23 +11,28 @@ from components.errors import RecipeError
 from components.planner import communication
 from components.planner.job import TrainingJob, job_from_recipe
 from components.planner.memory import Memory, plan_memory
-from components.planner.passes import busy_seconds, forward_seconds, rank_seconds
-from components.planner.schedule import bubble_fraction, orders
+from components.planner.passes import (
+    busy_seconds,
+    count_update_launches,
+    forward_seconds,
+    rank_seconds,
+)
+from components.planner.schedule import bubble_fraction, list_actions
 from components.planner.software import SoftwareModel, SoftwareSpeed
 from components.planner.states import (
+    compute_states,
     rank_parameters,
     shard_gradients,
     sharing_ranks,
-    states,
 )
-from components.planner.timeline import PassSeconds, Timeline, simulate
+from components.planner.timeline import PassSeconds, Timeline, simulate_step
 
-BACKWARD = 2 / 3  # of a microbatch's passes
+BACKWARD = 2 / 3  # fraction of a microbatch's passes
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Seconds of one step; ``microbatches`` are the busy part of the slowest rank."""
+    """Seconds of one step by part. ``microbatches`` is the busy time of the slowest rank."""
 
     microbatches: float
     bubble: float
@@ -38,16 +40,16 @@ class StepTime:
     optimizer: float
 
     @property
-    def total(self) -> float:
+    def total_seconds(self) -> float:
         return self.microbatches + self.bubble + self.reduction + self.optimizer
 
-    def parts(self) -> dict[str, float]:
+    def seconds_by_part(self) -> dict[str, float]:
         return {f"{name}_seconds": value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """Memory and time of a full step; ``time`` is None where the profile lacks a figure."""
+    """Memory and time of one step. ``time`` is None if the profile lacks a required number."""
 
     recipe: Recipe
     job: TrainingJob
@@ -58,45 +60,43 @@ class StepPlan:
 def plan_steps(
     recipes: Iterable[Recipe], hardware: Hardware, software: SoftwareModel
 ) -> tuple[tuple[StepPlan, ...], RecipeError | None]:
-    """Plan a step of each recipe; without times, and why, where one cannot be predicted."""
+    """Plan a step of each recipe; if one time cannot be predicted, no times and the error."""
     steps = []
     for recipe in recipes:
         job = job_from_recipe(recipe)
         memory = plan_memory(job, hardware, software.memory)
         steps.append(StepPlan(recipe=recipe, job=job, memory=memory))
+    speed = software.speed
     try:
-        times = [plan_time(step.job, hardware, software.speed) for step in steps]
+        timed = [replace(step, time=plan_time(step.job, hardware, speed)) for step in steps]
     except RecipeError as error:
         return tuple(steps), error
-    timed = (replace(step, time=time) for step, time in zip(steps, times, strict=True))
     return tuple(timed), None
 
 
 def plan_time(
     job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed, busy: Sequence[float] = ()
 ) -> StepTime:
-    """Predict one step; ``busy`` are its `busy_seconds`, where they are known already.
-
-    Raises:
-        RecipeError: the profile lacks a figure that this needs.
-    """
+    """Predict the time of one step; ``busy`` is the result of `busy_seconds`, if known."""
     busy = busy or busy_seconds(job, hardware, speed)
     microbatches, bubble = passes_seconds(job, busy)
-    ends = {0, job.layout.pipeline - 1}  # a V's first rank has both
-    return StepTime(
+    ends = {0, job.layout.pipeline - 1}  # a V schedule puts both ends on the first rank
+    step = StepTime(
         microbatches=microbatches,
         bubble=bubble,
         reduction=max(_reduction_seconds(job, r, hardware, speed, busy[r]) for r in ends),
         optimizer=max(_optimizer_seconds(job, rank, hardware, speed) for rank in ends),
     )
+    parts = asdict(step) if speed.step_factor != 1 else {}
+    return replace(step, **{part: speed.step_factor * own for part, own in parts.items()})
 
 
 def passes_seconds(job: TrainingJob, busy: Sequence[float]) -> tuple[float, float]:
-    """Return how long the slowest rank computes in a step, and how long it waits."""
+    """Return the slowest rank's compute seconds and wait seconds (pipeline bubble) per step."""
     layout, slowest = job.layout, max(busy)
     splits = job.splits_backward
     fraction = bubble_fraction(layout, job.microbatches, splits_backward=splits)
-    # Filling and draining go through all ranks, the quicker ones too.
+    # Filling and draining the pipeline involves all ranks, including the faster ones.
     others = (sum(busy) - slowest) / max(layout.pipeline - 1, 1)
     return slowest * job.microbatches, fraction * job.microbatches * others
 
@@ -104,36 +104,36 @@ def passes_seconds(job: TrainingJob, busy: Sequence[float]) -> tuple[float, floa
 def _reduction_seconds(
     job: TrainingJob, rank: int, hardware: Hardware, speed: SoftwareSpeed, microbatch: float
 ) -> float:
-    """Average gradients, and gather weights under ZeRO (Rajbhandari et al. 2020, section 7).
+    """Return the seconds to average gradients and, under ZeRO, to gather weights.
 
-    What passes hide is not counted (`_exposed`).
+    Rajbhandari et al. 2020, section 7, without overlapped communication (`_exposed`).
     """
     layout = job.layout
-    where = job.groups.along("dense")
+    where = job.rank_groups.find_group("dense")
     reduced = gathered = 0.0
     for axis, scattered, spread in averaged_bytes(job, rank):
-        ranks = job.groups.along(axis)
+        ranks = job.rank_groups.find_group(axis)
         rate = communication.reduce_bandwidth(hardware, ranks, job.devices_per_node)
         reduced += scattered / rate
         gathered += spread / rate
     reduced *= speed.reduced_fraction
     gathered *= speed.reduced_fraction
-    if job.overlaps or layout.zero == 3:
+    if job.has_overlap or layout.zero == 3:
         seconds = _exposed(job, rank, reduced, gathered, microbatch)
     else:
         hidden = (layout.zero == 0) * speed.hides_reduction * microbatch * BACKWARD
         seconds = max(reduced + gathered - hidden, 0.0)
-    return seconds + speed.step_latencies * communication.latency(hardware, where)
+    return seconds + speed.step_latencies * communication.get_latency(hardware, where)
 
 
 def _exposed(
     job: TrainingJob, rank: int, reduced: float, gathered: float, microbatch: float
 ) -> float:
-    """Return the seconds of a step's collectives of data ranks that no pass hides.
+    """Return the seconds of a step's data-parallel collectives that do not overlap with a pass.
 
-    A backward pass hides all but the last bucket of gradients: that of the last microbatch,
-    under ZeRO 2 and 3 each one's. A forward pass hides all but the first bucket of weights; of
-    ZeRO 3, whose buckets are layers, each pass hides gathers of its own.
+    A backward pass hides all gradient buckets but the last; only the last microbatch reduces,
+    under ZeRO 2 and 3 every microbatch. A forward pass hides all weight buckets except the
+    first. ZeRO 3 uses layers as buckets, and each pass hides its own gathers.
     """
     layout, parameters = job.layout, rank_parameters(job, rank)
     numbers = parameters.dense + parameters.expert
@@ -146,17 +146,17 @@ def _exposed(
         each += max(once + reduced - backward, reduced / parts)
         return job.microbatches * each
     times = job.microbatches if layout.zero == 2 else 1
-    left = times * max(reduced / times - backward, reduced / times / buckets)
-    if layout.engine == "deepspeed":  # gathers all weights at the end of its step
-        return left + gathered
-    return left + max(gathered - forward, gathered / buckets)
+    exposed = times * max(reduced / times - backward, reduced / times / buckets)
+    if layout.engine == "deepspeed":  # DeepSpeed gathers all weights at the end of its step
+        return exposed + gathered
+    return exposed + max(gathered - forward, gathered / buckets)
 
 
 def averaged_bytes(job: TrainingJob, rank: int) -> list[tuple[GroupAxis, float, float]]:
-    """List by group of ranks what a step sends of gradients, and of weights.
+    """List the gradient and weight bytes that a step sends, by group of ranks.
 
-    Where the optimizer is not expert-aware the replicas of each expert rank share the dense
-    state too, and expert ranks add up their shards' gradients (`components.distributed.mesh`).
+    Without an expert-aware optimizer, only an expert rank's replicas share the dense state, and
+    expert ranks sum the gradients of their shards (`components.distributed.mesh`).
     """
     layout, parameters = job.layout, rank_parameters(job, rank)
     plain = layout.zero > 0 and layout.expert > 1 and not layout.expert_aware
@@ -166,7 +166,7 @@ def averaged_bytes(job: TrainingJob, rank: int) -> list[tuple[GroupAxis, float, 
     )
     sent = list[tuple[GroupAxis, float, float]]()
     for axis, count in families:
-        size = job.groups.along(axis).size
+        size = job.rank_groups.find_group(axis).size
         if count and size > 1:
             sizes = reduced_bytes(job, count, size), gathered_bytes(job, count, size)
             sent.append((axis, *sizes))
@@ -178,10 +178,10 @@ def averaged_bytes(job: TrainingJob, rank: int) -> list[tuple[GroupAxis, float, 
 
 
 def reduced_bytes(job: TrainingJob, parameters: float, size: int) -> float:
-    """Scatter gradients; without ZeRO, or DeepSpeed's ``reduce_scatter``, gather them, too.
+    """Return the gradient bytes sent per rank: reduce-scatter under ZeRO, else all-reduce.
 
-    From stage 2 on every microbatch's gradients are scattered (Rajbhandari et al. 2020, section
-    7.2).
+    DeepSpeed without ``reduce_scatter`` also uses all-reduce. From stage 2 on, the gradients of
+    every microbatch are scattered (Rajbhandari et al. 2020, section 7.2).
     """
     layout = job.layout
     each = (2, 1, job.microbatches, job.microbatches)[layout.zero] * job.reduce_bytes
@@ -191,7 +191,7 @@ def reduced_bytes(job: TrainingJob, parameters: float, size: int) -> float:
 
 
 def gathered_bytes(job: TrainingJob, parameters: float, size: int) -> float:
-    """Gather weights that ranks have updated, at stage 3 for each pass of each microbatch."""
+    """Return the weight bytes gathered: after the update, or at stage 3 in every pass."""
     each = (0, 1, 1, 2 * job.microbatches)[job.layout.zero] * job.gather_bytes
     return parameters * each * (size - 1) / size
 
@@ -199,12 +199,16 @@ def gathered_bytes(job: TrainingJob, parameters: float, size: int) -> float:
 def _optimizer_seconds(
     job: TrainingJob, rank: int, hardware: Hardware, speed: SoftwareSpeed
 ) -> float:
-    """Read and write the state of this rank once, ``step_traffic`` times over."""
+    """Return the optimizer seconds: ``step_traffic`` times one read and write of its state.
+
+    The host's launches of the step take at least as long.
+    """
     parameters = rank_parameters(job, rank)
-    state = states(job, parameters)
+    state = compute_states(job, parameters)
     gradients = shard_gradients(job, parameters)
     moved = 2 * (state.master + state.optimizer) + gradients + state.weights
-    return speed.step_traffic * moved / (hardware.memory_gigabytes_per_second * 1e9)
+    device = speed.step_traffic * moved / (hardware.memory_gigabytes_per_second * 1e9)
+    return max(device, count_update_launches(job, rank) * speed.launch_seconds)
 
 
 def evaluation_seconds(
@@ -215,46 +219,41 @@ def evaluation_seconds(
     sources: int,
     windows_per_source: int,
 ) -> float:
-    """Predict one held-out evaluation (`components.train.callbacks.validation`).
+    """Predict the seconds of one held-out evaluation (`components.train.callbacks.validation`).
 
-    Every source is read on its own: its windows in batches of a microbatch's sequences, which
-    the data ranks take in turns. One with less text has fewer windows than this counts.
+    The data ranks take each source's batches of one microbatch in turns. The prediction is too
+    long for a source with fewer windows than ``windows_per_source``.
     """
-    job = replace(job, mtp_depth=0)  # only the model's own head
+    job = replace(job, mtp_depth=0)  # evaluation uses the main head only
     layout = job.layout
     batches = ceil(windows_per_source / job.layout.microbatch_sequences)
-    turns = ceil(batches / layout.replicas)
+    turns = ceil(batches / layout.num_replicas)
     stages = [forward_seconds(job, rank, hardware, speed) for rank in range(layout.pipeline)]
-    # A rank with one stage takes its next turn while the ranks after it work on this one; with
-    # several it waits until its last stage has been reached.
-    further = max(stages) if job.placement.stages_per_rank == 1 else sum(stages)
+    # A rank with one stage starts its next batch while later ranks work on the current one. A
+    # rank with several stages waits until its last stage is done.
+    further = max(stages) if job.stage_placement.stages_per_rank == 1 else sum(stages)
     return sources * (sum(stages) + (turns - 1) * further)
 
 
 def timeline_of(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> Timeline:
-    """Simulate one step from the predicted seconds of each stage.
-
-    Raises:
-        RecipeError: the profile lacks a figure that the seconds need.
-    """
-    listed = orders(job.layout, job.microbatches, splits_backward=job.splits_backward)
-    return simulate(listed, stage_seconds(job, hardware, speed))
+    """Simulate the timeline of one step from each stage's predicted seconds."""
+    listed = list_actions(job.layout, job.microbatches, splits_backward=job.splits_backward)
+    return simulate_step(listed, stage_seconds(job, hardware, speed))
 
 
 def stage_seconds(
     job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed
 ) -> tuple[PassSeconds, ...]:
-    """Divide each rank's seconds among its stages, and those into forward and backward.
+    """Divide each rank's seconds among its stages, and each stage's into forward and backward.
 
-    Without recomputation a forward pass is a third of a microbatch, in FLOPs as in
-    ``rank_seconds``; the rest, recomputation included, is backward. The weights' gradient is
-    the second half of a backward pass that recomputes nothing (Qi et al. 2023, arXiv
-    2401.10241, section 2.2, takes the three for equal).
+    Without recomputation, the forward pass takes a third of a microbatch, in FLOPs as in
+    ``rank_seconds``. The rest is backward; the weight gradient is half of that without
+    recomputation (equal thirds: Qi et al. 2023, arXiv 2401.10241, section 2.2).
     """
     plain = job.with_layout(recompute="none")
     parts = []
     for stage, share in enumerate(_shares(job, hardware, speed)):
-        rank = job.placement.rank_of(stage)
+        rank = job.stage_placement.rank_of(stage)
         forward = share * rank_seconds(plain, rank, hardware, speed) / 3
         backward = share * rank_seconds(job, rank, hardware, speed) - forward
         weights = forward if job.splits_backward else 0.0
@@ -263,14 +262,14 @@ def stage_seconds(
 
 
 def _shares(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> list[float]:
-    """Weigh the stages of each rank as though each stage had a rank of its own."""
+    """Return each stage's share of its rank's time, from a layout with one stage per rank."""
     count = len(job.layers_by_stage)
     if count == job.layout.pipeline:
         return [1.0] * count
     alone = job.with_layout(pipeline=count, stages_per_rank=1)
     weights = [rank_seconds(alone, stage, hardware, speed) for stage in range(count)]
-    beside = [job.stages_of(job.placement.rank_of(stage)) for stage in range(count)]
+    rank_stages = [job.stages_of(job.stage_placement.rank_of(stage)) for stage in range(count)]
     return [
         weight / sum(weights[other] for other in stages)
-        for weight, stages in zip(weights, beside, strict=True)
+        for weight, stages in zip(weights, rank_stages, strict=True)
     ]

@@ -1,16 +1,16 @@
-"""The timeline of a step: when each rank of a pipeline passes which microbatch, and waits."""
+"""Timeline of a step: passes and waits of each pipeline rank."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from components.planner.schedule import Action, Kind, Order, most_in_flight
+from components.planner.schedule import Action, PassKind, RankActions, most_in_flight
 
 
 class TimelineBlock(NamedTuple):
-    """One pass on the clock of the step, in seconds from its start."""
+    """One pass in the timeline, in seconds from the start of the step."""
 
-    kind: Kind
+    kind: PassKind
     stage: int
     microbatch: int
     start: float
@@ -19,7 +19,7 @@ class TimelineBlock(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PassSeconds:
-    """Seconds of one microbatch in one stage; ``weights`` are a part of ``backward``."""
+    """Seconds of one microbatch in one stage. ``backward`` includes ``weights``."""
 
     forward: float
     backward: float
@@ -32,7 +32,7 @@ class PassSeconds:
 
 @dataclass(frozen=True, kw_only=True)
 class RankLine:
-    """One pipeline rank; ``in_flight`` is the most microbatches whose graphs it keeps."""
+    """One pipeline rank; ``in_flight``: its maximum of microbatches with a live graph."""
 
     blocks: tuple[TimelineBlock, ...]
     in_flight: float
@@ -49,27 +49,25 @@ class Timeline:
     ranks: tuple[RankLine, ...]
 
     @property
-    def seconds(self) -> float:
+    def total_seconds(self) -> float:
         return max(line.blocks[-1].end for line in self.ranks)
 
     def waiting_fraction(self, rank: int) -> float:
-        """Return the part of ``seconds`` in which a rank computes nothing."""
-        return 1 - self.ranks[rank].busy_seconds / self.seconds
+        """Return the fraction of ``seconds`` in which a rank is idle."""
+        return 1 - self.ranks[rank].busy_seconds / self.total_seconds
 
 
-def simulate(listed: Sequence[Order], seconds: Sequence[PassSeconds]) -> Timeline:
-    """Place every action as early as its rank and what it needs allow.
+def simulate_step(listed: Sequence[RankActions], seconds: Sequence[PassSeconds]) -> Timeline:
+    """Schedule every action as early as its rank and its dependencies allow.
 
-    ``listed`` has the order of each rank, ``seconds`` those of each stage. A pass begins when
-    its rank is free and what it needs is there: a forward pass needs the one of the stage
-    before, a backward pass the one of the stage after, and the last stage's its own forward
-    pass. Messages are part of a pass's seconds, as in ``rank_seconds``, and block nobody.
+    ``listed`` has the order of each rank, ``seconds`` the times of each stage. Messages are
+    part of a pass's seconds, as in ``rank_seconds``, and block nothing.
     """
     ended: Ended = {}
-    lines: list[tuple[Order, list[TimelineBlock]]] = [(order, []) for order in listed]
+    lines: list[tuple[RankActions, list[TimelineBlock]]] = [(order, []) for order in listed]
     while any(len(blocks) < len(order) for order, blocks in lines):
         before = sum(len(blocks) for _, blocks in lines)
-        # Up for what goes forward, down for what comes back.
+        # Ascending for forward passes, descending for backward passes.
         for order, blocks in (*lines, *reversed(lines)):
             _advance(order, blocks, ended, seconds)
         after = sum(len(blocks) for _, blocks in lines)
@@ -83,17 +81,17 @@ def simulate(listed: Sequence[Order], seconds: Sequence[PassSeconds]) -> Timelin
     )
 
 
-# When what a stage has of a microbatch is there: whether it goes forward, stage, microbatch.
+# Time at which a pass's result is available, by (is forward, stage, microbatch).
 Ended = dict[tuple[bool, int, int], float]
 
 
 def _advance(
-    order: Order,
+    order: RankActions,
     blocks: list[TimelineBlock],
     ended: Ended,
     seconds: Sequence[PassSeconds],
 ) -> None:
-    """Place actions of one rank until one has to wait for another rank."""
+    """Schedule actions of one rank until an action has to wait for another rank."""
     free = blocks[-1].end if blocks else 0.0
     for place in range(len(blocks), len(order)):
         action = order[place]
@@ -103,13 +101,13 @@ def _advance(
         start = max(ready, free)
         free = start + getattr(seconds[action.stage], action.kind)
         blocks.append(TimelineBlock(*action[:3], start, free))
-        for one in order[max(place - 1, 0) : place + 1]:
-            if one.kind != "weights" and (one.overlapped != (one is action)):
-                ended[one.kind == "forward", one.stage, one.microbatch] = free
+        for done in order[max(place - 1, 0) : place + 1]:
+            if done.kind != "weights" and (done.overlapped != (done is action)):
+                ended[done.kind == "forward", done.stage, done.microbatch] = free
 
 
 def _ready(action: Action, ended: Ended, *, last: int) -> float | None:
-    """Return when what the action needs is there; ``None`` where nobody knows yet."""
+    """Return the time when the action's input is available, or ``None`` if not yet known."""
     kind, stage, number, _ = action
     if kind == "forward":
         return 0.0 if stage == 0 else ended.get((True, stage - 1, number))

@@ -1,1 +1,1 @@
-"""What a node is asked before ranks start on it."""
+"""Checks of a node before ranks start on it."""

@@ -1,4 +1,4 @@
-"""One node of a job, before its ranks start: ``python -m components.preflight RUN``."""
+"""Check one node of a job before its ranks start: ``python -m components.preflight RUN``."""
 
 import os
 import sys

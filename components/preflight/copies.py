@@ -1,4 +1,4 @@
-"""What nodes say of their copies of Python and the code; read on the host, without numpy."""
+"""Errors of the node-local copies of Python and the code. The host reads them without numpy."""
 
 from pathlib import Path
 
@@ -6,6 +6,6 @@ FOLDER = "copies"  # below the run's folder
 
 
 def failed_copies(run: Path) -> dict[str, str]:
-    """Read by node why it has no copy."""
+    """Return the reason for each node without a copy."""
     files = sorted((run / FOLDER).glob("*.failed"))
     return {file.stem: file.read_text("utf-8").strip() for file in files}

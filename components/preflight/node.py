@@ -1,4 +1,4 @@
-"""What one node says of itself, its part in what takes two, and the hub that gathers it all."""
+"""Checks of one node, link measurements with other nodes, and the hub that gathers reports."""
 
 import json
 import os
@@ -17,32 +17,25 @@ from components.config.schema.cluster import Preflight
 from components.distributed.devices import compute_dtype, device_type
 from components.errors import RecipeError
 from components.preflight import devices, node_checks
-from components.preflight.verdict import NodeReport, PreflightVerdict, Rates, judge
+from components.preflight.verdict import NodeReport, PreflightVerdict, Rates, judge_nodes
 from components.run.event_log import node_name
 from components.run.folder import RunFolder
 from components.run.provenance import parts_of
-from components.terminal import say
+from components.terminal import log_line
 from components.train.ranks import task_number
 
 
 def name_among(names: Sequence[str], seen: Mapping[str, str]) -> str:
-    """Find this node among the job's: by its name or, if it has another, by its task's number.
+    """Return this node's name in ``names``: by host name, or else by task number.
 
-    Each node has one task, started in the order of ``names``.
-
-    Raises:
-        RecipeError: it has another name, and no launcher says which task this is.
+    Each node has one task. Tasks are in the order of ``names``.
     """
     own = node_name(seen).partition(".")[0]
     return own if own in names else names[task_number(seen)]
 
 
 def rules_of(recipe: Recipe) -> Preflight:
-    """Return the limits of the recipe's cluster.
-
-    Raises:
-        RecipeError: it asks for no preflight.
-    """
+    """Return the preflight limits of the recipe's cluster."""
     rules = recipe.cluster.preflight
     if isinstance(rules, str):
         remedy = "leave cluster.preflight as it is"
@@ -51,7 +44,7 @@ def rules_of(recipe: Recipe) -> Preflight:
 
 
 def look_here(recipe: Recipe, folder: RunFolder, name: str) -> NodeReport:
-    """Make every check that this node can make alone."""
+    """Run all checks that need no other node."""
     began, rules, cluster = time.monotonic(), rules_of(recipe), recipe.cluster
     findings = (
         devices.check_count(cluster),
@@ -61,16 +54,15 @@ def look_here(recipe: Recipe, folder: RunFolder, name: str) -> NodeReport:
         node_checks.check_packages(folder, parts_of(recipe)),
         node_checks.check_versions(),
         node_checks.check_data(recipe, rules, folder, name),
-        node_checks.check_network(recipe, folder, os.environ),
     )
-    # Asked again: once CUDA has started, its count leaves out what does not answer.
+    # List devices again: once CUDA has started, its count excludes devices that fail.
     here = devices.devices_here(cluster)
     dtype = compute_dtype(recipe.precision.compute, here[0] if here else torch.device("cpu"))
     rate = None
     try:
         rate = devices.slowest_teraflops(here, dtype) if here else None
-    except RuntimeError as error:  # whatever a broken device raises
-        say(f"no product: {error}")
+    except RuntimeError as error:  # any error of a broken device
+        log_line(f"no product: {error}")
     return NodeReport(
         node=name,
         findings=findings,
@@ -83,7 +75,7 @@ def look_here(recipe: Recipe, folder: RunFolder, name: str) -> NodeReport:
 
 
 def take_part(path: Path, seen: Mapping[str, str]) -> None:
-    """Look at this node, tell the job's first one, and meet the nodes that it names."""
+    """Check this node, report to the job's first node, and measure links to other nodes."""
     folder = RunFolder(path)
     recipe = read_recipe(folder.recipe)
     rules, host, port = rules_of(recipe), seen["MASTER_ADDR"], int(seen["MASTER_PORT"])
@@ -95,63 +87,66 @@ def take_part(path: Path, seen: Mapping[str, str]) -> None:
     store.set(f"report/{name}", report.model_dump_json())
     roster = json.loads(store.get("roster"))
     if name in roster:
-        # NCCL would end the process where a pair is too slow; so it raises instead.
+        # Make NCCL raise on a timeout instead of ending the process.
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
-        # Not on Intel's GPUs: oneCCL that takes its ranks from MPI, as on Aurora, knows of no
-        # groups of two.
+        # Use the CPU on Intel GPUs: if oneCCL takes its ranks from MPI, as on Aurora, it does
+        # not support groups of two.
         on_gpu = device_type(recipe.cluster.device) == "cuda"
         device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
-        found = devices.measure_links(roster, name, store, device, rules.link_seconds)
-        store.set(f"links/{name}", json.dumps(found))
+        rates = devices.measure_links(roster, name, store, device, rules.link_seconds)
+        store.set(f"links/{name}", json.dumps(rates))
 
 
 def look_alone(recipe: Recipe, folder: RunFolder) -> PreflightVerdict:
-    """Judge this node by itself: no clock and no link, which take two."""
+    """Judge this node alone, without clock and link checks, which need two nodes."""
     name = node_name(os.environ).partition(".")[0]
     report, rules, cluster = look_here(recipe, folder, name), rules_of(recipe), recipe.cluster
-    return judge(cluster, rules, [name], {name: report}, {}, needed=1, seconds=report.seconds)
+    return judge_nodes(
+        cluster, rules, [name], {name: report}, {}, needed=1, seconds=report.seconds
+    )
 
 
-class Hub:
-    """Where nodes report; it lives as long as `hub` does."""
+def gather_reports(
+    store: TCPStore, recipe: Recipe, names: Sequence[str], *, needed: int
+) -> PreflightVerdict:
+    """Collect reports of ``names``, let good nodes measure links in pairs, and judge all."""
+    began, rules = time.monotonic(), rules_of(recipe)
+    store.set("names", json.dumps(list(names)))
+    answers = _collect(store, "report", names, rules.answer_seconds)
+    reports = {name: NodeReport.model_validate_json(text) for name, text in answers.items()}
+    roster = [name for name in names if name in reports and not reports[name].bad_findings]
+    store.set("roster", json.dumps(roster))
+    links: dict[str, Rates] = {}
+    if rounds := len(devices.rounds_of_pairs(len(roster))):
+        longest = rules.link_seconds * rounds * (rounds + 1) / 2
+        measured = _collect(store, "links", roster, longest)
+        silent: Rates = {"any other": None}
+        links = {
+            name: json.loads(measured[name]) if name in measured else silent for name in roster
+        }
+    elapsed, cluster = time.monotonic() - began, recipe.cluster
+    return judge_nodes(cluster, rules, names, reports, links, needed=needed, seconds=elapsed)
 
-    def __init__(self, *, store: TCPStore) -> None:
-        self._store, self.port = store, store.port
 
-    def gather(self, recipe: Recipe, names: Sequence[str], *, needed: int) -> PreflightVerdict:
-        """Wait for the nodes ``names``, let the good ones meet in pairs, and judge all."""
-        began, rules = time.monotonic(), rules_of(recipe)
-        self._store.set("names", json.dumps(list(names)))
-        said = self._collect("report", names, rules.answer_seconds)
-        reports = {name: NodeReport.model_validate_json(text) for name, text in said.items()}
-        roster = [name for name in names if name in reports and not reports[name].bad]
-        self._store.set("roster", json.dumps(roster))
-        links: dict[str, Rates] = {}
-        if rounds := len(devices.rounds_of_pairs(len(roster))):
-            longest = rules.link_seconds * rounds * (rounds + 1) / 2
-            met = self._collect("links", roster, longest)
-            silent: Rates = {"any other": None}
-            links = {name: json.loads(met[name]) if name in met else silent for name in roster}
-        took, cluster = time.monotonic() - began, recipe.cluster
-        return judge(cluster, rules, names, reports, links, needed=needed, seconds=took)
-
-    def _collect(self, kind: str, names: Sequence[str], seconds: float) -> dict[str, bytes]:
-        """Read what each name has left, or what is there when the time is over."""
-        missing, found = list(names), dict[str, bytes]()
-        end = time.monotonic() + seconds
-        while missing and time.monotonic() < end:
-            there = [name for name in missing if self._store.check([f"{kind}/{name}"])]
-            found |= {name: self._store.get(f"{kind}/{name}") for name in there}
-            missing = [name for name in missing if name not in found]
-            time.sleep(0.05)
-        return found
+def _collect(
+    store: TCPStore, kind: str, names: Sequence[str], seconds: float
+) -> dict[str, bytes]:
+    """Return the answers by node that arrive in the store within ``seconds``."""
+    missing, answers = list(names), dict[str, bytes]()
+    end = time.monotonic() + seconds
+    while missing and time.monotonic() < end:
+        arrived = [name for name in missing if store.check([f"{kind}/{name}"])]
+        answers |= {name: store.get(f"{kind}/{name}") for name in arrived}
+        missing = [name for name in missing if name not in answers]
+        time.sleep(0.05)
+    return answers
 
 
 @contextmanager
-def hub(port: int) -> Iterator[Hub]:
-    """Listen at ``port`` of this node, 0 for any that is free."""
-    soon = timedelta(seconds=10)  # this process keeps the store: it answers at once
+def serve_store(port: int) -> Iterator[TCPStore]:
+    """Serve the store of the reports at ``port``; 0 is a free port. See `gather_reports`."""
+    soon = timedelta(seconds=10)  # the store is local and answers at once
     store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False, timeout=soon)
     with node_checks.telling_time() as clock:
         store.set("clock", str(clock))
-        yield Hub(store=store)
+        yield store

@@ -1,1 +1,1 @@
-"""Where the time of a step goes, read from a trace of torch's profiler."""
+"""Profiling: the time of each part of a step, read from a trace of torch's profiler."""

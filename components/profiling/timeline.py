@@ -1,8 +1,9 @@
-"""Time of profiled steps by part: every moment belongs to one, so that the parts add up.
+"""Time of profiled steps by part. Every moment belongs to one part, so the parts add up.
 
-On a CPU an operator has the main thread's time in which none that it calls runs; the rest is
-the host's, or communication while a collective of gloo is under way. On a device the first of
-kernels that run at once has the time, a collective what no other covers, the host the rest.
+On a CPU, an operator gets the main thread's time in which no operator that it calls runs. The
+rest belongs to the host, or to communication while a gloo collective runs. On a device, the
+first of several concurrent kernels gets the time. A collective gets the time that no other
+kernel covers, and the host the rest.
 """
 
 import math
@@ -18,14 +19,14 @@ Times = Counter[tuple[str, Direction]]  # nanoseconds by part and direction
 
 
 def times_of(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> Times:
-    """Deal the time of the steps in a trace, and of the reading before each of them."""
+    """Return the time by part of the steps in a trace and of the data reading before each."""
     return _on_device(trace, places) if trace.device else _on_host(trace, places)
 
 
 def total_of(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> int:
-    """Add up the nanoseconds of the steps and of the reading before them."""
+    """Sum the nanoseconds of the steps and of the data reading before them."""
     reading = sum(event.end - event.begin for event in _readings(trace, places))
-    return reading + length(_steps(trace))
+    return reading + sum_lengths(_steps(trace))
 
 
 def _on_host(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> Times:
@@ -35,19 +36,19 @@ def _on_host(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> Times:
         place = places[event]
         if not place.in_step:
             continue
-        if place.part == DATA or parts.is_operator(event):
-            times[place.part, place.direction] += end - begin
+        if place.part_name == DATA or parts.is_operator(event):
+            times[place.part_name, place.direction] += end - begin
         else:
             idle.append((begin, end))
-    under_way = union((each.begin, each.end) for each in trace.collectives)
-    waits = length(intersect(idle, under_way))
+    under_way = merge_intervals((each.begin, each.end) for each in trace.collectives)
+    waits = sum_lengths(intersect_intervals(idle, under_way))
     times[COMMUNICATION, ""] += waits
-    times[HOST, ""] += length(idle) - waits
+    times[HOST, ""] += sum_lengths(idle) - waits
     return times
 
 
 def own_times(calls: Sequence[TraceEvent]) -> Iterator[tuple[TraceEvent, int, int]]:
-    """Give the stretches in which each call of a thread runs itself; ``calls`` by begin."""
+    """Yield the intervals in which each call, by start time, of a thread runs itself."""
     stack: list[TraceEvent] = []
     now = calls[0].begin if calls else 0
 
@@ -73,26 +74,28 @@ def _on_device(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> Times:
     steps = _steps(trace)
     computed: list[Interval] = []
     sent: list[Interval] = []
-    for kernel, place in kernels_of(trace, places):
-        sends = place.part == COMMUNICATION or kernel.name.startswith(("nccl", "oneccl"))
-        before = sent if sends else computed
-        begin = max(kernel.begin, before[-1][1] if before else 0)
+    for kernel, place in _kernels(trace, places):
+        sends = place.part_name == COMMUNICATION or kernel.name.startswith(("nccl", "oneccl"))
+        same_kind = sent if sends else computed
+        begin = max(kernel.begin, same_kind[-1][1] if same_kind else 0)
         if begin < kernel.end:
-            before.append((begin, kernel.end))
+            same_kind.append((begin, kernel.end))
             if not sends:
-                own = intersect([(begin, kernel.end)], steps)
-                times[place.part, place.direction] += length(own)
-    seen = intersect(union([*computed, *sent]), steps)
-    times[COMMUNICATION, ""] += length(seen) - length(intersect(computed, steps))
-    times[HOST, ""] += length(steps) - length(seen)
+                own = intersect_intervals([(begin, kernel.end)], steps)
+                times[place.part_name, place.direction] += sum_lengths(own)
+    covered = intersect_intervals(merge_intervals([*computed, *sent]), steps)
+    times[COMMUNICATION, ""] += sum_lengths(covered) - sum_lengths(
+        intersect_intervals(computed, steps)
+    )
+    times[HOST, ""] += sum_lengths(steps) - sum_lengths(covered)
     times[DATA, ""] += sum(event.end - event.begin for event in _readings(trace, places))
     return times
 
 
-def kernels_of(
+def _kernels(
     trace: Trace, places: Mapping[TraceEvent, CallPlace]
 ) -> Iterator[tuple[TraceEvent, CallPlace]]:
-    """Pair what a device did, by its begin, with the place of the call of the same number."""
+    """Yield device activities by start time, each with the place of its launching call."""
     calls = (*trace.main, *trace.others)
     launches = {e.args["correlation"]: places[e] for e in calls if "correlation" in e.args}
     for kernel in sorted(trace.device, key=lambda event: event.begin):
@@ -104,14 +107,14 @@ def _steps(trace: Trace) -> list[Interval]:
 
 
 def _readings(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> Iterator[TraceEvent]:
-    """Give the calls that read a batch, which is done between steps."""
+    """Yield the calls that read a batch. They run between steps."""
     for event in trace.main:
-        if places[event].part == DATA and event.parent is None:
+        if places[event].part_name == DATA and event.parent is None:
             yield event
 
 
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Merge intervals that touch or overlap; what comes out is in order."""
+def merge_intervals(intervals: Iterable[Interval]) -> list[Interval]:
+    """Merge intervals that touch or overlap. The result is sorted."""
     merged: list[Interval] = []
     for begin, end in sorted(intervals):
         if merged and begin <= merged[-1][1]:
@@ -121,8 +124,8 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-def intersect(ones: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
-    """Give what lies in both; either is in order and without overlaps."""
+def intersect_intervals(ones: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
+    """Return the intersection of two lists of sorted, disjoint intervals."""
     common: list[Interval] = []
     here = there = 0
     while here < len(ones) and there < len(others):
@@ -137,6 +140,6 @@ def intersect(ones: Sequence[Interval], others: Sequence[Interval]) -> list[Inte
     return common
 
 
-def length(intervals: Iterable[Interval]) -> int:
-    """Add up how long intervals last."""
+def sum_lengths(intervals: Iterable[Interval]) -> int:
+    """Sum the lengths of intervals."""
     return sum(end - begin for begin, end in intervals)

@@ -1,1 +1,1 @@
-"""Tables, plots and the one-file HTML report; imports no torch."""
+"""Report: tables, plots and the single-file HTML page. Imports no torch."""

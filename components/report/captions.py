@@ -1,89 +1,82 @@
-"""What explains the sections of a report of runs."""
+"""Captions of the sections of a run report."""
 
 TREE = (
-    "Each run is a line below the node that it comes from: thin its budget, thick what it has "
-    "done. Tokens are the trunk's, in the charts below, too: what a parent had seen is added "
-    "to those of a run that began with weights alone. Diamonds are merged checkpoints, stars "
-    "evaluations, squares exports."
+    "Each run is a line below its parent node. A thin line is the run's budget, a thick line "
+    "the tokens it has trained. All charts count tokens from the start of the root run: for a "
+    "run that started from weights only, the parent's tokens are added. Diamonds are merged "
+    "checkpoints, stars are evaluations, squares are exports."
 )
 RUNS = (
-    "A run has the same colour, mark and dash in every chart. Events, sources and whole recipe "
-    "of a run are on its own page, linked if it is there: `python run.py action=report "
-    "run=FOLDER`."
+    "A run has the same color, marker and dash in every chart. Its own page has its events, "
+    "data sources and whole recipe; the link is there if the page exists. Write a missing "
+    "page with `python run.py action=report run=FOLDER`."
 )
 LOSS = (
-    "Thin: each step's training loss. Filled points: loss on held-out text, each source "
-    "weighted by its share of the mixture there, so that it compares with the training loss. "
-    "Open points: its plain mean over sources, which does not compare. Dotted: what a smoothed "
-    "unigram model of the training text gives on the held-out text, weighted alike; a model "
-    "below it has learnt more than word counts. Dashed: the run went on from a checkpoint."
+    "Thin line: training loss of each step. Filled points: held-out loss with the sources "
+    "weighted by their share of the mixture, which is comparable with the training loss. Open "
+    "points: plain mean of the held-out losses over sources, which is not comparable with it. "
+    "Dotted line: held-out loss of a smoothed unigram model of the training text with the "
+    "same weights; a model below the line has learned more than word counts. Dashed line: the "
+    "run resumed from a checkpoint."
 )
 THINNED = (
-    " Of a run with many steps, this chart and those of rate, gradient and throughput have the "
-    "lowest and the highest value of each of {:,} equal stretches."
+    " Runs with many steps: the charts of loss, learning rate, gradient norm and throughput "
+    "show the lowest and highest value in each of {:,} equal intervals."
 )
 SOURCES = (
-    "Filled: the last evaluation. Open, of a run alone: before training. Diamond: the last "
-    "step's training loss, beside the mean that it compares with. Bar: the smoothed unigram, "
-    "where the run states it. Below the means the first run's lowest loss first. Losses of "
-    "different sources compare only through their unigrams."
+    "Filled: last evaluation. Open: before training (only on the page of a single run). "
+    "Diamond: training loss of the last step, next to the mean that is comparable with it. "
+    "Bar: smoothed unigram model, if the run recorded it. The sources are sorted by the first "
+    "run's loss. To compare losses of different sources, compare their distances from the "
+    "unigram model."
 )
-MIXTURE = "Each source's part of the samples that were drawn"
-PROMISED = ", beside what the recipe promised up to the last step; and how often it was read"
+MIXTURE = "Share of each source in the samples drawn"
+PROMISED = ", the recipe's share up to the last step, and the number of passes over the source"
 EVALUATED = (
-    "By `action=evaluate`. Loss in nats a token; perplexity is of this run's tokenizer, bits a "
-    "byte compare across tokenizers. Tasks are lm-eval's, with its own figures; of a list, "
-    "scores are per cent, published ones as their sources have them."
+    "Measured by `action=evaluate`. Loss is in nats per token. Perplexity depends on the "
+    "tokenizer of the run; bits per byte are comparable across tokenizers. Task scores are "
+    "lm-eval's. Scores of a published list are percentages; published scores are as in their "
+    "sources."
 )
 PROFILE = (
-    "Where the time of the profiled steps went, from the trace in `profile/`; the parts add up "
-    "to the step. On a CPU a part's time is that of its operators on the main thread, on a "
-    "device that of its kernels. Host is what no operator or kernel covers."
+    "Time of the profiled steps by part, from the trace in `profile/`. The parts add up to "
+    "the step. On a CPU the time of a part is the time of its operators on the main thread, "
+    "on a device the time of its kernels. Host is the time that no operator or kernel covers."
 )
-PRODUCTS = (
-    "FLOP count the whole matrix of attention. The limit is the lower of what the cluster's "
-    "profile says of large products and of its memory times FLOP/byte; without such figures "
-    "there is none."
-)
-WAITS = (
-    "Calls in a step that make the host wait for its device. On a CPU nothing waits; they "
-    "would on a device."
-)
-NO_WAITS = "No call in the profiled steps makes the host wait for its device."
 PLANNED = (
-    "What `action=plan` says before a run, beside what was measured. Planned energy is the "
-    "rated power of all devices at all times; as counted is for the time in which their "
-    "counters were read."
+    "Values that `action=plan` predicts, next to measured values. Planned energy is the rated "
+    "power of all devices for the whole time. The row `as counted` includes only the time in "
+    "which the energy counters were read."
 )
 ENERGY = (
-    "The counters of the machine, from the first step of each process to its end: nothing is "
-    "sampled or estimated. Discarded steps are part of it. The power of "
-    "a device in watts is also its kWh in a thousand device-hours."
+    "Energy from the machine's counters, from the first step of each process to its end. "
+    "Nothing is sampled or estimated. Discarded steps are included. A mean power of 1 W is 1 "
+    "kWh per 1,000 device-hours."
 )
 PUBLISHED = (
-    "What the sources state of the full-size work, and what was measured here of the same "
-    "quantity, if it was."
+    "Figures that the sources publish about the full-size run, next to this run's measurement "
+    "of the same quantity, if there is one."
 )
 SMALL_RESULTS = (
-    " A miniature's figures show that the recipe runs; they repeat no published result."
+    " The figures of a miniature show that the recipe runs. They do not reproduce a published "
+    "result."
 )
 ASSUMED = (
-    "Values that the recipe needs and that its sources lack. Each was chosen here, for the "
-    "reason given."
+    "Values that the recipe needs and its sources do not state. Each has the reason for the "
+    "choice."
 )
 SMALL_COUNTS = (
-    " They are those of the full size; the rule that makes a miniature shrinks counts further."
+    " The counts are for the full size; the scale rule that makes a miniature reduces them."
 )
 ARITHMETIC = (
-    "FLOP of the model, without what recomputation adds, under both conventions: full "
-    "attention counts every pair of positions, causal attention only those that the mask lets "
-    "through."
+    "FLOP of the model without recomputation, by two conventions. Full attention counts all "
+    "pairs of positions; causal attention counts the pairs that the mask allows."
 )
 GOODPUT = (
-    "The part of the time, from the first start to the last record, that made the last "
-    "weights; and where the rest went."
+    "Share of the time between the first start and the last record that produced the final "
+    "weights, and the uses of the remaining time."
 )
 STORY = (
-    "Events of the run, from `journal.jsonl`. The step is the step of the weights after the "
+    "Events of the run, from `events.jsonl`. The step is the step of the weights after the "
     "event."
 )

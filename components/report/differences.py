@@ -1,4 +1,4 @@
-"""What tells the recipes of several runs apart, by what each key decides."""
+"""Differences between the recipes of several runs, by the group of each key."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,30 +11,32 @@ from components.report.tables import Grid, differing_keys
 
 @dataclass(frozen=True)
 class DifferingKeys:
-    """The differing keys of one group; ``hidden`` ones of profiles have no row."""
+    """Differing keys of one group. ``hidden`` counts the profile keys without a row."""
 
     title: str
     grid: Grid
     hidden: int
 
     @property
-    def note(self) -> str:
-        """Count the keys without a row."""
-        which = "keys of the profiles in `conf/cluster/`, which follow from the machine."
+    def omission_note(self) -> str:
+        """Note on the number of keys without a row."""
+        which = "keys of the profiles in `conf/cluster/`, which depend on the machine."
         return f"And {self.hidden} {which}" if self.hidden else ""
 
 
 def differences_by_group(entries: Sequence[ReportEntry]) -> list[DifferingKeys]:
-    """Lay out the keys that differ, the weightiest group first."""
+    """Return tables of the keys that differ, the most important group first."""
     differing = differing_keys(entries)
     computing = {key for e in entries for key in key_groups.computing_keys(e.run.recipe)}
-    found: dict[KeyGroup | None, list[str]] = {}
+    group_keys: dict[KeyGroup | None, list[str]] = {}
     for key in differing:
-        group = KeyGroup.MATHEMATICS if key in computing else key_groups.declared(key)
-        found.setdefault(group, []).append(key)
+        group = (
+            KeyGroup.MATHEMATICS if key in computing else key_groups.find_declared_group(key)
+        )
+        group_keys.setdefault(group, []).append(key)
     parts = []
-    for group, title in (*TITLES.items(), (None, "of another version of the code")):
-        if keys := found.get(group):
+    for group, title in (*TITLES.items(), (None, "from another version of the code")):
+        if keys := group_keys.get(group):
             shown = key_groups.without_profile(keys)
             grid = Grid(
                 title=title.capitalize(),
@@ -47,8 +49,8 @@ def differences_by_group(entries: Sequence[ReportEntry]) -> list[DifferingKeys]:
     return parts
 
 
-def verdict(parts: Iterable[DifferingKeys]) -> str:
-    """Describe in a line what the runs have in common."""
+def describe_groups(parts: Iterable[DifferingKeys]) -> str:
+    """Describe in one line which groups of keys are the same in all runs."""
     titles = {part.title for part in parts}
     return ", ".join(
         f"{group.value}: {'differs' if TITLES[group] in titles else 'the same'}"

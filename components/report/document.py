@@ -1,9 +1,10 @@
-"""What every page is, a title above sections of figures, tables and text; and its writers.
+"""Page document: a title and sections of figures, tables and text, with its writers.
 
-A page is a function that returns a `ReportDocument`. All its words are plain text: the writers
-keep those of others from being markup. In HTML what is between two backticks is set as code.
+A page is a function that returns a `ReportDocument`. All texts are plain: the writers escape
+markup. In HTML, text between two backticks is set as code.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from components.report.figures import PlotlyFigure
 from components.report.html import check_destination, render_document, write_page
 from components.report.tables import Card, Grid, terminal_table
-from components.terminal import hide_folders, printable
+from components.terminal import escape_invisible, hide_folders
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart by its name on the page, what plotly draws, and what it shows, in words.
+    """Chart: its name on the page, its plotly function, and a description in words.
 
-    ``rows`` draws it on a terminal as wide as its argument says; no plotly is needed there.
+    ``rows`` draws it for a terminal of the given width, without plotly.
     """
 
     name: str
@@ -34,28 +35,28 @@ class Figure:
 
 @dataclass(frozen=True)
 class CodeBlock:
-    """Text whose lines stay as they are; the lines of these numbers are marked."""
+    """Preformatted text. The lines with the numbers in ``marked`` are highlighted."""
 
     text: str
     marked: frozenset[int] = frozenset()
-    is_prose: bool = False  # long lines are broken
+    is_prose: bool = False  # long lines wrap
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Blocks that a reader of HTML opens, below what says so; a terminal leaves them out."""
+    """Blocks that a reader of HTML opens by clicking on ``summary``. A terminal skips them."""
 
     summary: str
     blocks: Sequence["Grid | CodeBlock"]
 
 
-# Figures of one tuple stand beside each other.
+# The figures of a tuple are set side by side.
 Block = Grid | Figure | tuple[Figure, ...] | CodeBlock | Fold | str
 
 
 @dataclass(frozen=True)
 class ReportSection:
-    """A heading, a caption that explains what is below, and this; without it, nothing."""
+    """Section with a heading, an explanatory caption and blocks; skipped without blocks."""
 
     title: str
     blocks: Sequence[Block]
@@ -64,7 +65,7 @@ class ReportSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportDocument:
-    """A page; ``tags`` are short words with the class that colours each."""
+    """Page. ``tags`` are short words, each with the CSS class of its color."""
 
     kind: str
     title: str
@@ -76,13 +77,26 @@ class ReportDocument:
     is_wide: bool = False
 
     @property
-    def filled(self) -> list[ReportSection]:
-        """Leave out blocks without content, and sections without blocks."""
+    def filled_sections(self) -> list[ReportSection]:
+        """Sections without empty blocks. Sections without any block are skipped."""
         sections = (
-            ReportSection(one.title, [b for b in one.blocks if _has_content(b)], one.caption)
-            for one in self.sections
+            ReportSection(
+                section.title, [b for b in section.blocks if _has_content(b)], section.caption
+            )
+            for section in self.sections
         )
-        return [one for one in sections if one.blocks]
+        return [section for section in sections if section.blocks]
+
+    @property
+    def anchored_sections(self) -> dict[str, ReportSection]:
+        """Sections by anchor name for the table of contents. Titles may be in any alphabet."""
+        named: dict[str, ReportSection] = {}
+        for section in self.filled_sections:
+            name = re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-") or "section"
+            while name in named:
+                name += "-again"
+            named[name] = section
+        return named
 
 
 def _has_content(block: Block) -> bool:
@@ -98,11 +112,7 @@ def _has_content(block: Block) -> bool:
 def write_document(
     document: ReportDocument, destination: Path, script: str | None = None
 ) -> Path:
-    """Write Markdown where the name ends so, else HTML; ``script``: see `render_document`.
-
-    Raises:
-        RecipeError: the destination is a folder, or cannot be written.
-    """
+    """Write Markdown if the suffix is ``.md``, else HTML. ``script``: see `render_document`."""
     check_destination(destination)
     is_markdown = destination.suffix == ".md"
     return write_page(
@@ -111,17 +121,17 @@ def write_document(
 
 
 def as_html(document: ReportDocument, script: str | None = None) -> str:
-    """Set a document as one page of HTML."""
+    """Return the document as one HTML page."""
     return render_document(document, script)
 
 
 def as_markdown(document: ReportDocument) -> str:
-    """Set a document as Markdown; a chart is the sentence that describes it."""
-    cards = (f"{one.title}: {one.value}, {', '.join(one.notes)}" for one in document.cards)
+    """Return the document as Markdown. A chart's description replaces the chart."""
+    cards = (f"{card.title}: {card.value}, {', '.join(card.notes)}" for card in document.cards)
     lines = [f"# {_escaped(document.title)}"]
     for text in (document.why, *document.notices, *cards):
         lines += ["", _escaped(text)]
-    for section in document.filled:
+    for section in document.filled_sections:
         lines += ["", f"## {_escaped(section.title)}"]
         for block in (section.caption, *section.blocks):
             lines += ["", *_markdown_lines(block)] if block else []
@@ -136,7 +146,7 @@ def _markdown_lines(block: Block) -> Iterator[str]:
             yield _escaped(f"{block.title or 'Chart'}: {block.label}")
         case CodeBlock():
             yield from (
-                f"    {printable(hide_folders(line))}" for line in block.text.split("\n")
+                f"    {escape_invisible(hide_folders(line))}" for line in block.text.split("\n")
             )
         case Grid():
             yield from (f"{_escaped(name)}: {_escaped(text)}  " for name, text in block.alike)
@@ -145,23 +155,25 @@ def _markdown_lines(block: Block) -> Iterator[str]:
             yield from (f"| {' | '.join(map(_escaped, row))} |" for row in block.rows)
         case _:
             yield _escaped(block.summary) if isinstance(block, Fold) else ""
-            for one in block.blocks if isinstance(block, Fold) else block:
-                yield from ("", *_markdown_lines(one))
+            for part in block.blocks if isinstance(block, Fold) else block:
+                yield from ("", *_markdown_lines(part))
 
 
 def _escaped(text: str) -> str:
-    """Keep others' words from ending a cell or a line, and from being markup."""
-    shown = printable(hide_folders(text))
+    """Escape markup in a text, and join its lines so that it fits a table cell."""
+    shown = escape_invisible(hide_folders(text))
     escaped = "".join(f"\\{sign}" if sign in "\\|`*_<>[]" else sign for sign in shown)
     return " ".join(escaped.split())
 
 
 def print_document(document: ReportDocument, out: "Console") -> None:
-    """Print what a page shows without being opened; captions and key figures stay there."""
+    """Print a page's unfolded content, without captions and cards."""
     for text in (document.title, document.why, *document.notices):
         out.print(text)
-    for section in document.filled:
-        shown = [one for one in section.blocks if isinstance(one, str | Grid | Figure)]
+    for section in document.filled_sections:
+        shown = [
+            content for content in section.blocks if isinstance(content, str | Grid | Figure)
+        ]
         if shown:
             out.print()
             out.print(section.title, style="bold")

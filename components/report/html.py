@@ -1,9 +1,9 @@
-"""HTML pages: rendering documents and figures, and writing a page whole or not at all.
+"""HTML pages: rendering of documents and figures, and atomic writes.
 
-A page is one file: scripts and styles are inlined. Its security policy forbids it to fetch
-anything, and to run a script whose hash it does not list. Only the pages that the runs of a
-sweep or a study leave share plotly's script, which is megabytes, in their common folder; the
-first run of a study writes its page before the script is there.
+A page is one file with inlined scripts and styles. Its security policy forbids fetching, and
+scripts without a listed hash. Exceptions are the run pages of a sweep or a study, which share
+plotly's script (megabytes) in their common folder; the first run writes its page before the
+script.
 """
 
 import base64
@@ -17,38 +17,28 @@ from typing import TYPE_CHECKING, Any
 
 from components.data.files import parents_of, replace_atomically
 from components.errors import RecipeError
-from components.terminal import hide_folders, printable
+from components.terminal import escape_invisible, hide_folders
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _HERE = Path(__file__).parent
-# A chart can be saved as an image; a double click undoes a zoom.
+# Charts can be saved as images. A double click resets the zoom.
 _PLOTLY_CONFIG = {"displaylogo": False, "modeBarButtons": [["toImage"]], "responsive": True}
-NO_PLOTLY = "plotly, which draws it, is not installed"
+NO_PLOTLY = "plotly is not installed"
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
-_SECTION = re.compile(r"<section([^>]*)>\s*<h2>(.*?)</h2>")
-_FEWEST = 5  # sections below which a page needs no list
 _CODE = re.compile(r"`([^`]+)`")
 
 
 def check_plotly(path: str) -> None:
-    """Refuse a page that was asked for.
-
-    Raises:
-        RecipeError: plotly is not installed.
-    """
+    """Raise a RecipeError if plotly, which draws a requested page, is not installed."""
     if find_spec("plotly") is None:
-        remedy = "pip install plotly, or ask where it is: what a page shows is data in a folder"
+        remedy = "run pip install plotly, or create the page on a machine with plotly"
         raise RecipeError(path, f"no page: {NO_PLOTLY}", remedy)
 
 
 def share_script(folder: Path) -> None:
-    """Put plotly's script into a folder of runs, for the pages that these leave there.
-
-    Raises:
-        RecipeError: it cannot be written there.
-    """
+    """Write plotly's script into a folder of runs, for the pages in the run folders."""
     if find_spec("plotly") is not None and shared_script(folder / "run") is None:
         from plotly.offline import get_plotlyjs
 
@@ -56,7 +46,7 @@ def share_script(folder: Path) -> None:
 
 
 def shared_script(run: Path) -> str | None:
-    """Name, from a run's folder, the script of the folder above, if that is plotly's own."""
+    """Return the relative path of the shared script above a run, if it is plotly's own."""
     from plotly.offline import get_plotlyjs
 
     file, own = run.absolute().parent / _script_name(), get_plotlyjs().encode("utf-8")
@@ -71,9 +61,9 @@ def _script_name() -> str:
 
 
 def render_document(document: object, script: str | None = None) -> str:
-    """Set a document as HTML. Text is escaped; folders and hidden characters are removed.
+    """Return the document as HTML. Text is escaped; folders and hidden characters are removed.
 
-    ``script`` says where the page finds plotly's; without it, a page with charts has its own.
+    ``script`` is the path of plotly's script; without it, a page with charts contains it.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -83,19 +73,21 @@ def render_document(document: object, script: str | None = None) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda text: printable(hide_folders(text)) if type(text) is str else text,
+        finalize=lambda text: (
+            escape_invisible(hide_folders(text)) if type(text) is str else text
+        ),
     )
     hashes: list[str] = []
 
-    def allowed(part: str) -> str:
-        """List the scripts of a part that this code wrote as scripts that may run."""
+    def allow_scripts(part: str) -> str:
+        """Add the scripts of a part that this code wrote to the list of allowed scripts."""
         for text in _SCRIPT.findall(part):
             digest = hashlib.sha256(text.encode("utf-8", errors="replace")).digest()
             hashes.append(f"'sha256-{base64.b64encode(digest).decode('ascii')}'")
         return part
 
     environment.globals.update(
-        allowed=allowed,
+        allowed=allow_scripts,
         hashes=hashes,
         figure_html=figure_html,
         split_code=lambda text: _CODE.split(hide_folders(text)),
@@ -106,7 +98,6 @@ def render_document(document: object, script: str | None = None) -> str:
         "style": (_HERE / "page.css").read_text("utf-8"),
         "plotly": _library,
         "script": script,
-        "add_toc": add_toc,
     }
     return environment.get_template("document.html.j2").render(parts)
 
@@ -118,10 +109,7 @@ def _library() -> str:
 
 
 def figure_html(name: str, figure: "go.Figure") -> str:
-    """Write a figure as an element of the page.
-
-    Plotly reads tags in the text of a figure: all of it is escaped here.
-    """
+    """Return a figure as an HTML element, all text escaped: plotly interprets tags."""
     from plotly.io import to_html
 
     options = {"config": _PLOTLY_CONFIG, "include_plotlyjs": False, "full_html": False}
@@ -130,59 +118,28 @@ def figure_html(name: str, figure: "go.Figure") -> str:
 
 
 def _plain(part: Any) -> Any:
-    """Escape all strings of a figure but its hover templates, whose tags are ours."""
+    """Escape all strings of a figure except its hover templates, whose tags this code wrote."""
     if isinstance(part, dict):
         return {k: v if k == "hovertemplate" else _plain(v) for k, v in part.items()}
     if isinstance(part, list):
-        return [_plain(one) for one in part]
-    return html.escape(printable(part), quote=False) if isinstance(part, str) else part
+        return [_plain(item) for item in part]
+    return html.escape(escape_invisible(part), quote=False) if isinstance(part, str) else part
 
 
 def check_destination(destination: Path) -> None:
-    """Refuse a folder before anything is drawn.
-
-    Raises:
-        RecipeError: the destination is a folder.
-    """
+    """Raise a RecipeError if the destination is a folder, before anything is drawn."""
     if destination.is_dir():
-        raise RecipeError(str(destination), "is a folder", "name a file, such as report.html")
+        raise RecipeError(str(destination), "is a folder", "use a file, such as report.html")
 
 
 def write_page(page: str, destination: Path) -> Path:
-    """Replace the file at once, so that an interrupted write leaves the old one.
-
-    Raises:
-        RecipeError: it cannot be written there.
-    """
+    """Replace the file atomically, so that an interrupted write leaves the old file."""
     try:
         with parents_of(destination), replace_atomically(destination) as stream:
-            # JSON can name half a surrogate pair, which no file can hold.
+            # JSON can contain half a surrogate pair, which UTF-8 cannot encode.
             stream.write(page.encode("utf-8", errors="replace"))
     except OSError as error:
         problem = f"cannot be written: {error.strerror}"
-        remedy = "make room, or name another place"
+        remedy = "free disk space, or use another path"
         raise RecipeError(str(destination), problem, remedy) from None
     return destination
-
-
-def add_toc(body: str) -> str:
-    """Give every section with a heading an id, and list them below the header if they are many.
-
-    The template's own tags are the only ones there are: all other text is escaped.
-    """
-    titles: dict[str, str] = {}
-
-    def anchored(found: re.Match[str]) -> str:
-        attributes, title = found.groups()
-        name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "section"
-        while name in titles:
-            name += "-again"
-        titles[name] = title
-        return f'<section id="{name}"{attributes}>\n  <h2>{title}</h2>'
-
-    text = _SECTION.sub(anchored, body)
-    if len(titles) >= _FEWEST:
-        links = (f'<li><a href="#{name}">{title}</a></li>' for name, title in titles.items())
-        listed = f'<nav class="contents" aria-label="Contents"><ul>{"".join(links)}</ul></nav>'
-        text = text.replace("</header>", f"</header>\n{listed}", 1)
-    return text

@@ -1,4 +1,4 @@
-"""Tables of what was measured beside training: checkpoints evaluated, steps profiled."""
+"""Tables of measurements outside training: evaluated checkpoints and profiled steps."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -6,12 +6,12 @@ from pathlib import Path
 
 from components.report import numbers
 from components.report.held_out import AS_MIXTURE, PLAIN_MEAN
-from components.report.outcome import ReportEntry, Tree
-from components.report.tables import Cells, Grid, grid_by_name, labelled
+from components.report.outcome import JsonTree, ReportEntry
+from components.report.tables import Cells, Grid, build_run_column, grid_by_name
 from components.run.records import read_checked
 from components.run.reported import EvaluationRecord, Profile
 
-_TEXTS = {  # by heading, the key of the figures and its format
+_TEXTS = {  # by heading, the key and its format
     "loss": ("loss", ".3f"),
     "perplexity": ("perplexity", ",.2f"),
     "bits/byte": ("bits_per_byte", ",.3f"),
@@ -25,51 +25,42 @@ _SCORES = (
 )
 MEAN = "mean"  # of a list of tasks
 _DIRECTIONS = ("forward", "backward", "recomputed")
-_PARTS = ("part", "a step", "share", *_DIRECTIONS)
-_PRODUCTS = ("products of", "FLOP a step", "reached", "FLOP/byte", "limit", "of the limit")
-_WAITS = ("call", "part", "direction", "times a step", "a step", "line")
+_PARTS = ("part", "per step", "share", *_DIRECTIONS)
 _MEANS = ((AS_MIXTURE, "weighted_as_mixture"), (PLAIN_MEAN, "mean_over_sources"))
 EVALUATE_AGAIN = "delete it and evaluate again"
 
 
 def evaluation_grids(entries: Sequence[ReportEntry]) -> dict[str, Grid]:
-    """Lay out every checkpoint that was evaluated, those of a run in the order of tokens.
-
-    Raises:
-        RecipeError: a result file that cannot be read.
-    """
+    """Return the tables of all evaluated checkpoints, each run's in the order of tokens."""
     tables = {"evaluated_scores": score_grid, "evaluated_texts": text_grid}
     tables["evaluated_tasks"] = task_grid
     return _joined(entries, "checkpoint", read_evaluations, tables)
 
 
-def profile_grids(entries: Sequence[ReportEntry]) -> dict[str, Grid]:
-    """Lay out the profiles of all runs, rank by rank.
-
-    Raises:
-        RecipeError: a profile that cannot be read.
-    """
-    tables = {"profile_parts": parts_grid, "profile_products": products_grid}
-    return _joined(entries, "rank", read_profiles, tables | {"profile_waits": waits_grid})
+def profile_grid(entries: Sequence[ReportEntry]) -> Grid:
+    """Return the table of the profiles of all runs, rank by rank."""
+    return _joined(entries, "rank", read_profiles, {"parts": parts_grid})["parts"]
 
 
 def _joined(
     entries: Sequence[ReportEntry],
     key: str,
-    read: Callable[[Path], list[Tree]],
-    tables: Mapping[str, Callable[[Tree], Grid]],
+    read: Callable[[Path], list[JsonTree]],
+    tables: Mapping[str, Callable[[JsonTree], Grid]],
 ) -> dict[str, Grid]:
-    """Join each table of all files, every row behind its run and its file's ``key``."""
-    run, runs = labelled(entries)
+    """Join each table over all files. Rows start with their run and their file's ``key``."""
+    run, runs = build_run_column(entries)
     heads = (*run, key)
-    found = [((*cell, str(tree[key])), tree) for e, cell in runs for tree in read(e.run.folder)]
+    records = [
+        ((*cell, str(tree[key])), tree) for e, cell in runs for tree in read(e.run.folder)
+    ]
     joined = {}
     for name, lay_out in tables.items():
         shape, rows = Grid(columns=heads, text_columns=len(heads)), []
-        for lead, tree in found:
+        for lead, tree in records:
             grid = lay_out(tree)
             columns, text_columns = (*heads, *grid.columns), len(heads) + grid.text_columns
-            # A table of several runs is long, so that a page may fold it.
+            # A table of several runs is long, so a page may fold it.
             fold = "rows" if run else ""
             shape = replace(grid, columns=columns, text_columns=text_columns, fold=fold)
             rows += [(*lead, *row) for row in grid.rows]
@@ -77,20 +68,16 @@ def _joined(
     return joined
 
 
-def read_evaluations(run: Path) -> list[Tree]:
-    """Read the result files of a run folder, in the order of tokens.
-
-    Raises:
-        RecipeError: one of them cannot be read.
-    """
+def read_evaluations(run: Path) -> list[JsonTree]:
+    """Read the result files of a run folder, in the order of tokens."""
     files, kind = sorted((run / "evaluation").glob("*.json")), EvaluationRecord
     return [read_checked(file, kind, finite=False, remedy=EVALUATE_AGAIN) for file in files]
 
 
-def text_grid(tree: Tree) -> Grid:
-    """Lay out the losses of one checkpoint, a row a source, language or text."""
-    held_out: Tree = tree.get("held_out", {})
-    unknown = dict.fromkeys(key for key, _ in _TEXTS.values())  # of a mean of losses
+def text_grid(tree: JsonTree) -> Grid:
+    """Return the table of one checkpoint's losses, one row per source, language or text."""
+    held_out: JsonTree = tree.get("held_out", {})
+    unknown = dict.fromkeys(key for key, _ in _TEXTS.values())  # absent for a mean of losses
     languages = held_out.get("by_language", {}).items()
     items = [
         *held_out.get("by_source", {}).items(),
@@ -106,57 +93,59 @@ def text_grid(tree: Tree) -> Grid:
     return grid_by_name("text", items, _TEXTS)
 
 
-def task_grid(tree: Tree) -> Grid:
-    """Lay out each metric of a task beside its standard error, which lm-eval names after it."""
+def task_grid(tree: JsonTree) -> Grid:
+    """Return the table of each task's metrics with their standard errors from lm-eval."""
     rows: list[Cells] = []
     for name, task in tree.get("tasks", {}).items():
-        found: Mapping[str, float] = task["metrics"]
-        shape = (numbers.exact(task["samples"]), numbers.exact(task["num_fewshot"]))
-        for metric, value in found.items():
+        metrics: Mapping[str, float] = task["metrics"]
+        shape = (
+            numbers.format_exact(task["samples"]),
+            numbers.format_exact(task["num_fewshot"]),
+        )
+        for metric, value in metrics.items():
             base, comma, filtered = metric.partition(",")
             if not base.endswith("_stderr"):
-                error = found.get(f"{base}_stderr{comma}{filtered}")
-                written = (numbers.written(one, ",.4f") for one in (value, error))
+                error = metrics.get(f"{base}_stderr{comma}{filtered}")
+                written = (numbers.format_value(number, ",.4f") for number in (value, error))
                 rows.append((name, metric, *written, *shape))
     return Grid(columns=_TASKS, rows=rows, text_columns=2, kind="figures")
 
 
-def score_grid(tree: Tree) -> Grid:
-    """Lay out the scores of one checkpoint, a row a task and one for the mean of each list."""
+def score_grid(tree: JsonTree) -> Grid:
+    """Return the table of one checkpoint's scores, one row per task and per mean of a list."""
     rows: list[Cells] = []
-    for name, found in tree.get("scores", {}).items():
-        for task, one in found["tasks"].items():
-            shape = (numbers.exact(one["num_fewshot"]), numbers.exact(one["samples"]))
-            rows.append((name, task, one["metric"], *shape, *_score_cells(one)))
-        mean = {"score": found["mean"], "published": found.get("published")}
+    for name, scores in tree.get("scores", {}).items():
+        for task, figures in scores["tasks"].items():
+            shape = (
+                numbers.format_exact(figures["num_fewshot"]),
+                numbers.format_exact(figures["samples"]),
+            )
+            rows.append((name, task, figures["metric"], *shape, *_score_cells(figures)))
+        mean = {"score": scores["mean"], "published": scores.get("published")}
         rows.append((name, MEAN, "", "", "", *_score_cells(mean)))
     return Grid(columns=_SCORES, rows=rows, text_columns=3, kind="figures")
 
 
-def _score_cells(one: Tree) -> Cells:
-    score, published = one["score"], one.get("published")
+def _score_cells(entry: JsonTree) -> Cells:
+    score, published = entry["score"], entry.get("published")
     away = None if published is None or score is None else score - published
     return (
-        numbers.written(score, ".2f"),
-        numbers.written(one.get("standard_error"), ".2f"),
-        numbers.written(published, ".1f"),
-        numbers.written(away, "+.1f"),
+        numbers.format_value(score, ".2f"),
+        numbers.format_value(entry.get("standard_error"), ".2f"),
+        numbers.format_value(published, ".1f"),
+        numbers.format_value(away, "+.1f"),
     )
 
 
-def read_profiles(run: Path) -> list[Tree]:
-    """Read the profiles of a run folder, in the order of ranks.
-
-    Raises:
-        RecipeError: one of them cannot be read.
-    """
+def read_profiles(run: Path) -> list[JsonTree]:
+    """Read the profiles of a run folder, in the order of ranks."""
     files, again = (run / "profile").glob("rank-*[0-9].json"), "delete it and profile again"
     trees = [read_checked(file, Profile, remedy=again) for file in files]
     return sorted(trees, key=lambda tree: int(tree["rank"]))
 
 
-def parts_grid(tree: Tree) -> Grid:
-    """Lay out a row a part of the step that took any time, and their sum."""
+def parts_grid(tree: JsonTree) -> Grid:
+    """Return a table with one row per part of the step that took any time, and their sum."""
     whole = tree["step_seconds"]
     rows: list[Cells] = []
     for part, times in tree["parts"].items():
@@ -168,31 +157,6 @@ def parts_grid(tree: Tree) -> Grid:
     return Grid(columns=_PARTS, rows=rows, kind="figures times")
 
 
-def products_grid(tree: Tree) -> Grid:
-    """Lay out what products and attention reach, beside what the machine allows them."""
-    rows = [
-        (
-            part,
-            numbers.rate(figures["flops"], "FLOP"),
-            numbers.rate(figures["flops_per_second"], "FLOP/s"),
-            numbers.measured(figures["flops_per_byte"]),
-            numbers.rate(figures.get("limit_flops_per_second"), "FLOP/s"),
-            numbers.written(figures.get("limit_fraction"), ".1%"),
-        )
-        for part, figures in tree["products"].items()
-    ]
-    return Grid(columns=_PRODUCTS, rows=rows, kind="figures times")
-
-
-def waits_grid(tree: Tree) -> Grid:
-    """Lay out what makes the host wait for its device, or would on a device."""
-    rows = []
-    for wait in tree["waits"]:
-        place, times = (wait["call"], wait["part"], wait["direction"]), f"{wait['times']:.3g}"
-        rows.append((*place, times, _span(wait["seconds"]), wait["line"]))
-    return Grid(columns=_WAITS, rows=rows, text_columns=3, kind="times")
-
-
 def _span(seconds: float | None) -> str:
-    """Write a part of a step; a cell stays empty where there is none."""
-    return numbers.brief(seconds) if seconds else ""
+    """Format a part of a step. The cell is empty if there is none."""
+    return numbers.format_step_seconds(seconds) if seconds else ""

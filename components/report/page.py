@@ -1,15 +1,15 @@
-"""The report of a run, of several beside each other, and of a tree, as a document."""
+"""Run report as a document: of one run, of several compared, and of a tree of runs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from components.config.recipe_text import recipe_lines
-from components.report import captions, figures
+from components.report import captions, figure_tables, figures, numbers, tables
 from components.report.data_card import data_section, mixture_grid
-from components.report.differences import differences_by_group, verdict
+from components.report.differences import describe_groups, differences_by_group
 from components.report.document import (
     CodeBlock,
     Figure,
@@ -22,34 +22,39 @@ from components.report.figure_tables import is_miniature
 from components.report.figures import tell_apart
 from components.report.held_out import held_out_card, held_out_grid
 from components.report.html import check_destination
-from components.report.measurements import evaluation_grids, read_evaluations
+from components.report.measurements import evaluation_grids, profile_grid, read_evaluations
 from components.report.outcome import ReportEntry, load_entries
-from components.report.run_tables import numbers_of_runs
-from components.report.sweep import Sweep, named_by_values, sweep_charts, sweep_of
-from components.report.tables import Grid, differing_keys, key_figures, summary_grid
+from components.report.tables import (
+    Grid,
+    differing_keys,
+    grid_by_quantity,
+    grid_of,
+    key_figures,
+    summary_grid,
+)
 
-_MOST_NAMES = 4  # of recipes in the heading
+_MOST_NAMES = 4  # recipes in the heading
+MOST_NAMED = 8  # items of a list in one table cell
 _STEPS = (
     ("lr", "Learning rate"),
-    ("gradient_norm", "Norm of the gradient"),
+    ("gradient_norm", "Gradient norm"),
     ("tokens_per_second", "Tokens per second"),
 )
 _MINIATURE = (
-    "the recipe made small by rule: every feature of the architecture stays; width, depth, "
-    "vocabulary, sequence, batch and tokens shrink. No figure below compares directly with a "
-    "published one."
+    "the recipe with all features of its architecture, but smaller width, depth, vocabulary, "
+    "sequence, batch and token budget. Do not compare the values below with published values."
 )
 _NO_RESULTS = (
-    "This run wrote no results: it was killed, or it still trains. Its figures come from its "
-    "journal, up to the last whole line."
+    "This run wrote no results: it was killed or is still training. The values come from its "
+    "history, up to the last complete line."
 )
 
 
 @dataclass(frozen=True)
 class TreeParts:
-    """What the page of a tree has beside that of several runs.
+    """Additional parts of a tree's page, compared to a page of several runs.
 
-    ``moved`` are the runs with tokens on the trunk's clock, ``added`` how many were added.
+    ``moved`` are the runs with tokens on the root's clock, ``added`` the tokens added to each.
     """
 
     grid: Grid
@@ -59,11 +64,7 @@ class TreeParts:
 
 
 def write_report(runs: Sequence[Path], destination: Path, *, script: str | None = None) -> Path:
-    """Write the report whole or not at all; return its path. ``script``: `render_document`.
-
-    Raises:
-        RecipeError: no run is given, a folder is no run, or the destination is a folder.
-    """
+    """Write the report atomically and return its path. ``script``: see `render_document`."""
     check_destination(destination)
     entries = load_entries(runs)
     document = report_document(entries, own_pages(entries, destination))
@@ -71,14 +72,14 @@ def write_report(runs: Sequence[Path], destination: Path, *, script: str | None 
 
 
 def own_pages(entries: Sequence[ReportEntry], destination: Path) -> dict[str, str]:
-    """Link each run's own page, by the run's label, where it lies below the comparison."""
-    found = {}
+    """Return links to the runs' own pages below the comparison's folder, by run label."""
+    links = {}
     for entry in entries:
         page, here = entry.run.folder.absolute() / "report.html", destination.absolute().parent
         if page.is_file() and here in page.parent.parents:
-            # A colon, which would make a scheme of it, is quoted.
-            found[entry.label] = quote(page.relative_to(here).as_posix())
-    return found
+            # Quoting escapes colons, which would make the first part a URL scheme.
+            links[entry.label] = quote(page.relative_to(here).as_posix())
+    return links
 
 
 def report_document(
@@ -86,11 +87,10 @@ def report_document(
     links: Mapping[str, str] | None = None,
     tree: TreeParts | None = None,
 ) -> ReportDocument:
-    """Describe one run, or compare several, with a tree of them above."""
+    """Return the report of one run, or the comparison of several, with their tree if given."""
     first, alone = entries[0], len(entries) == 1
-    reasons = list(dict.fromkeys(entry.run.recipe["why"] for entry in entries))
-    sweep = None if tree else sweep_of(entries)
-    compared = () if alone else _compared(entries, links or {}, tree, sweep)
+    reasons = list(dict.fromkeys(entry.run.recipe["description"] for entry in entries))
+    compared = () if alone else _compared(entries, links or {}, tree)
     return ReportDocument(
         kind="Run report" if alone else f"Run report · {len(entries)} runs",
         title=_heading(list(dict.fromkeys(entry.run.recipe["name"] for entry in entries))),
@@ -98,7 +98,7 @@ def report_document(
         tags=_tags(first) if alone else (),
         notices=tuple(_notices(entries)),
         cards=(held_out_card(first.outcome), *key_figures(first)) if alone else (),
-        sections=(*compared, *_measured(entries, tree, sweep), _recipe(entries)),
+        sections=(*compared, *_measured(entries, tree), _recipe(entries)),
     )
 
 
@@ -125,50 +125,42 @@ def _notices(entries: Sequence[ReportEntry]) -> Iterator[str]:
 
 
 def _compared(
-    entries: Sequence[ReportEntry],
-    links: Mapping[str, str],
-    tree: TreeParts | None,
-    sweep: Sweep | None,
+    entries: Sequence[ReportEntry], links: Mapping[str, str], tree: TreeParts | None
 ) -> Iterator[ReportSection]:
-    """Set the runs beside each other: their tree, results, swept keys and differences."""
+    """Yield the sections that compare runs: tree, results and differences."""
     if tree is not None:
         yield ReportSection("Tree", (tree.chart, tree.grid), captions.TREE)
-    marks = [(figures.colour(place), figures.mark(place)) for place in range(len(entries))]
+    marks = [
+        (figures.choose_color(place), figures.choose_mark(place))
+        for place in range(len(entries))
+    ]
     summary = replace(summary_grid(entries), marks=marks, links=links)
     yield ReportSection("Runs", (summary,), captions.RUNS)
-    if sweep is not None:
-        others = "; one colour for each choice of the other keys"
-        several = others if len(set(sweep.series)) > 1 else ""
-        caption = f"What came out of each run over the key that its command named{several}."
-        charts = tuple(sweep_charts(entries, sweep))
-        if not any(chart.name in {"swept_loss", "swept_plain"} for chart in charts):
-            caption += " No run has measured a held-out loss."
-        yield ReportSection(f"Over {sweep.key}", (charts,), caption)
     parts = differences_by_group(entries)
-    same = "The recipes are the same, key by key."
-    caption = f"{verdict(parts).capitalize()}." if parts else ""
-    blocks = [block for part in parts for block in (part.grid, part.note)]
+    same = "All keys of the recipes are equal."
+    caption = f"{describe_groups(parts).capitalize()}." if parts else ""
+    blocks = [block for part in parts for block in (part.grid, part.omission_note)]
     yield ReportSection("What differs", blocks or (same,), caption)
 
 
 def _measured(
-    entries: Sequence[ReportEntry], tree: TreeParts | None, sweep: Sweep | None
+    entries: Sequence[ReportEntry], tree: TreeParts | None
 ) -> Iterator[ReportSection]:
-    """Give the sections that one run and several have, in the order of the page."""
+    """Yield the sections that one run and several runs have in common, in page order."""
     alone = len(entries) == 1
-    named = tree.moved if tree else named_by_values(entries, sweep)
+    named = tree.moved if tree else entries
     added = tree.added if tree else (0,) * len(entries)
     evaluated = [
-        [_later(one, tokens) for one in read_evaluations(entry.run.folder)]
+        [_later(evaluation, tokens) for evaluation in read_evaluations(entry.run.folder)]
         for entry, tokens in zip(named, added, strict=True)
     ]
     scores = figures.score_figure(named, evaluated, least=1 if tree else 2)
     sources = figures.sources_figure(named)
-    if any(e.run.journal.steps or e.run.journal.held_out for e in entries):
+    if any(e.run.history.steps or e.run.history.held_out for e in entries):
         label = "Training and held-out loss over tokens"
         loss = Figure("loss", lambda: tell_apart(figures.loss_figure(named), named), label)
         thinned = captions.THINNED.format(figures.MOST_POINTS // 2)
-        is_thinned = any(len(e.run.journal.steps) > figures.MOST_POINTS for e in entries)
+        is_thinned = any(len(e.run.history.steps) > figures.MOST_POINTS for e in entries)
         yield ReportSection("Loss", (loss,), captions.LOSS + thinned * is_thinned)
     label = "Held-out loss of each source, and both means"
     folded = "Held-out losses in numbers, with each source's share of the mixture"
@@ -185,29 +177,111 @@ def _measured(
     grids = evaluation_grids(entries).values()
     chart = Figure("scores", lambda: tell_apart(scores, named), label) if scores else ""
     yield ReportSection("Evaluated", (chart, *grids), captions.EVALUATED)
-    if any(entry.run.journal.steps for entry in entries):
-        yield ReportSection("Steps", (tuple(_step_chart(named, *one) for one in _STEPS),))
-    yield from numbers_of_runs(entries)
+    if any(entry.run.history.steps for entry in entries):
+        yield ReportSection("Steps", (tuple(_step_chart(named, *chart) for chart in _STEPS),))
+    yield from _numbers(entries)
+
+
+def _numbers(entries: Sequence[ReportEntry]) -> Iterator[ReportSection]:
+    """Yield the sections below the charts, in page order."""
+    alone = len(entries) == 1
+    is_small = any(map(is_miniature, entries))
+
+    def fold_grid(grid: Grid, rows: str) -> Grid:
+        """Fold a long table of several runs. A single run's table shows all rows."""
+        return grid if alone else replace(grid, fold=rows)
+
+    yield _profile(entries)
+    plans = [figure_tables.plan_of(entry.run.recipe) for entry in entries]
+    planned = fold_grid(figure_tables.planned_grid(entries, plans), "figures")
+    yield ReportSection(
+        "Planned and measured",
+        (planned, figure_tables.parts_grid(entries, plans)) if planned.rows else (),
+        captions.PLANNED,
+    )
+    energy = grid_by_quantity(entries, figure_tables.energy_quantities)
+    yield ReportSection("Energy", (energy,), captions.ENERGY)
+    published = fold_grid(figure_tables.published_grid(entries), "published figures")
+    title = f"Published and {'this run' if alone else 'these runs'}"
+    yield ReportSection(
+        title, (published,), captions.PUBLISHED + captions.SMALL_RESULTS * is_small
+    )
+    assumed = fold_grid(figure_tables.assumed_grid(entries), "assumed values")
+    yield ReportSection(
+        "Assumed", (assumed,), captions.ASSUMED + captions.SMALL_COUNTS * is_small
+    )
+    yield ReportSection("Arithmetic", (tables.flops_grid(entries),), captions.ARITHMETIC)
+    incidents = grid_by_quantity(entries, tables.count_incidents, "incidents")
+    yield ReportSection("Incidents", (incidents,))
+    goodput = grid_by_quantity(entries, _goodput, "figures lines")
+    yield ReportSection("Goodput", (goodput,), captions.GOODPUT)
+    if alone:  # several runs have their stories on their own pages
+        yield ReportSection("Story", (events_grid(entries[0]),), captions.STORY)
+    yield ReportSection("Environment", (tables.environment_grid(entries),))
+
+
+def _profile(entries: Sequence[ReportEntry]) -> ReportSection:
+    parts = profile_grid(entries)
+    return ReportSection("Profile", (parts,) if parts.rows else (), captions.PROFILE)
+
+
+def events_grid(entry: ReportEntry) -> Grid:
+    """Return a table with one row per event of a run, in the order of time."""
+    events = entry.run.history.events
+    begin = events[0].time - events[0].seconds if events else 0.0
+    columns: dict[str, Callable[[Any], str]] = {
+        "after": lambda event: numbers.format_duration(event.time - begin),
+        "step": lambda event: f"{event.step:,}",
+        "event": lambda event: numbers.replace_underscores(event.kind),
+        "cause": lambda event: event.cause,
+        "took": lambda event: numbers.format_duration(event.seconds) if event.seconds else "",
+        "evidence": lambda event: "; ".join(
+            f"{name} {_brief(value)}" for name, value in event.evidence.items()
+        ),
+    }
+    # Checkpoints may number thousands, and the goodput table already covers them.
+    shown = (event for event in events if event.kind != "checkpoint")
+    return grid_of(shown, columns, kind="story", fold="events")
+
+
+def _brief(value: object) -> str:
+    """Format a value, with only the first items of a long list. The history has all items."""
+    if isinstance(value, list) and len(value) > MOST_NAMED:
+        rest = len(value) - MOST_NAMED
+        return f"{numbers.format_exact(value[:MOST_NAMED])} and {rest:,} more"
+    return numbers.format_exact(value)
+
+
+def _goodput(entry: ReportEntry) -> dict[str, str]:
+    account = entry.run.history.goodput
+    whole, progress = account.wall_seconds, "steps of the final weights (goodput)"
+    parts = {progress: account.progress_seconds, **account.lost_seconds}
+    return {"wall time": numbers.format_duration(whole)} | {
+        name: f"{part / whole:.1%} ({numbers.format_duration(part)})"
+        if whole
+        else numbers.ABSENT
+        for name, part in parts.items()
+    }
 
 
 def _step_chart(entries: Sequence[ReportEntry], name: str, title: str) -> Figure:
-    def draw() -> figures.PlotlyFigure:
+    def draw_chart() -> figures.PlotlyFigure:
         return tell_apart(figures.step_figure(entries, name), entries)
 
-    return Figure(name, draw, f"{title} over tokens", title)
+    return Figure(name, draw_chart, f"{title} over tokens", title)
 
 
 def _later(evaluation: Mapping[str, Any], tokens: int) -> Mapping[str, Any]:
-    """Count an evaluation's tokens from further on."""
+    """Add ``tokens`` to an evaluation's token count."""
     return {**evaluation, "tokens_trained": (evaluation.get("tokens_trained") or 0) + tokens}
 
 
 def _recipe(entries: Sequence[ReportEntry]) -> ReportSection:
-    """Fold the recipe of the first run; the lines on which another differs are marked."""
+    """Return the folded recipe of the first run; mark lines that differ in another run."""
     differing = frozenset(differing_keys(entries))
     lines = list(recipe_lines(entries[0].run.recipe, differing))
     marked = frozenset(place for place, line in enumerate(lines) if line.differs)
-    whose = f"of {entries[0].label}; what differs in another run is marked"
-    title = f"The whole recipe{', as this run read it' if len(entries) == 1 else f' {whose}'}"
+    owner = f"of {entries[0].label}; keys that differ in other runs are marked"
+    title = f"The full recipe {'of this run' if len(entries) == 1 else owner}"
     code = CodeBlock("\n".join(line.text for line in lines), marked)
     return ReportSection("Resolved recipe", (Fold(title, [code]),))

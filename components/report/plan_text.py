@@ -1,7 +1,7 @@
-"""The charts of a plan in a terminal: how full devices are, the pipeline's timeline.
+"""Terminal charts of a plan: device memory and the pipeline's timeline.
 
-Each pass is its microbatch's number and a line as long as it takes. A step that is wider than
-the terminal loses its middle, where every microbatch does as the one before.
+Each pass is the number of its microbatch and a line whose length is its duration. A step that
+is wider than the terminal is cut in the middle, where the pattern repeats.
 """
 
 from components.planner.memory import Memory
@@ -15,28 +15,28 @@ _SIGNS = {
     "weights": "0~~ the gradient of its weights",
 }
 _WAITS, _CUT = "·", " … "
-# The number of a pass and some of its line.
+# Minimum characters of a pass: its number and some of its line.
 _READABLE = 3.0
-_LONGEST = 10_000  # forward passes: of stages so unlike the short ones are not drawn
+_LONGEST = 10_000  # maximum step length in forward passes; beyond it short passes are not drawn
 _MOST_RANKS, _SHOWN_AT_EACH_END = 16, 6
 _HEAD, _TAIL = "rank ", "  waits  keeps"
 
 
 def timeline_rows(timeline: Timeline, width: int) -> list[str]:
-    """Write a heading, a row a rank and what the signs mean, ``width`` characters wide.
+    """Return a heading, one row per rank and a legend, ``width`` characters wide.
 
-    ``waits`` is the part of the time in which a rank computes nothing, ``keeps`` the most
-    microbatches whose activations it holds.
+    ``waits`` is the fraction of time in which a rank is idle, ``keeps`` the maximum number of
+    microbatches whose activations it keeps.
     """
     room = width - len(_HEAD) - len(_TAIL)
     scale = characters_per_second(timeline, room)
-    rows = [f"{_HEAD}{f'{timeline.seconds:.3g} s of passes':<{room}}{_TAIL}"]
+    rows = [f"{_HEAD}{f'{timeline.total_seconds:.3g} s of passes':<{room}}{_TAIL}"]
     for rank in shown_ranks(len(timeline.ranks)):
         if rank is None:
             rows.append("   …")
             continue
         line = timeline.ranks[rank]
-        drawn = _cut(_draw(line, round(timeline.seconds * scale), scale), room)
+        drawn = _cut(_draw(line, round(timeline.total_seconds * scale), scale), room)
         waits = f"{timeline.waiting_fraction(rank):.1%}"
         rows.append(f"{rank:>4} {drawn:<{room}}{waits:>7}{line.in_flight:>7.3g}")
     kinds = {block.kind for block in timeline.ranks[0].blocks}
@@ -45,7 +45,7 @@ def timeline_rows(timeline: Timeline, width: int) -> list[str]:
 
 
 def shown_ranks(count: int) -> list[int | None]:
-    """Choose the ranks that have a row; ``None`` stands for those between."""
+    """Return the ranks that have a row. ``None`` represents the ranks in between."""
     if count <= _MOST_RANKS:
         return list(range(count))
     ends = _SHOWN_AT_EACH_END
@@ -53,14 +53,14 @@ def shown_ranks(count: int) -> list[int | None]:
 
 
 def characters_per_second(timeline: Timeline, room: int) -> float:
-    """Take all the room if passes stay readable, else the filling of the pipeline fills half.
+    """Return the scale: full width if passes stay readable, else pipeline filling takes half.
 
     A forward pass then has between one and three characters.
     """
-    whole = room / timeline.seconds
+    whole = room / timeline.total_seconds
     blocks = timeline.ranks[0].blocks
     forward = min(block.end - block.start for block in blocks if block.kind == "forward")
-    if whole * forward >= _READABLE or forward * _LONGEST <= timeline.seconds:
+    if whole * forward >= _READABLE or forward * _LONGEST <= timeline.total_seconds:
         return whole
     filled = next(block.end for block in blocks if block.kind in {"backward", "input"})
     half = (room - len(_CUT)) // 2
@@ -72,7 +72,7 @@ def _draw(line: RankLine, length: int, scale: float) -> str:
     for block in line.blocks:
         start, end = round(block.start * scale), round(block.end * scale)
         number, sign = str(block.microbatch), _LINES[block.kind]
-        # Where there is no room for the number and a line, the line alone says what it is.
+        # Without space for the number and a line, only the line is drawn.
         if len(number) >= end - start:
             number = ""
         drawn[start:end] = number + sign * (end - start - len(number))
@@ -90,7 +90,7 @@ _BAR = 24
 
 
 def memory_rows(memory: Memory) -> list[str]:
-    """Write a bar for each of the shown ranks: how full its device is."""
+    """Return a bar of memory use for each displayed rank."""
     rows, limit = [], memory.usable_bytes
     for rank in shown_ranks(len(memory.by_stage)):
         if rank is None:

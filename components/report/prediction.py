@@ -1,6 +1,6 @@
-"""What small runs predict of a large one: the fitted curves, the runs, the law, the target."""
+"""Prediction page: the fitted curves of small runs, the runs, the law, the target."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,19 +8,19 @@ import numpy as np
 from components.planner.result import Plan
 from components.report import numbers
 from components.report.document import CodeBlock, Figure, ReportDocument, ReportSection
-from components.report.figures import PlotlyFigure, colour, empty_figure
+from components.report.figures import PlotlyFigure, choose_color, empty_figure
 from components.report.plan_tables import bill_rows
-from components.report.tables import Card, Grid
+from components.report.tables import Card, Grid, grid_of
 from components.scaling.isoflop import BestByBudgets
 from components.scaling.law import Law
-from components.scaling.prediction import FittedLaw, Prediction
+from components.scaling.prediction import FittedLaw, LadderRun, Prediction
 
 _POINTS = 60  # of a curve
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedRecipe:
-    """What the page says in words; ``rows`` are label and text of what is predicted."""
+    """Texts of the prediction page. ``rows`` are label and text of each predicted value."""
 
     title: str
     unit: str
@@ -31,142 +31,148 @@ class PredictedRecipe:
 
 
 def prediction_document(
-    said: PredictedRecipe, found: Prediction, law: Law, plan: Plan
+    predicted: PredictedRecipe, prediction: Prediction, law: Law, plan: Plan
 ) -> ReportDocument:
-    """Set the law beside its runs, and what it predicts beside the bill by plan."""
+    """Return the page with the law, its runs, the prediction and the planned cost."""
     chart = Figure(
         "prediction",
-        lambda: prediction_figure(found, law, said.unit),
-        "Loss over FLOPs: runs, the fitted law, the prediction; the tables have the numbers",
+        lambda: prediction_figure(prediction, law, predicted.unit),
+        "Loss over FLOPs: runs, the fitted law, the prediction; the tables contain the numbers",
     )
     caption = (
-        "A curve a size, by the law; circles: fitted runs, open diamonds: held out. The star "
-        "is the prediction, with what lies between 5 % and 95 % of "
-        f"{found.law.drawn} fits to runs drawn anew."
+        "One curve per size, by the law. Circles: fitted runs; open diamonds: held-out runs. "
+        "The star is the prediction, with the range from the 5th to the 95th percentile of "
+        f"{prediction.law.drawn} fits to resampled runs."
     )
-    bill = [("bill", "not predicted: action=plan says what is missing")]
-    costs = bill if plan.bill is None else bill_rows(plan.bill, None)
+    bill = [("bill", "not predicted: action=plan lists the missing values")]
+    costs = bill if plan.cost_estimate is None else bill_rows(plan.cost_estimate, None)
     return ReportDocument(
         kind="Prediction",
-        title=said.title,
-        why=f"{said.convention}; {found.convention}.",
-        notices=said.notes,
-        cards=_cards(found, plan),
+        title=predicted.title,
+        why=f"{predicted.convention}; {prediction.convention}.",
+        notices=predicted.notes,
+        cards=_cards(prediction, plan),
         sections=(
-            ReportSection("The law", (chart, _law_grid(found.law)), caption),
+            ReportSection("The law", (chart, _law_grid(prediction.law)), caption),
             ReportSection(
-                "Predicted", (_pairs("predicted", said.rows), _pairs("by plan", costs))
+                "Predicted", (_pairs("predicted", predicted.rows), _pairs("by plan", costs))
             ),
-            ReportSection("Every run", (_runs_grid(found),)),
-            ReportSection("Again", (CodeBlock(said.again),)),
+            ReportSection("Every run", (_runs_grid(prediction),)),
+            ReportSection("Reproduce", (CodeBlock(predicted.again),)),
         ),
         is_wide=True,
     )
 
 
-def _cards(found: Prediction, plan: Plan) -> tuple[Card, ...]:
-    low, high = found.loss.low, found.loss.high
-    bill = plan.bill
+def _cards(prediction: Prediction, plan: Plan) -> tuple[Card, ...]:
+    low, high = prediction.loss.low, prediction.loss.high
+    bill = plan.cost_estimate
     return (
-        Card("loss", f"{found.loss.value:.3f}", (f"{low:.3f} to {high:.3f} in 90 % of fits",)),
-        Card("largest runs, held out", f"{found.held_out_error:.2%}", ("off by at most",)),
-        Card("FLOPs", f"{found.beyond.flops:.2g}x", ("the largest fitted run's",)),
+        Card(
+            "loss",
+            f"{prediction.loss.value:.3f}",
+            (f"{low:.3f} to {high:.3f} in 90 % of fits",),
+        ),
+        Card("largest runs, held out", f"{prediction.held_out_error:.2%}", ("maximum error",)),
+        Card("FLOPs", f"{prediction.beyond.flops:.2g}x", ("of the largest fitted run",)),
         Card(
             "device-hours",
-            numbers.count(bill.device_hours if bill else None),
+            numbers.format_count(bill.device_hours if bill else None),
             (f"{bill.days:.3g} days" if bill else "not predicted",),
         ),
     )
 
 
-def prediction_figure(found: Prediction, law: Law, unit: str) -> PlotlyFigure:
-    """Draw loss over FLOPs: a curve a size, its runs, and the target at the far end."""
+def prediction_figure(prediction: Prediction, law: Law, unit: str) -> PlotlyFigure:
+    """Draw loss over FLOPs: one curve per size, its runs, and the target."""
     figure = empty_figure("FLOPs, 6 N D", f"loss, {unit}", height=460)
     figure.update_xaxes(type="log", exponentformat="power")
     figure.update_yaxes(exponentformat="none")
-    sizes = list(dict.fromkeys(one.parameters for one in found.runs))
-    ratios = [one.tokens / one.parameters for one in found.runs]
+    sizes = list(dict.fromkeys(run.parameters for run in prediction.runs))
+    ratios = [run.tokens / run.parameters for run in prediction.runs]
     shortest, longest = min(ratios) / 2, max(ratios)
-    for index, size in enumerate([*sizes, found.parameters]):
-        most = max(longest * size * 10, found.tokens if size == found.parameters else 0)
+    for index, size in enumerate([*sizes, prediction.parameters]):
+        most = max(
+            longest * size * 10, prediction.tokens if size == prediction.parameters else 0
+        )
         tokens = np.geomspace(shortest * size, most, _POINTS)
         figure.add_scatter(
-            x=6 * size * tokens, y=[law.loss(size, one) for one in tokens],
-            mode="lines", name=f"{numbers.count(size)} parameters",
-            line={"color": colour(index), "width": 1.5}, legendgroup=str(size),
+            x=6 * size * tokens, y=[law.predict_loss(size, count) for count in tokens],
+            mode="lines", name=f"{numbers.format_count(size)} parameters",
+            line={"color": choose_color(index), "width": 1.5}, legendgroup=str(size),
         )  # fmt: skip
-        marks = [one for one in found.runs if one.parameters == size]
+        marks = [run for run in prediction.runs if run.parameters == size]
         figure.add_scatter(
-            x=[6.0 * one.parameters * one.tokens for one in marks],
-            y=[one.loss for one in marks], mode="markers", showlegend=False,
+            x=[6.0 * run.parameters * run.tokens for run in marks],
+            y=[run.loss for run in marks], mode="markers", showlegend=False,
             marker={
-                "color": colour(index), "size": 9,
-                "symbol": ["diamond-open" if one.held_out else "circle" for one in marks],
+                "color": choose_color(index), "size": 9,
+                "symbol": ["diamond-open" if run.held_out else "circle" for run in marks],
             },
             legendgroup=str(size),
         )  # fmt: skip
-    loss = found.loss
+    loss = prediction.loss
     figure.add_scatter(
-        x=[6.0 * found.parameters * found.tokens], y=[loss.value], name="predicted",
+        x=[6.0 * prediction.parameters * prediction.tokens], y=[loss.value], name="predicted",
         mode="markers", marker={"color": "#c4506b", "size": 12, "symbol": "star"},
         error_y={"array": [loss.high - loss.value], "arrayminus": [loss.value - loss.low]},
     )  # fmt: skip
     return figure
 
 
-def _runs_grid(found: Prediction) -> Grid:
-    """Lay out each run beside what the law says of it; held-out runs are no part of the fit."""
-    rows = [
-        (
-            "held out" if one.held_out else "fitted",
-            f"{one.parameters:,}",
-            f"{one.tokens:,}",
-            numbers.loss(one.loss),
-            numbers.loss(one.predicted),
-            f"{one.error:+.2%}",
-        )
-        for one in found.runs
-    ]
-    columns = ("run", "parameters", "tokens", "loss", "by the law", "off by")
-    return Grid(columns=columns, rows=rows, kind="study")
+def _runs_grid(prediction: Prediction) -> Grid:
+    """Return the table of runs and the law's losses. The fit excludes held-out runs."""
+    columns: dict[str, Callable[[LadderRun], str]] = {
+        "run": lambda run: "held out" if run.held_out else "fitted",
+        "parameters": lambda run: f"{run.parameters:,}",
+        "tokens": lambda run: f"{run.tokens:,}",
+        "loss": lambda run: numbers.format_loss(run.loss),
+        "law": lambda run: numbers.format_loss(run.predicted),
+        "error": lambda run: f"{run.error:+.2%}",
+    }
+    return grid_of(prediction.runs, columns, kind="study")
 
 
 def _law_grid(law: FittedLaw) -> Grid:
-    """Lay out the constants of the law and their intervals."""
+    """Return the table of the law's constants and their intervals."""
     rows = [
-        (label, *(f"{value:.4g}" for value in (one.value, one.low, one.high)))
-        for label, one in (
+        (label, *(f"{value:.4g}" for value in (constant.value, constant.low, constant.high)))
+        for label, constant in (
             *(("E", law.E), ("A", law.A), ("B", law.B)),
             *(("alpha, of parameters", law.alpha), ("beta, of tokens", law.beta)),
-            ("beta / (alpha + beta), of the best size over FLOPs", law.exponent),
+            ("beta / (alpha + beta), exponent of the best size over FLOPs", law.exponent),
         )
     ]
-    columns = ("E + A/N^alpha + B/D^beta", "fitted", "5 % below", "95 % below")
+    columns = ("E + A/N^alpha + B/D^beta", "fitted", "5th percentile", "95th percentile")
     return Grid(columns=columns, rows=rows, kind="study")
 
 
-def target_rows(found: Prediction) -> list[tuple[str, str]]:
-    """Return label and text of what is predicted."""
-    best, beyond, loss = found.optimum, found.beyond, found.loss
+def target_rows(prediction: Prediction) -> list[tuple[str, str]]:
+    """Return label and text of each predicted value."""
+    best, beyond, loss = prediction.optimum, prediction.beyond, prediction.loss
     return [
         ("loss", f"{loss.value:.3f} ({loss.low:.3f} to {loss.high:.3f})"),
-        ("parameters, tokens", f"{found.parameters:,}, {found.tokens:,}"),
-        ("held-out runs are off by at most", f"{found.held_out_error:.2%}"),
-        ("FLOPs beyond the largest fitted run", f"{numbers.measured(beyond.flops)} times"),
+        ("parameters, tokens", f"{prediction.parameters:,}, {prediction.tokens:,}"),
+        ("maximum error on held-out runs", f"{prediction.held_out_error:.2%}"),
         (
-            "best use of its FLOPs, by the law",
-            f"{numbers.count(best.parameters)} parameters on {numbers.count(best.tokens)} "
-            f"tokens: {best.loss:.3f}",
+            "FLOPs relative to the largest fitted run",
+            f"{numbers.format_measured(beyond.flops)} times",
+        ),
+        (
+            "compute-optimal at these FLOPs, by the law",
+            f"{numbers.format_count(best.parameters)} parameters on "
+            f"{numbers.format_count(best.tokens)} tokens: {best.loss:.3f}",
         ),
     ]
 
 
 def by_budgets_row(best: BestByBudgets) -> tuple[str, str]:
     """Return label and text of the best use of the FLOPs by the second approach."""
-    sizes = ", ".join(numbers.count(one.parameters) for one in best.budgets)
+    sizes = ", ".join(numbers.format_count(budget.parameters) for budget in best.budgets)
     return (
-        "the same, by parabolas of each budget",
-        f"{numbers.count(best.parameters)} parameters on {numbers.count(best.tokens)} tokens: "
+        "compute-optimal at these FLOPs, by parabolas per budget",
+        f"{numbers.format_count(best.parameters)} parameters on "
+        f"{numbers.format_count(best.tokens)} tokens: "
         f"best sizes {sizes}, exponent {best.exponent:.3f}",
     )
 

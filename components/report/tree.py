@@ -1,7 +1,7 @@
-"""The page of a tree of runs: where each node comes from, how it is, all curves in one chart.
+"""Page of a tree of runs: the origin and state of each node, and all curves in one chart.
 
-Tokens are counted on the trunk's clock: a run that began with weights alone counts its own from
-0, so what its parent had seen is added.
+Tokens are on the root's clock. A run that started from weights only counts its own tokens from
+0, so the report adds its parent's tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,10 @@ _SYMBOLS = {"run": "circle", "merge": "diamond", "evaluate": "star", "export": "
 
 @dataclass(frozen=True)
 class PlacedNode:
-    """A node as the page has it; ``of`` is None below the trunk.
+    """Node of the page. ``of`` is None for nodes directly below the root run.
 
-    ``begins`` are tokens on the trunk's clock, several of an evaluation that is repeated;
-    ``ends`` where a run's budget ends. ``added`` is what its own count of tokens lacks.
+    ``begins`` are tokens on the root's clock; a repeated evaluation has several. ``ends`` is
+    the end of a run's budget. ``added`` is the difference to the run's own token count.
     """
 
     name: str
@@ -44,21 +44,17 @@ class PlacedNode:
         return self.kind in {"run", "merge"} and (self.folder / "recipe.json").is_file()
 
 
-def write_tree(trunk: PlacedNode, nodes: Sequence[PlacedNode], destination: Path) -> Path:
-    """Write the page of a trunk and its nodes, each after the one that it is of.
-
-    Raises:
-        RecipeError: a folder cannot be read, or the destination is a folder.
-    """
+def write_tree(root_run: PlacedNode, nodes: Sequence[PlacedNode], destination: Path) -> Path:
+    """Write the page of a root run and its nodes. Each node follows its parent."""
     check_destination(destination)
-    shown = [trunk, *(node for node in nodes if node.has_run_folder)]
-    entries = load_entries([node.folder for node in shown])
-    named = [replace(e, label=node.name) for e, node in zip(entries, shown, strict=True)]
-    added = {node.name: node.added for node in shown}
-    label = "The tree of runs over tokens; the table below has the numbers"
+    run_nodes = [root_run, *(node for node in nodes if node.has_run_folder)]
+    entries = load_entries([node.folder for node in run_nodes])
+    named = [replace(e, label=node.name) for e, node in zip(entries, run_nodes, strict=True)]
+    added = {node.name: node.added for node in run_nodes}
+    label = "The tree of runs over tokens; the table below contains the numbers"
     tree = TreeParts(
-        grid=tree_grid([trunk, *nodes], named),
-        chart=Figure("tree", lambda: tree_figure(trunk, nodes, named), label),
+        grid=tree_grid([root_run, *nodes], named),
+        chart=Figure("tree", lambda: tree_figure(root_run, nodes, named), label),
         moved=tuple(_moved(entry, added[entry.label]) for entry in named),
         added=tuple(added.values()),
     )
@@ -67,25 +63,27 @@ def write_tree(trunk: PlacedNode, nodes: Sequence[PlacedNode], destination: Path
 
 
 def _moved(entry: ReportEntry, tokens: int) -> ReportEntry:
-    """Count the tokens of a run's curves from further on."""
+    """Add ``tokens`` to the token counts of a run's curves."""
     if not tokens:
         return entry
-    journal = entry.run.journal
+    history = entry.run.history
     moved = replace(
-        journal,
-        steps=StepTable(journal.steps.values, tokens),
-        held_out=_later(journal.held_out, tokens),
-        events=_later(journal.events, tokens),
+        history,
+        steps=StepTable(history.steps.values, tokens),
+        held_out=_later(history.held_out, tokens),
+        events=_later(history.events, tokens),
     )
-    return replace(entry, run=replace(entry.run, journal=moved))
+    return replace(entry, run=replace(entry.run, history=moved))
 
 
 def _later(records: Sequence[Counted], tokens: int) -> tuple[Counted, ...]:
-    return tuple(one.model_copy(update={"tokens": one.tokens + tokens}) for one in records)
+    return tuple(
+        record.model_copy(update={"tokens": record.tokens + tokens}) for record in records
+    )
 
 
 def tree_grid(nodes: Sequence[PlacedNode], entries: Sequence[ReportEntry]) -> Grid:
-    """Lay out one row a node, the trunk first, with the held-out loss of what trained."""
+    """Return a table with one row per node, the root first, with the held-out loss of runs."""
     outcomes = {entry.label: entry.outcome for entry in entries}
     rows = []
     for node in nodes:
@@ -93,37 +91,37 @@ def tree_grid(nodes: Sequence[PlacedNode], entries: Sequence[ReportEntry]) -> Gr
         loss = None
         if outcome is not None:
             loss = outcome.held_out.final or outcome.held_out.final_unweighted
-        when = ", ".join(numbers.exact(one) for one in node.begins[:3])
+        when = ", ".join(numbers.format_exact(tokens) for tokens in node.begins[:3])
         more = f" and {len(node.begins) - 3} more" if len(node.begins) > 3 else ""
         reached = numbers.ABSENT
         if outcome is not None and node.kind == "run":
-            reached = numbers.exact(node.added + outcome.tokens)
+            reached = numbers.format_exact(node.added + outcome.tokens)
         held_out = numbers.ABSENT if loss is None else f"{loss:.4f}"
         above = numbers.ABSENT if node is nodes[0] else node.of or nodes[0].name
         rows.append((node.name, node.kind, above, when + more, reached, node.state, held_out))
-    columns = ("node", "what", "of", "after tokens", "reached", "state", "held-out loss")
+    columns = ("node", "kind", "of", "after tokens", "reached", "state", "held-out loss")
     return Grid(columns=columns, rows=rows)
 
 
 def tree_figure(
-    trunk: PlacedNode, nodes: Sequence[PlacedNode], entries: Sequence[ReportEntry]
+    root_run: PlacedNode, nodes: Sequence[PlacedNode], entries: Sequence[ReportEntry]
 ) -> figures.PlotlyFigure:
-    """Draw each run as a line over tokens below its parent, and what is no run as marks."""
-    everyone = [trunk, *nodes]
-    rows = {node.name: row for row, node in enumerate(everyone)}
+    """Draw each run as a line over tokens below its parent, and other nodes as marks."""
+    all_nodes = [root_run, *nodes]
+    rows = {node.name: row for row, node in enumerate(all_nodes)}
     reached = {entry.label: entry.outcome.tokens for entry in entries}
-    colours = {entry.label: figures.colour(place) for place, entry in enumerate(entries)}
-    figure = figures.empty_figure("tokens", None, height=90 + 34 * len(everyone))
+    colours = {entry.label: figures.choose_color(place) for place, entry in enumerate(entries)}
+    figure = figures.empty_figure("tokens", None, height=90 + 34 * len(all_nodes))
     figure.update_layout(showlegend=False)
     figure.update_yaxes(
         tickvals=list(rows.values()),
-        ticktext=[f"{node.name}, {node.state}" for node in everyone],
+        ticktext=[f"{node.name}, {node.state}" for node in all_nodes],
         autorange="reversed",
     )
-    for node in everyone:
-        row, colour = rows[node.name], colours.get(node.name, figures.colour(0))
-        for begin in node.begins if node is not trunk else ():
-            above = rows[node.of or trunk.name]
+    for node in all_nodes:
+        row, colour = rows[node.name], colours.get(node.name, figures.choose_color(0))
+        for begin in node.begins if node is not root_run else ():
+            above = rows[node.of or root_run.name]
             line = {"color": colour, "width": 1, "dash": "dot"}
             figure.add_shape(type="line", x0=begin, x1=begin, y0=above, y1=row, line=line)
         if node.kind == "run":
@@ -144,10 +142,10 @@ def tree_figure(
     return figure
 
 
-def placed(
+def place_node(
     of: str | None, at_tokens: int | None, above: Mapping[str | None, PlacedNode]
 ) -> tuple[int, int]:
-    """Return where a node begins on the trunk's clock, and what its parent's count lacks."""
+    """Return a node's start on the root's clock, and the offset of its parent's count."""
     parent = above[of]
     at = parent.begins[0] - parent.added if at_tokens is None else at_tokens
     return parent.added + at, parent.added

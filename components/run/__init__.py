@@ -1,1 +1,4 @@
-"""The folder of a run, as anybody may have written it; without torch, for login nodes too."""
+"""Run folders: read and write their files without torch, so that login nodes can use them.
+
+Another user may have written a run folder, so its contents are checked.
+"""

@@ -1,4 +1,4 @@
-"""File systems that fill up, forbid, or go away for a while: what to wait for, what to say."""
+"""Handling of full, read-only and temporarily unavailable file systems: retries and errors."""
 
 import errno
 import logging
@@ -14,38 +14,38 @@ from components.errors import RecipeError
 
 T = TypeVar("T")
 
-# What Lustre, GPFS and NFS answer while a server is away; a missing folder is ENOENT where the
-# mount itself is gone.
+# Errors of Lustre, GPFS and NFS while a server is down. ENOENT is included because a missing
+# mount looks like a missing folder.
 GONE = {
     *(errno.ENOENT, errno.EIO, errno.ESTALE, errno.ENOTCONN),
     *(errno.EHOSTDOWN, errno.ETIMEDOUT, errno.ENODEV, errno.ESHUTDOWN),
 }
-# Others make room: a purge, a colleague, whoever reads the log; a process's own limit can be
-# raised from outside, too (prlimit). Where permission is missing nobody does.
+# Somebody may free space: a purge, a colleague, a reader of the log. A process's own limit can
+# also be raised from outside (prlimit). Missing permissions are not retried.
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0  # doubled: all ranks ask the same server
+PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0  # doubled: all ranks use the same server
 REMEDIES = {
-    errno.ENOENT: "bring the folder back if it was removed or moved, or mount its file system; "
+    errno.ENOENT: "restore the folder if it was removed or moved, or mount its file system; "
     "ranks on several nodes need a file system that all nodes share",
-    errno.ENOSPC: "make room or lower checkpoint.keep or checkpoint.files",
-    errno.EDQUOT: "make room in your quota or lower checkpoint.keep",
-    errno.EFBIG: "raise the limit of a file's size (ulimit -f) or checkpoint.files",
-    errno.EROFS: "put the run on a file system that can be written",
+    errno.ENOSPC: "free space, or lower checkpoint.keep or checkpoint.files",
+    errno.EDQUOT: "free space in your quota, or lower checkpoint.keep",
+    errno.EFBIG: "raise the file size limit (ulimit -f) or checkpoint.files",
+    errno.EROFS: "put the run on a writable file system",
     errno.EACCES: "make the folder writable for you",
     errno.EPERM: "make the folder writable for you",
 }
 LOOK_SECONDS = 0.25
-UNSAVED = "; the run was asked to stop, so nobody waits for it, and nothing more is saved"
+UNSAVED = "; a stop was requested, so the run does not wait and saves nothing more"
 
 _log = logging.getLogger(__name__)
 
 
 class Patience:
-    """Do things again and again for ``seconds`` each while a file system is away or full.
+    """Retry tasks for ``seconds`` each while a file system is unavailable or full.
 
-    Nobody waits any longer once ``stopped`` says so: a run that was asked to stop may be killed
-    before there is room. One thread's. What is waited for is logged at once: handlers, unlike
-    a stream, fail silently on a full disk.
+    Retries end when ``stopped`` returns true: a stopping run may be killed before space is
+    free. An object is for one thread. The reason for waiting is logged at once: log handlers,
+    unlike a stream, fail silently on a full disk.
     """
 
     def __init__(self, *, seconds: float, stopped: Callable[[], bool] = lambda: False) -> None:
@@ -54,10 +54,10 @@ class Patience:
         self._reasons: list[str] = []
 
     def __call__(self, path: Path, task: Callable[[], T]) -> T:
-        """Do ``task``, which has to be one that can be done twice.
+        """Run ``task``, which must be repeatable, and return its result.
 
         Raises:
-            RecipeError: ``path`` cannot be written, and why.
+            RecipeError: ``path`` cannot be written. The message contains the reason.
         """
         end, pause = time.monotonic() + self._seconds, PAUSE_SECONDS
         while True:
@@ -75,12 +75,12 @@ class Patience:
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def take_reasons(self) -> list[str]:
-        """Report what was waited for since this was asked last."""
+        """Return and clear the reasons for waiting since the last call."""
         reasons, self._reasons = self._reasons, []
         return reasons
 
     def _is_stopped_within(self, seconds: float) -> bool:
-        """Wait so long, in short sleeps: a signal alone does not end a longer one."""
+        """Wait in short sleeps, because a signal does not end a long sleep."""
         end = time.monotonic() + seconds
         while not (stopped := self._stopped()) and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, LOOK_SECONDS))
@@ -88,12 +88,8 @@ class Patience:
 
 
 @contextmanager
-def explained(folder: Path) -> Iterator[None]:
-    """Describe what a user can do where ``folder``, or what is below it, refuses to be written.
-
-    Raises:
-        RecipeError: what cannot be written, and why.
-    """
+def as_recipe_error(folder: Path) -> Iterator[None]:
+    """Turn write errors in ``folder`` or below into a RecipeError with a fix."""
     try:
         yield
     except OSError as error:
@@ -104,29 +100,25 @@ def explained(folder: Path) -> Iterator[None]:
 
 
 def _cannot_be_written(path: Path, error: OSError, more: str = "") -> RecipeError:
-    remedy = REMEDIES.get(error.errno or 0, "mend the file system")
-    remedy += ", then resume the run: the checkpoint before is whole"
+    remedy = REMEDIES.get(error.errno or 0, "repair the file system")
+    remedy += ", then resume the run: the previous checkpoint is complete"
     return RecipeError(str(path), f"cannot be written: {error.strerror}{more}", remedy)
 
 
 def check_room(folder: Path, *, needed_bytes: int, files: int) -> None:
-    """Compare what a checkpoint needs with what its file system has; quotas are not seen.
-
-    Raises:
-        OSError: too few bytes or inodes are free, as the file system would say itself.
-    """
+    """Check a checkpoint's space and inodes, not quotas; OSError (ENOSPC) if too few."""
     free_bytes = shutil.disk_usage(folder).free
     if needed_bytes > free_bytes:
-        problem = f"a checkpoint has {needed_bytes:_} bytes, but {free_bytes:_} are free"
+        problem = f"a checkpoint needs {needed_bytes:_} bytes, but only {free_bytes:_} are free"
         raise OSError(errno.ENOSPC, problem)
     inodes = os.statvfs(folder)
     if inodes.f_files and files > inodes.f_favail:  # some file systems do not count them
-        problem = f"a checkpoint has {files} files, but {inodes.f_favail} inodes are free"
+        problem = f"a checkpoint needs {files} files, but {inodes.f_favail} inodes are free"
         raise OSError(errno.ENOSPC, problem)
 
 
 def write_synced(file: Path, text: str) -> None:
-    """Write a small file that survives a power cut."""
+    """Write a small file and sync it to disk."""
     with file.open("w", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()

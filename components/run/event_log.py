@@ -1,7 +1,6 @@
-"""Event log of a run, ``journal.jsonl``: one event a line, with cause, evidence, node, job.
+"""Event log of a run, ``events.jsonl``: one event per line, with cause and evidence.
 
-An event is written at once and synced: what a guard did must be known even if the machine goes
-away in the next second. Measurements are in ``metrics.jsonl``.
+Each event is synced at once, so that a guard's action survives a failure of the machine.
 """
 
 import os
@@ -18,19 +17,19 @@ from typing import Any, Literal, Protocol
 from components.errors import RecipeError
 from components.json_file import dump_json
 from components.run.disk import Patience
-from components.run.history import FILES, lines_from_end
+from components.run.history import lines_from_end, log_files
 
-# Counts while a machine sleeps. Darwin's monotonic clock does so, too.
+# This clock also counts while a machine sleeps, as Darwin's monotonic clock does.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def node_name(seen: Mapping[str, str]) -> str:
-    """Return the node's name as the scheduler knows it, or else as the node calls itself."""
+    """Return the scheduler's name of this node, or else its host name."""
     return seen.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def job_name(seen: Mapping[str, str]) -> str | None:
-    """Return the job's id, ``ID_NUMBER`` for a task of Slurm's arrays; None outside of jobs."""
+    """Return the job id, ``ID_NUMBER`` for a Slurm array task; None outside of jobs."""
     if "SLURM_ARRAY_JOB_ID" in seen:
         return f"{seen['SLURM_ARRAY_JOB_ID']}_{seen['SLURM_ARRAY_TASK_ID']}"
     return seen.get("SLURM_JOB_ID") or seen.get("PBS_JOBID")
@@ -39,7 +38,7 @@ def job_name(seen: Mapping[str, str]) -> str | None:
 def run_time(run: Path) -> float:
     """Return the time of a new line of the run, in seconds since the epoch.
 
-    It never goes back: readers order the lines by it. The clock of a node may be behind the
+    The time never decreases, because readers sort lines by it. A node's clock may be behind the
     clock that wrote the last line, and any clock may be set while a process runs.
     """
     return _seconds_at_boot(run) + time.clock_gettime(_CLOCK)
@@ -47,26 +46,26 @@ def run_time(run: Path) -> float:
 
 @cache
 def _seconds_at_boot(run: Path) -> float:
-    """Return the run's time at which this machine started."""
+    """Return the run time at which this machine booted."""
     times = [time.time()]
-    for name in FILES:
-        with suppress(RecipeError, OSError):  # whoever reads the file reports the damage
-            times += [line["time"] for line in islice(lines_from_end(run / name), 1)]
+    for file in log_files(run):
+        with suppress(RecipeError, OSError):  # readers of the file report damage
+            times += [line["time"] for line in islice(lines_from_end(file), 1)]
     return max(times) - time.clock_gettime(_CLOCK)
 
 
 # fmt: off
-Kind = Literal[
+EventKind = Literal[
     "preflight", "start", "resume", "stop", "end", "restart", "rewind", "job_end", "exclusion",
     "checkpoint", "damaged", "skip", "roll_back", "lower_lr", "relaunch", "changed_setting",
-    "rehearsal", "hang", "slow_rank", "memory_growth", "replicas", "expert_bound", "branch",
+    "rehearsal", "hang", "slow_rank", "memory_growth", "replicas", "expert_overflow", "branch",
     "merge",
 ]
 # fmt: on
 
 
 class ClockReading(Protocol):
-    """Where a run is: `RunProgress`, or what else has a step and its tokens."""
+    """Position of a run: `RunProgress` or any object with a step and its tokens."""
 
     @property
     def step(self) -> int: ...
@@ -76,10 +75,10 @@ class ClockReading(Protocol):
 
 @dataclass(kw_only=True)
 class EventLog:
-    """Append events to ``file``; with ``writes`` off, as on all ranks but one, do nothing.
+    """Append events to ``file``. Only one rank has ``writes`` set; the others write nothing.
 
-    Several processes may write to one file: a line is one append. Where the disk is full or
-    away an event waits, for ``retry_seconds`` unless the run was ``stopped``.
+    Several processes may write to one file, because each line is one append. If the disk is
+    full or unavailable, writing is retried for ``retry_seconds`` or until ``stopped``.
     """
 
     file: Path
@@ -90,21 +89,18 @@ class EventLog:
     def __post_init__(self) -> None:
         self._patience = Patience(seconds=self.retry_seconds, stopped=self.stopped)
 
-    def note(
+    def write_event(
         self,
-        kind: Kind,
+        kind: EventKind,
         at: ClockReading,
         cause: str,
         evidence: Mapping[str, Any],
         *,
         seconds: float = 0.0,
     ) -> None:
-        """Write one event; ``seconds`` is how long the run made no progress because of it.
+        """Write one event. ``seconds`` is the time without progress that the event caused.
 
-        ``at`` is where the weights are once the event is over.
-
-        Raises:
-            RecipeError: the file cannot be written.
+        ``at`` is the position of the weights after the event.
         """
         if not self.writes:
             return
@@ -115,14 +111,12 @@ class EventLog:
 
 
 def append_line(file: Path, record: Mapping[str, Any], *, sync: bool) -> None:
-    """Append one JSON line in one write; a line that a kill left half written is closed first.
+    """Append one JSON line in one write, after terminating a line that a kill left incomplete.
 
-    A number that is not finite is null there.
-
-    With ``sync`` it is on the disk when this returns.
+    Non-finite numbers become null. ``sync`` syncs the line to disk.
 
     Raises:
-        OSError: there is no room for all of it, or another reason of the file system.
+        OSError: the disk has no space for the whole line, or the write fails otherwise.
     """
     line = dump_json(record).encode() + b"\n"
     with file.open("ab+", buffering=0) as stream:
@@ -130,7 +124,7 @@ def append_line(file: Path, record: Mapping[str, Any], *, sync: bool) -> None:
             stream.seek(-1, os.SEEK_END)
             if stream.read(1) != b"\n":
                 line = b"\n" + line
-        while line:  # where room ends within it, the next write says so
+        while line:  # after a partial write, the next write raises
             line = line[stream.write(line) :]
         if sync:
             os.fsync(stream.fileno())

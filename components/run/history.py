@@ -1,9 +1,9 @@
 """Run history: measurements and events in the order of time, and the goodput.
 
-``metrics.jsonl`` and ``journal.jsonl`` have this one reader. A kill leaves one half line in a
-file at most, and it is left out; more of them than kills are damage, and refused where people
-ask. A run goes on from a checkpoint, or goes back to one, and computes steps twice: kept is the
-history that led to the last weights, and the rest is counted.
+This module alone reads ``metrics.jsonl`` and ``events.jsonl``. A kill leaves at most one
+incomplete line in a file, which is skipped; more broken lines than kills are an error. A run
+that resumes from or returns to a checkpoint computes steps twice: the history that led to the
+last weights is kept, the rest is counted.
 """
 
 import math
@@ -29,16 +29,15 @@ from components.run.records import (
 from components.run.step_table import StepTable
 
 MOST_LINE_BYTES, BLOCK_BYTES = 4 << 20, 1 << 20
-FILES = ("metrics.jsonl", "journal.jsonl")
-_VERSIONS = "the journal and this program must be of the same version"
-_PREFLIGHT = "preflight"  # with it a job begins, and its ranks start after it
+_VERSIONS = "the logs and this program must be of the same version"
+_PREFLIGHT = "preflight"  # first event of a job, before its ranks start
 _BEGINS = ("start", "resume")
 _GO_BACK = (*_BEGINS, "roll_back")
-# No process of the run tells them: of a lost job, or of what a user did, much later.
+# Events written outside of the run's processes, maybe much later: lost jobs, user actions.
 _FROM_OUTSIDE = ("job_end", "exclusion", "rewind", "branch", "merge")
 MEASURED_UNTIL = "measured_until"  # in the evidence of a start or resume
-_MEASURED = ("step", "held_out")  # their null is a number that is not finite
-_ENERGY = "energy"  # a sum so far, which took no time of its own
+_MEASURED = ("step", "held_out")  # null in them means a non-finite number
+_ENERGY = "energy"  # a running total that takes no time itself
 _CAUSES = {
     **dict.fromkeys((*_BEGINS, _PREFLIGHT), "starting"),
     "held_out": "held-out losses",
@@ -49,39 +48,45 @@ _BETWEEN, _AGAIN = "between processes", "steps computed again"
 _LOST = ("starting", _BETWEEN, _AGAIN, "checkpoints", "held-out losses", "guards")
 
 
-Line = tuple[str, dict[str, Any]]  # file and number, and the record
+Line = tuple[str, dict[str, Any]]  # ("FILE:NUMBER", record)
+
+
+def events_file(run: Path) -> Path:
+    """Return the event log of a run folder, which earlier versions named ``journal.jsonl``."""
+    earlier = run / "journal.jsonl"
+    return earlier if earlier.exists() else run / "events.jsonl"
+
+
+def log_files(run: Path) -> tuple[Path, Path]:
+    """Return the files of a run's metrics and events."""
+    return run / "metrics.jsonl", events_file(run)
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """Read the whole lines of a file, in their order; a file that is not there has none.
-
-    Raises:
-        RecipeError: it is no file of lines, or a line is no record of a run.
-    """
+    """Read the complete lines of a file in their order; a missing file is empty."""
     return [record for _, record in _checked_lines(file, [])]
 
 
 def run_lines(run: Path, broken: list[str]) -> Iterator[Line]:
-    """Yield all whole lines of a run in the order of time; ``broken`` gets the others' places.
+    """Yield all complete lines of a run in time order. ``broken`` gets places of other lines.
 
-    Measurements are not held in memory: there is one for each step.
-
-    Raises:
-        RecipeError: more broken lines than kills, or a line that is no record.
+    Measurements are streamed, because there is one per step. More broken lines than kills, or
+    an invalid record, are a RecipeError.
     """
-    places: dict[str, list[str]] = {name: [] for name in FILES}
-    measured = _checked_lines(run / FILES[0], places[FILES[0]])
-    events = sorted(_checked_lines(run / FILES[1], places[FILES[1]]), key=_time_of)
+    files = log_files(run)
+    places: dict[str, list[str]] = {file.name: [] for file in files}
+    measured, events = (_checked_lines(file, places[file.name]) for file in files)
+    events = iter(sorted(events, key=_time_of))
     begins = 0
     for line in merge(measured, events, key=_time_of):
         begins += line[1]["kind"] in _BEGINS
         yield line
-    for of_file in places.values():
-        if len(of_file) > max(1, begins):
-            such = f"{len(of_file)} such lines of a run that began {begins} times"
-            problem = f"is not JSON, and no kill explains it: {such}"
-            raise RecipeError(of_file[-1], problem, "repair or delete the line")
-        broken += of_file
+    for file_places in places.values():
+        if len(file_places) > max(1, begins):
+            count = f"{len(file_places)} broken lines, but the run started only {begins} times"
+            problem = f"is not JSON, and a killed process does not explain it: {count}"
+            raise RecipeError(file_places[-1], problem, "repair or delete the line")
+        broken += file_places
 
 
 def _time_of(line: Line) -> float:
@@ -89,7 +94,7 @@ def _time_of(line: Line) -> float:
 
 
 def _checked_lines(file: Path, broken: list[str]) -> Iterator[Line]:
-    """Yield each whole line, and collect the places of the broken ones."""
+    """Yield each complete line, checked. Append the places of broken lines to ``broken``."""
     for where, record in stream_lines(file, broken):
         yield where, _check_line(record, where)
 
@@ -100,14 +105,10 @@ def _check_line(record: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def stream_lines(file: Path, broken: list[str]) -> Iterator[Line]:
-    """Yield each line that holds a mapping; ``broken`` gets the places of the others.
-
-    Raises:
-        RecipeError: the file cannot be read, or is none of lines.
-    """
+    """Yield each line that contains a mapping. Append other lines' places to ``broken``."""
     with _opened(file) as stream:
-        read = iter(lambda: stream.readline(MOST_LINE_BYTES + 1), b"")
-        for number, raw in enumerate(read, 1):
+        lines = iter(lambda: stream.readline(MOST_LINE_BYTES + 1), b"")
+        for number, raw in enumerate(lines, 1):
             where = f"{file}:{number}"
             _check_length(raw, where)
             if (record := _parsed(raw)) is not None:
@@ -117,13 +118,10 @@ def stream_lines(file: Path, broken: list[str]) -> Iterator[Line]:
 
 
 def lines_from_end(file: Path, *, skipped: tuple[bytes, ...] = ()) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file, the last one first, and read no more than is asked for.
+    """Yield the records of a file lazily, last record first.
 
     Lines that start with one of ``skipped`` are not parsed, except for the first line of each
-    block, which tells a caller how far back it is.
-
-    Raises:
-        RecipeError: the file cannot be read, or a line that is parsed is no record of a run.
+    block, which shows the caller how far back the block is.
     """
     where = f"{file}, a line near its end"
     with _opened(file) as stream:
@@ -132,7 +130,7 @@ def lines_from_end(file: Path, *, skipped: tuple[bytes, ...] = ()) -> Iterator[d
             end, begin = begin, max(0, begin - BLOCK_BYTES)
             stream.seek(begin)
             lines = (stream.read(end - begin) + rest).split(b"\n")
-            rest = lines.pop(0) if begin else b""  # its beginning is in the block before
+            rest = lines.pop(0) if begin else b""  # its start is in the previous block
             _check_length(rest, where)
             for number, raw in reversed([*enumerate(lines)]):
                 is_parsed = number == 0 or not raw.startswith(skipped)
@@ -142,11 +140,7 @@ def lines_from_end(file: Path, *, skipped: tuple[bytes, ...] = ()) -> Iterator[d
 
 @contextmanager
 def _opened(file: Path) -> Iterator[BinaryIO]:
-    """Open a file of lines; one that is not there is empty.
-
-    Raises:
-        RecipeError: it cannot be opened or read, or is no regular file.
-    """
+    """Open a file of lines; a missing file is empty."""
     if not file.exists() and not file.is_symlink():
         yield BytesIO()
         return
@@ -167,7 +161,7 @@ def _check_length(raw: bytes, where: str) -> None:
 def _parsed(raw: bytes) -> dict[str, Any] | None:
     try:
         record = parse_json(raw, finite=False)
-    except ValueError:  # maybe half a character
+    except ValueError:  # also if a character is incomplete
         return None
     if not isinstance(record, dict):
         return None
@@ -176,7 +170,7 @@ def _parsed(raw: bytes) -> dict[str, Any] | None:
 
 
 def _with_nan(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Put NaN where a measurement has null, which was written for what is not finite."""
+    """Replace null in a measurement by NaN. Non-finite numbers are written as null."""
     counts = {"step", "tokens"}
     return {
         key: _with_nan(value) if type(value) is dict
@@ -188,26 +182,26 @@ def _with_nan(record: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """Seconds from the first start to the last record: of steps that count, and of the rest."""
+    """Seconds from the first start to the last record, divided into progress and lost time."""
 
     wall_seconds: float
     progress_seconds: float
-    lost_seconds: Mapping[str, float]  # "elsewhere": what no step and no event accounts for
+    lost_seconds: Mapping[str, float]  # "elsewhere": not in any step or event
 
     @property
     def held_seconds(self) -> float:
-        """How long processes of the run held its devices, whatever they did with them."""
+        """Time in which processes of the run occupied its devices, for any purpose."""
         return self.wall_seconds - self.lost_seconds[_BETWEEN]
 
     @property
-    def fraction(self) -> float | None:
-        """The part of the time that made progress; None before the first step."""
+    def progress_fraction(self) -> float | None:
+        """The fraction of the time with progress; None before the first step."""
         return self.progress_seconds / self.wall_seconds if self.wall_seconds else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunHistory:
-    """What happened, in the order of the steps; events in the order of time."""
+    """History of a run: steps and evaluations by step, events in the order of time."""
 
     steps: StepTable
     held_out: tuple[HeldOutEvaluation, ...]
@@ -215,18 +209,14 @@ class RunHistory:
     repeated_steps: int
     half_written_lines: int
     goodput: Goodput
-    energy: Mapping[str, EnergyReading]  # of devices and hosts, of steps thrown away, too
+    energy: Mapping[str, EnergyReading]  # of devices and hosts, including discarded steps
 
     def events_of(self, kind: str) -> tuple[RunEvent, ...]:
         return tuple(event for event in self.events if event.kind == kind)
 
 
-def read_journal(folder: Path) -> RunHistory:
-    """Read what the run in ``folder`` wrote; a missing file is an empty one.
-
-    Raises:
-        RecipeError: more broken lines than kills, or a line that is no record.
-    """
+def read_history(folder: Path) -> RunHistory:
+    """Read the history of the run in ``folder``, as `run_lines`; a missing file is empty."""
     half_written: list[str] = []
     account = _Account()
     steps = StepTable()
@@ -238,61 +228,65 @@ def read_journal(folder: Path) -> RunHistory:
         kind = record["kind"]
         if kind == "logged":
             continue
-        account.book(record)
+        account.add_record(record)
         if kind == _ENERGY:
             energy = {key: EnergyReading.from_json(record[key]) for key in ("devices", "hosts")}
         elif kind == "step":
-            steps.put(check_record(record, StepMetrics, where, _VERSIONS))
+            steps.insert_step(check_record(record, StepMetrics, where, _VERSIONS))
         elif kind == "held_out":
             held_out[record["step"]] = HeldOutEvaluation.model_validate(record)
         else:
             events.append(RunEvent.model_validate(record))
-        if kind in _GO_BACK:  # what was computed after these weights is forgotten
-            lost = steps.cut(record["step"])
+        if kind in _GO_BACK:  # discard what was computed after these weights
+            lost = steps.remove_after(record["step"])
             account.lost[_AGAIN] += sum(lost)
             repeated += len(lost)
-            held_out = {step: one for step, one in held_out.items() if step <= record["step"]}
+            held_out = {
+                step: evaluation
+                for step, evaluation in held_out.items()
+                if step <= record["step"]
+            }
     return RunHistory(
         steps=steps,
         held_out=tuple(held_out[step] for step in sorted(held_out)),
         events=tuple(events),
         repeated_steps=repeated,
         half_written_lines=len(half_written),
-        goodput=account.close(sum(steps.column("seconds"))),
+        goodput=account.compute_goodput(sum(steps.copy_column("seconds"))),
         energy=energy,
     )
 
 
 def held_until(now: float, records: Iterable[Mapping[str, Any]]) -> float:
-    """Add up how long all processes of a run held its devices, the last one until ``now``.
+    """Return how long processes of a run occupied its devices, the last process until ``now``.
 
-    ``records`` are its events in any order: a start or resume tells the time of the last
-    measurement before it. ``now`` is in seconds since the epoch, as their times are.
+    ``records`` are the run's events in any order. The evidence of a start or resume contains
+    the time of the last measurement before it. ``now`` is in seconds since the epoch.
     """
     account, events = _Account(), list(records)
-    ends = (one.get("evidence", {}).get(MEASURED_UNTIL) for one in events)
-    measured = [{"kind": "step", "seconds": 0.0, "time": one} for one in ends if one]
-    for record in sorted((*events, *measured), key=lambda one: float(one["time"])):
-        account.book(record)
+    ends = (event.get("evidence", {}).get(MEASURED_UNTIL) for event in events)
+    measured = [{"kind": "step", "seconds": 0.0, "time": end} for end in ends if end]
+    for record in sorted((*events, *measured), key=lambda record: float(record["time"])):
+        account.add_record(record)
     account.last = max(account.last, now)
-    return account.close(0.0).held_seconds
+    return account.compute_goodput(0.0).held_seconds
 
 
 @dataclass(kw_only=True)
 class _Account:
-    """Book records in the order of time; each took its ``seconds`` up to its ``time``."""
+    """Account of time. Records are booked in time order; each ends at ``time``."""
 
     began: float | None = None
     last: float = 0.0
     last_kind: str = ""
     lost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_LOST, 0.0))
 
-    def book(self, record: Mapping[str, Any]) -> None:
+    def add_record(self, record: Mapping[str, Any]) -> None:
         kind = record["kind"]
         if kind in _FROM_OUTSIDE or kind == _ENERGY:
             return
         if kind == "restart" and not record["evidence"]["restart"]:
-            return  # a new job tells why the ranks of one before ended: the queue lies between
+            return  # a new job reports the end of an earlier job; the queue time is between
         time, seconds = record["time"], record["seconds"]
         if self.began is None:
             self.began = time - seconds
@@ -304,8 +298,8 @@ class _Account:
             self.lost[_CAUSES[kind]] += seconds
         self.last, self.last_kind = max(self.last, time), kind
 
-    def close(self, progress_seconds: float) -> Goodput:
-        """Balance the account with the seconds of the steps that count."""
+    def compute_goodput(self, progress_seconds: float) -> Goodput:
+        """Return the goodput, given the seconds of the steps that count."""
         wall = 0.0 if self.began is None else self.last - self.began
         rest = wall - progress_seconds - sum(self.lost.values())
         return Goodput(

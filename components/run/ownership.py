@@ -1,7 +1,8 @@
-"""Ownership of a run folder: a seal of this user's, and links that lead out of it.
+"""Ownership of a run folder: HMAC seals of this user, and checks for links out of the folder.
 
-``recipe.json`` and ``data.json`` name places anywhere, to be trusted in the user's own runs
-alone. Beside each lies an HMAC of it, ``recipe.json.mac``, under a key in the user's home.
+``recipe.json`` and ``data.json`` contain arbitrary paths, which are trusted only in the user's
+own runs. Each has an HMAC, such as ``recipe.json.mac``, with a key in the user's home. A key
+that other users can read is a RecipeError.
 """
 
 import hmac
@@ -19,50 +20,33 @@ from components.json_file import MOST_BYTES, open_regular
 
 _REPOSITORY = re.compile(r"(models|datasets)--")
 _OWN_FILE = re.compile(r"stop|.+\.(?:json|jsonl|mac|lock|diff|html|csv|yaml|journal)(?:\..+)?")
-SEAL = ".mac"  # behind the name of what is sealed
+SEAL = ".mac"  # suffix of the sealed file's name
 KEY_BYTES = 32
-# Folders of a run in which this program reads, writes or removes files. Others may lie beside
-# them (caches, an environment, sockets of other programs): nothing in them is ever opened.
+# Folders of a run in which this program reads, writes or removes files. A run may contain other
+# folders (caches, an environment, sockets of other programs), which are never opened.
 FOLDERS = frozenset({
-    *(
-        "checkpoints",
-        "children",
-        "copies",
-        "evaluation",
-        "export",
-        "hangs",
-        "jobs",
-        "preflight",
-    ),
-    *("profile", "ranks", "rehearsed", "tensorboard", "wandb"),
+    *("checkpoints", "children", "copies", "evaluation", "export", "hangs", "jobs"),
+    *("preflight", "profile", "ranks", "rehearsed", "tensorboard", "wandb"),
 })
-# Written by a library, which leaves links to its own caches, and never read by this program.
+# Written by libraries, which create links to their caches. This program never reads them.
 UNREAD = frozenset({"tensorboard", "wandb"})
 
 
-def sign(file: Path) -> None:
-    """Seal what this user has just written; where no key can be kept, do without.
-
-    Raises:
-        RecipeError: others can read the key.
-    """
+def sign_file(file: Path) -> None:
+    """Write the seal of a file that this user has just written; skip it without a key."""
     try:
         key = _made_key()
     except RecipeError:
         raise
-    except (OSError, RuntimeError, ValueError):  # no home, or one that may not be written here
+    except (OSError, RuntimeError, ValueError):  # no home, or it cannot be written
         return
-    if len(key) != KEY_BYTES:  # somebody's own file of that name, or half of one
+    if len(key) != KEY_BYTES:  # another file of that name, or an incomplete key
         return
     write_atomically(seal_of(file), f"{_mac(key, file.read_bytes())}\n")
 
 
 def is_own(file: Path) -> bool:
-    """Return whether this user, with this home, wrote this very file.
-
-    Raises:
-        RecipeError: others can read the key.
-    """
+    """Return whether this user, with this home, wrote the file unchanged since."""
     try:
         key = _read_key(_key_file())
         seal = _read(seal_of(file), 2 * KEY_BYTES)
@@ -75,7 +59,7 @@ def is_own(file: Path) -> bool:
 
 
 def seal_of(file: Path) -> Path:
-    """Where the seal of a file lies."""
+    """Return the path of a file's seal."""
     return file.with_name(f"{file.name}{SEAL}")
 
 
@@ -89,16 +73,12 @@ def _read(file: Path, most_bytes: int) -> bytes:
 
 
 def _read_key(file: Path) -> bytes:
-    """Read the key, which nobody else may know: whoever does can forge seals.
-
-    Raises:
-        RecipeError: it belongs to another user, or others can read it.
-    """
+    """Read the private key; RecipeError if others can read it, since they could forge seals."""
     with open_regular(file) as stream:
         status = os.fstat(stream.fileno())
         if status.st_uid != os.getuid() or status.st_mode & 0o077:
-            way = f"chmod 600 {file}, or name a folder of your own in XDG_STATE_HOME"
-            raise RecipeError(str(file), "is a private key that another user can read", way)
+            remedy = f"chmod 600 {file}, or name a folder of your own in XDG_STATE_HOME"
+            raise RecipeError(str(file), "is a private key that another user can read", remedy)
         return stream.read(KEY_BYTES)
 
 
@@ -109,48 +89,42 @@ def _key_file() -> Path:
 
 
 def _made_key() -> bytes:
-    """Read the key, or make it: of processes that do so at once one wins, and all read its."""
+    """Read the key, or create it. If several processes do so at once, all use the first key."""
     file = _key_file()
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        beside = file.with_name(f".key.{secrets.token_hex(8)}")
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        temporary = file.with_name(f".key.{secrets.token_hex(8)}")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(secrets.token_bytes(KEY_BYTES))
         try:
             with suppress(FileExistsError):  # another process was first
-                os.link(beside, file)
+                os.link(temporary, file)
         finally:
-            beside.unlink()
+            temporary.unlink()
     return _read_key(file)
 
 
 def check_links(run: Path, key: str) -> None:
-    """Refuse a run folder in which a link leads out of it, or something waits to be opened.
+    """Raise if a run folder contains a link out of it, a hard link, a pipe, socket or device.
 
-    What this program never opens is not looked at: see `FOLDERS` and `UNREAD`. The folder
-    itself may be reached through a link, and links that stay inside are a run's own.
-
-    Raises:
-        RecipeError: the first such link, for who follows it reads, appends to or removes what
-            does not belong to the run; a file to append to that has another name, too; or a
-            pipe, a socket or a device.
+    Through such a link the program would read, append to or remove other files. Only ``.jsonl``
+    files are checked for hard links. Files that this program never opens are not checked: see
+    `FOLDERS` and `UNREAD`. The folder itself may be a link, and links within the folder are
+    allowed.
     """
     inside = Path(os.path.realpath(run))
     for file in inside.glob("*.jsonl"):
         if file.lstat().st_nlink > 1 and not file.is_symlink():
-            problem = f"{run / file.name} is the file of another name, too (a hard link)"
-            raise RecipeError(key, problem, "copy the folder without links: cp -r")
+            problem = f"{run / file.name} is a hard link to another file"
+            raise RecipeError(key, problem, "copy the folder without hard links: cp -r")
     check_inside(run, key, "run")
 
 
 def check_inside(folder: Path, key: str, kind: str = "folder") -> None:
-    """Refuse a link that leads out of a folder, a pipe, a socket and a device.
+    """Raise if a folder contains a link out of it, a pipe, a socket or a device.
 
-    The files of a snapshot in Hugging Face's cache are links to the blobs of its repository.
-
-    Raises:
-        RecipeError: the first of them.
+    A snapshot in the Hugging Face cache may link to the blobs of its repository.
     """
     inside = Path(os.path.realpath(folder))
     snapshots, repository = inside.parent, inside.parent.parent
@@ -164,17 +138,17 @@ def check_inside(folder: Path, key: str, kind: str = "folder") -> None:
         is_blob = is_snapshot and target.parent == repository / "blobs" and target.is_file()
         if not (target.is_relative_to(inside) or is_blob):
             problem = f"{shown} is a link that leads out of the {kind}, to {target}"
-            remedy = "remove the link, or put what it leads to in its place"
+            remedy = "remove the link, or replace it with a copy of its target"
             raise RecipeError(key, problem, remedy)
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield what is neither a file nor a folder; what may not be read is left to its reader."""
+    """Yield entries that are neither files nor folders. Unreadable folders are skipped."""
     waiting = [str(folder)]
     while waiting:
         try:
-            with os.scandir(waiting.pop()) as found:
-                entries = list(found)
+            with os.scandir(waiting.pop()) as listing:
+                entries = list(listing)
         except OSError:
             continue
         for entry in entries:

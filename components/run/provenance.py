@@ -1,4 +1,4 @@
-"""Provenance: command, commit, versions, device, and the software that a run rests on."""
+"""Provenance of a run: command, commit, versions, device and software."""
 
 import os
 import platform
@@ -24,46 +24,47 @@ PACKAGES = ("torch", "lightning", "hydra-core", "pydantic", "numpy", "sentencepi
 
 
 def describe_environment(command: list[str]) -> dict[str, Any]:
-    """Collect what a reader needs to judge or repeat the run."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    """Return the facts needed to judge or repeat the run."""
     return {
         "command": command,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": git("rev-parse", "HEAD").strip() or None,
+        "commit": run_git("rev-parse", "HEAD").strip() or None,
         "dirty": bool(source_diff()),
         "python": platform.python_version(),
         "versions": {package: version(package) for package in PACKAGES},
         "platform": platform.platform(),
-        "processor": next(names, platform.processor()),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
     }
 
 
+def processor_name() -> str:
+    """Return the name of this machine's processor."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
 def source_diff() -> str:
-    """Return what differs from the commit; untracked files of the code by name.
+    """Return the diff to the commit, with the names of untracked code files.
 
-    Others (locks, bundles, a user's recipes and data) change nothing of what it does.
+    Other untracked files (locks, bundles, a user's recipes and data) do not change the code.
     """
-    untracked = git("ls-files", "--others", "--exclude-standard").splitlines()
-    code = [name for name in untracked if any(_is_in(name, room) for room in ROOMS)]
-    return "".join(f"# untracked: {name}\n" for name in code) + git("diff", "HEAD")
+    untracked = run_git("ls-files", "--others", "--exclude-standard").splitlines()
+    code = [name for name in untracked if any(Path(name).is_relative_to(r) for r in ROOMS)]
+    return "".join(f"# untracked: {name}\n" for name in code) + run_git("diff", "HEAD")
 
 
-def _is_in(name: str, room: str) -> bool:
-    return name == room or name.startswith(f"{room}/")
-
-
-def git(*words: str) -> str:
-    """Ask git; a copy without its history has no answer."""
+def run_git(*words: str) -> str:
+    """Return the output of a git command; empty if git fails, as without a repository."""
     try:
         done = subprocess.run(
             ["git", *words],
             cwd=ROOT,
             capture_output=True,
             encoding="utf-8",
-            errors="backslashreplace",  # a changed file may be of any encoding
+            errors="backslashreplace",  # changed files may have any encoding
             check=False,
         )
     except FileNotFoundError:
@@ -71,7 +72,7 @@ def git(*words: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-# What a run computes is decided by these; the rest plans, prints and submits.
+# Code that determines what a run computes. The rest plans, prints and submits.
 COMPUTING = (
     *("components/build.py", "components/config", "components/data", "components/distributed"),
     *("components/engine", "components/model", "components/optim"),
@@ -93,7 +94,7 @@ ABSENT = "absent"
 
 
 class Code(Section):
-    """This repository: its commit, the hash of what differed from it, and of each room."""
+    """This repository: commit, hash of the changes, and hash of each part (``rooms``)."""
 
     commit: Annotated[str, Field(pattern=rf"^([0-9a-f]{{40,64}}|{ABSENT})$")]
     changes: str
@@ -101,7 +102,7 @@ class Code(Section):
 
 
 class Software(Section):
-    """Interpreter, packages and code."""
+    """Versions of the interpreter, packages and code."""
 
     python: str
     packages: FrozenMapping[str]
@@ -109,7 +110,7 @@ class Software(Section):
 
 
 def write_provenance(folder: RunFolder, words: Sequence[str]) -> None:
-    """Write into a new run's folder what it is made with; ``words`` are the command's."""
+    """Write environment, software, code changes and the command's ``words`` to a new run."""
     command = ["python", *sys.argv[:1], *words]
     folder.write_json("environment.json", describe_environment(command))
     folder.write_json("software.json", describe_software().model_dump(mode="json"))
@@ -118,19 +119,19 @@ def write_provenance(folder: RunFolder, words: Sequence[str]) -> None:
 
 
 def describe_software() -> Software:
-    """Hash the code as it lies here, and ask for the versions that are installed."""
+    """Return hashes of the code on disk and the versions of installed packages."""
     changes = source_diff()
     code = Code(
-        commit=git("rev-parse", "HEAD").strip() or ABSENT,
+        commit=run_git("rev-parse", "HEAD").strip() or ABSENT,
         changes=sha256(changes.encode()).hexdigest() if changes else ABSENT,
         rooms={room: hash_room(ROOT / room) for room in ROOMS},
     )
-    packages = {name: version_of(name) for name in sorted({"torch", *required(RECORDED)})}
+    packages = {name: version_of(name) for name in sorted({"torch", *list_required(RECORDED)})}
     return Software(python=platform.python_version(), packages=packages, code=code)
 
 
 def hash_room(place: Path) -> str:
-    """Hash the names and contents of a file, or all that are in a folder."""
+    """Return a hash of the name and content of a file, or of all files in a folder."""
     digest = sha256()
     for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
         if file.is_file() and "__pycache__" not in file.parts:
@@ -140,27 +141,27 @@ def hash_room(place: Path) -> str:
 
 
 def files_changed(commit: str, room: str) -> list[str]:
-    """Ask git which files of a room differ from ``commit``; none if it cannot tell."""
+    """Return the files of ``room`` that differ from ``commit``; empty if git fails."""
     if commit == ABSENT:
         return []
-    return git("diff", "--name-only", commit, "--", room).splitlines()
+    return run_git("diff", "--name-only", commit, "--", room).splitlines()
 
 
 def parts_of(recipe: Recipe) -> list[str]:
-    """Name the files of ``requirements/`` that have what the recipe's ranks import."""
+    """Return the names of the ``requirements/`` files that the recipe's ranks need."""
     deepspeed = recipe.parallelism.engine == "deepspeed"
-    asked = {"run": True, "deepspeed": deepspeed, "fp8": recipe.precision.compute == FLOAT8}
-    return [part for part, needed in asked.items() if needed]
+    files = {"run": True, "deepspeed": deepspeed, "fp8": recipe.precision.compute == FLOAT8}
+    return [part for part, needed in files.items() if needed]
 
 
-def required(parts: Sequence[str]) -> list[str]:
-    """Name the packages that the files of ``requirements/`` ask for by name, but torch."""
+def list_required(parts: Sequence[str]) -> list[str]:
+    """Return the sorted packages in the ``requirements/`` files of ``parts``, without torch."""
     texts = [(ROOT / "requirements" / f"{part}.in").read_text("utf-8") for part in parts]
     return sorted({name for text in texts for name in REQUIREMENT.findall(text)})
 
 
 def version_of(name: str) -> str:
-    """Ask for the version that is installed."""
+    """Return the installed version of a package, or ``ABSENT``."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""The files of a run folder, typed: a model a file, of the fields that our own code reads.
+"""Typed records of a run folder's files: one model per file, with the fields that we read.
 
-A run folder of a newer version may say more, and that is left alone; what is missing or of
-another type is refused before anybody computes with it. Losses may be NaN, rates may not.
+Extra fields of a newer version are ignored. Missing fields and wrong types are errors at
+reading. Losses may be NaN, rates must be finite.
 """
 
 from collections.abc import Mapping
@@ -18,31 +18,31 @@ R = TypeVar("R", bound=BaseModel)
 Natural = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Texts = Annotated[tuple[str, ...], Field(strict=False)]
-Place = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
+PathText = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
 _SHOWN_ERRORS, _SHOWN_LETTERS = 8, 60
 
 
 class RunRecord(BaseModel):
-    """Strict and frozen; unknown fields are a newer version's."""
+    """Base of all records: strict and frozen. Unknown fields come from newer versions."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, defer_build=True)
 
 
 class DataFolder(RunRecord):
-    """``data.json`` as ranks read it: where the prepared data lie, a unigram model's losses."""
+    """``data.json`` as ranks read it: the folder of prepared data, and unigram losses."""
 
-    folder: Place
+    folder: PathText
     unigram: Mapping[str, float] = {}
 
 
 class DataRecord(DataFolder):
-    """``data.json``: the prepared data that the run reads, by their key."""
+    """``data.json``: the prepared data that the run reads, with their key."""
 
     key: str
 
 
 class EnvironmentRecord(RunRecord):
-    """``environment.json``: what made the run; ``command`` is data, never anybody's words."""
+    """``environment.json``: command and commit of the run. ``command`` is never executed."""
 
     command: Texts
     commit: str | None = None
@@ -55,7 +55,7 @@ class _Parameters(RunRecord):
 
 
 class DerivedRecord(RunRecord):
-    """``derived.json``: numbers that follow from the recipe."""
+    """``derived.json``: numbers derived from the recipe."""
 
     parameters: _Parameters
     tokens_per_step: Natural
@@ -66,10 +66,10 @@ class DerivedRecord(RunRecord):
 
 
 class HeldOutRecord(RunRecord):
-    """Held-out losses: ``first`` before training, ``final`` at the last evaluation after it.
+    """Held-out losses: ``first`` before training, ``final`` at the last later evaluation.
 
-    They are weighted by ``shares``, those of the mixture at ``step``; ``_unweighted`` ones are
-    plain means over sources. None where nothing was evaluated.
+    Losses are weighted by ``shares``, the mixture's shares at ``step``. ``_unweighted`` losses
+    are plain means over sources. None means not evaluated.
     """
 
     step: Natural | None = None
@@ -88,11 +88,14 @@ class HeldOutRecord(RunRecord):
     @model_validator(mode="before")
     @classmethod
     def _of_earlier_versions(cls, tree: Any) -> Any:
-        """Read plain means as such; their only evaluation was the one before training."""
+        """Convert records of earlier versions, whose losses are plain means over sources.
+
+        If ``final`` equals ``first``, the only evaluation was before training.
+        """
         if not isinstance(tree, Mapping) or "final" not in tree or "final_unweighted" in tree:
             return tree
         first, final = tree.get("first"), tree["final"]
-        untrained, untold = final == first, tree.get("slope_last_quarter") == 0.0
+        untrained, no_slope = final == first, tree.get("slope_last_quarter") == 0.0
         return {
             **tree,
             **dict.fromkeys(("first", "final", "unigram")),
@@ -100,7 +103,7 @@ class HeldOutRecord(RunRecord):
             "final_unweighted": None if untrained else final,
             "unigram_unweighted": tree.get("unigram"),
             "by_source": {} if untrained else tree.get("by_source", {}),
-            "rising": None if untold else tree.get("rising"),
+            "rising": None if no_slope else tree.get("rising"),
         }
 
 
@@ -111,17 +114,18 @@ class _MergedPart(RunRecord):
 
 
 class MergeRecord(RunRecord):
-    """``merge.json``: of which checkpoints of a run this one's is the average."""
+    """``merge.json``: the checkpoints of another run that this run's weights average."""
 
-    run: Place
+    run: PathText
     average: str
     checkpoints: Annotated[tuple[_MergedPart, ...], Field(strict=False)]
 
 
 class Ending(RunRecord):
-    """``results.json`` for who asks only how a run ended."""
+    """``results.json`` for readers that only need the status."""
 
     status: Literal["finished", "stopped"]
+    goes_on: bool = False  # a phase ended, and the run starts the next one by itself
 
 
 class _CountedBy(RunRecord):
@@ -140,12 +144,12 @@ class _Drawn(RunRecord):
 
 
 class StatedResults(Ending):
-    """``results.json`` as the report reads it, also of versions that stated less."""
+    """``results.json`` as the report reads it, including versions with fewer fields."""
 
     steps: Natural = 0
     tokens: Natural = 0
     loss: float | None = None
-    not_finite: Texts = ()  # keys whose number is none: null stands there
+    not_finite: Texts = ()  # keys with non-finite values, written as null
     tokens_per_second: Finite = 0.0
     tokens_per_second_per_device: Finite = 0.0
     flops_per_second: Mapping[str, Finite] = {}
@@ -154,22 +158,21 @@ class StatedResults(Ending):
     held_out: HeldOutRecord = HeldOutRecord()
     energy: _EnergySources | None = None
     mixture: Mapping[str, _Drawn] = {}
-    compiler: Mapping[str, Natural] = {}  # graphs and recompiles, since they are counted
+    compiler: Mapping[str, Natural] = {}  # graphs and recompiles; not in earlier versions
 
 
 class TimedResults(StatedResults):
-    """``results.json`` for who takes its rate."""
+    """``results.json`` for readers that need the rate."""
 
     tokens_per_second: Finite
     device: str
 
 
 class Results(TimedResults):
-    """``results.json`` of this version: how a run ended, with its figures."""
+    """``results.json`` of this version: status and figures of a run."""
 
     steps: Natural
     tokens: Natural
-    goes_on: bool = False  # a phase ended: the run begins its next one by itself
     held_out: HeldOutRecord
 
 
@@ -182,7 +185,7 @@ class FirstFailure(RunRecord):
 
 
 class Packages(RunRecord):
-    """``software.json`` for who compares versions of packages alone."""
+    """``software.json`` for readers that only compare package versions."""
 
     python: str
     packages: Mapping[str, str]
@@ -190,11 +193,11 @@ class Packages(RunRecord):
 
 class _Timed(RunRecord):
     kind: str
-    time: Finite  # seconds since the epoch, when it was over
+    time: Finite  # end, in seconds since the epoch
 
 
 class StepLine(_Timed):
-    """What every version says of a step; ``tokens`` are those seen when it is done."""
+    """Fields of a step in all versions. ``tokens`` is the total after the step."""
 
     step: Natural
     tokens: Natural
@@ -204,18 +207,18 @@ class StepLine(_Timed):
 
 
 class StepMetrics(StepLine):
-    """One optimizer step, as this version writes it; the loss is in nats."""
+    """One optimizer step as this version writes it. Losses are in nats."""
 
     auxiliary_loss: float
     expert_load: float
     lr: float
     gradient_norm: float
     loss_scale: float
-    mtp_loss: float | None = None  # of further tokens, where the model predicts some
+    mtp_loss: float | None = None  # loss of multi-token prediction, if any
 
 
 class LoggedFigures(_Timed):
-    """What a callback of the user has logged, under names of its own."""
+    """Values that a user's callback has logged, under its own names."""
 
     step: Natural
     tokens: Natural
@@ -227,7 +230,7 @@ class HeldOutEvaluation(_Timed):
     step: Natural
     tokens: Natural
     loss: float  # the plain mean over sources
-    weighted_loss: float | None = None  # by the shares; earlier versions had none
+    weighted_loss: float | None = None  # by the shares; not in earlier versions
     by_source: Mapping[str, float]
     shares: Mapping[str, float] = {}
     seconds: Finite
@@ -245,12 +248,12 @@ class _Energy(_Timed):
 
 
 class RunEvent(_Timed):
-    """What befell the run; ``step`` and ``tokens`` are those of the weights after it."""
+    """An event of the run. ``step`` and ``tokens`` belong to the weights after the event."""
 
     step: Natural
     tokens: Natural
     cause: str
-    seconds: Finite  # for which the run stood still
+    seconds: Finite  # in which the run made no progress
     evidence: Mapping[str, Any]
 
 
@@ -274,11 +277,7 @@ LINE_KINDS: Mapping[str, type[_Timed]] = {
 def read_record(
     file: Path, kind: type[R], *, finite: bool = True, remedy: str = COPY_AGAIN
 ) -> R:
-    """Read and check a file of a run folder.
-
-    Raises:
-        RecipeError: it cannot be read, or lacks a field, or has one of another type.
-    """
+    """Read and check a file of a run folder."""
     tree = read_mapping(file, finite=finite, remedy=remedy)
     return check_record(tree, kind, str(file), remedy)
 
@@ -286,32 +285,28 @@ def read_record(
 def read_checked(
     file: Path, kind: type[BaseModel], *, finite: bool = True, remedy: str = COPY_AGAIN
 ) -> dict[str, Any]:
-    """Return all that a file holds, checked as :func:`read_record` does."""
+    """Return the whole content of a file, checked like :func:`read_record`."""
     tree = read_mapping(file, finite=finite, remedy=remedy)
     check_record(tree, kind, str(file), remedy)
     return tree
 
 
 def check_record(tree: Mapping[str, Any], kind: type[R], where: str, remedy: str) -> R:
-    """Check a mapping that was read; ``where`` is its file, or its line.
-
-    Raises:
-        RecipeError: every field that is missing or of another type.
-    """
+    """Validate a mapping from the file or line ``where`` as a record of ``kind``."""
     try:
         return kind.model_validate(tree)
     except ValidationError as failure:
         errors = failure.errors()
-    said = [_sentence(error) for error in errors[:_SHOWN_ERRORS]]
+    sentences = [_sentence(error) for error in errors[:_SHOWN_ERRORS]]
     if (more := len(errors) - _SHOWN_ERRORS) > 0:
-        said.append(f"and {more} more")
-    raise RecipeError(where, "; ".join(said), remedy)
+        sentences.append(f"and {more} more")
+    raise RecipeError(where, "; ".join(sentences), remedy)
 
 
 def _sentence(error: Any) -> str:
     key = ".".join(str(step)[:_SHOWN_LETTERS] for step in error["loc"])
     if error["type"] == "missing":
         return f"{key} is missing"
-    message, given = error["msg"], repr(error["input"])
-    shown = given if len(given) <= _SHOWN_LETTERS else f"{given[:_SHOWN_LETTERS]}..."
+    message, value = error["msg"], repr(error["input"])
+    shown = value if len(value) <= _SHOWN_LETTERS else f"{value[:_SHOWN_LETTERS]}..."
     return f"{key}: {message[0].lower()}{message[1:]}, got {shown}"

@@ -1,4 +1,4 @@
-"""What only the report reads of a run folder, typed: it also shows runs of other versions."""
+"""Typed records of a run folder for the report, which also shows runs of other versions."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -9,16 +9,16 @@ from components.run.records import EnvironmentRecord, Finite, Natural, RunRecord
 
 
 def _figures(tree: dict[str, Any]) -> dict[str, Any]:
-    """Hold published figures to their shape: groups by name, down to what has a ``value``."""
+    """Check published figures: nested groups by name, down to mappings with a ``value``."""
     for node in tree.values():
         if not isinstance(node, dict):
-            raise ValueError("a figure is a mapping with a value")
+            raise ValueError("a figure must be a mapping with a value")
         if "value" not in node:
             _figures(node)
     return tree
 
 
-Figures = Annotated[dict[str, Any], AfterValidator(_figures)]
+ReportedFigures = Annotated[dict[str, Any], AfterValidator(_figures)]
 
 
 class _Named(RunRecord):
@@ -43,21 +43,21 @@ class _Budget(RunRecord):
 
 
 class RecipeRecord(RunRecord):
-    """``recipe.json``: without these there is nothing to head the page or a table with."""
+    """``recipe.json``: the fields needed for the headings of the report and its tables."""
 
     name: str
-    why: str
+    description: str
     model: _Model
     parallelism: dict[str, Any]
     budget: _Budget
     scale: _Named
     cluster: _Cluster
-    published: Figures
-    assumed: Figures
+    published: ReportedFigures
+    assumed: ReportedFigures
 
 
 class Surroundings(EnvironmentRecord):
-    """``environment.json``: what made the run; older versions said less."""
+    """``environment.json`` with the device. Older versions have fewer fields."""
 
     command: Texts = ()
     device: str | None = None
@@ -75,7 +75,7 @@ class _HeldOut(RunRecord):
     by_source: Mapping[str, _Judged] = {}
     by_language: Mapping[str, _Judged] = {}
     all: _Judged
-    weighted_as_mixture: float | None = None  # earlier versions had none
+    weighted_as_mixture: float | None = None  # not in earlier versions
     mean_over_sources: float | None = None
 
 
@@ -86,7 +86,7 @@ class _Task(RunRecord):
 
 
 class _Score(RunRecord):
-    score: Finite | None  # of a model that diverged
+    score: Finite | None  # None if the model diverged
     standard_error: Finite | None
     metric: str
     num_fewshot: Natural
@@ -101,7 +101,7 @@ class _Scores(RunRecord):
 
 
 class EvaluationRecord(RunRecord):
-    """``evaluation/CHECKPOINT.json``: what a checkpoint was found to be worth."""
+    """``evaluation/CHECKPOINT.json``: evaluation results of a checkpoint."""
 
     checkpoint: str
     tokens_trained: Natural | None = None
@@ -109,23 +109,6 @@ class EvaluationRecord(RunRecord):
     texts: Mapping[str, _Judged] = {}
     tasks: Mapping[str, _Task] = {}
     scores: Mapping[str, _Scores] = {}
-
-
-class _Reached(RunRecord):
-    flops: Finite
-    flops_per_second: Finite | None
-    flops_per_byte: Finite
-    limit_flops_per_second: Finite | None = None
-    limit_fraction: Finite | None = None
-
-
-class _Wait(RunRecord):
-    call: str
-    part: str
-    direction: str
-    times: Finite
-    seconds: Finite
-    line: str
 
 
 class _Times(RunRecord):
@@ -136,17 +119,14 @@ class _Times(RunRecord):
 
 
 class Profile(RunRecord):
-    """``profile/rank-N.json``: where the time of profiled steps went."""
+    """``profile/rank-N.json``: breakdown of the time of profiled steps."""
 
     rank: Natural
     steps: Annotated[tuple[Natural, ...], Field(strict=False)]
     clock: str
     step_seconds: Annotated[Finite, Field(gt=0)]
     parts: Mapping[str, _Times]
-    products: Mapping[str, _Reached]
-    waits: Annotated[tuple[_Wait, ...], Field(strict=False)]
-    compiler: Mapping[str, Natural] = {}  # graphs and recompiles, since they are counted
-    machine: Mapping[str, Any] | None = None
+    compiler: Mapping[str, Natural] = {}  # graphs and recompiles; not in earlier versions
 
 
 class _Tokenizer(RunRecord):
@@ -179,7 +159,7 @@ class _Source(RunRecord):
 
 
 class DataCard(RunRecord):
-    """``card.json`` beside prepared data, as far as a run's report shows it."""
+    """``card.json`` of prepared data: the fields that a run's report shows."""
 
     key: str
     totals: _Totals

@@ -1,4 +1,4 @@
-"""The steps of a run as rows of numbers: a million steps take 96 MB, not a gigabyte."""
+"""Steps of a run as rows of numbers: a million steps take 96 MB instead of a gigabyte."""
 
 import math
 from array import array
@@ -19,7 +19,7 @@ _NONE = -math.inf  # no loss is minus infinity
 
 @dataclass(frozen=True)
 class StepTable:
-    """Steps in order; reading one makes its record. ``tokens_before`` are added to tokens."""
+    """Sorted table of steps. Indexing creates a record and adds ``tokens_before`` to tokens."""
 
     values: "array[float]" = field(default_factory=lambda: array("d"))
     tokens_before: int = 0
@@ -39,15 +39,15 @@ class StepTable:
         row["mtp_loss"] = None if row["mtp_loss"] == _NONE else row["mtp_loss"]
         return StepMetrics.model_construct(kind="step", **row)
 
-    def column(self, name: str) -> "array[float]":
-        """Copy one figure of all steps, 8 bytes a step."""
+    def copy_column(self, name: str) -> "array[float]":
+        """Return a copy of one column, 8 bytes per step."""
         figures = self.values[_COLUMNS.index(name) :: _WIDTH]
         if name == "tokens" and self.tokens_before:
             return array("d", (tokens + self.tokens_before for tokens in figures))
         return figures
 
-    def put(self, record: StepMetrics) -> None:
-        """Insert a step in order; it replaces an earlier record of the same step."""
+    def insert_step(self, record: StepMetrics) -> None:
+        """Insert a step in order. It replaces an earlier record of the same step."""
         start = stop = len(self.values)
         if start and self.values[-_WIDTH] >= record.step:
             start = _WIDTH * bisect_left(range(len(self)), record.step, key=self._step_at)
@@ -55,8 +55,8 @@ class StepTable:
         row = (getattr(record, name) for name in _COLUMNS)
         self.values[start:stop] = array("d", (_NONE if x is None else x for x in row))
 
-    def cut(self, step: int) -> "array[float]":
-        """Remove the steps after ``step``, and return how many seconds each had taken."""
+    def remove_after(self, step: int) -> "array[float]":
+        """Remove the steps after ``step`` and return their seconds."""
         start = _WIDTH * bisect_right(range(len(self)), step, key=self._step_at)
         seconds = self.values[start + _COLUMNS.index("seconds") :: _WIDTH]
         del self.values[start:]

@@ -1,8 +1,8 @@
-"""A folder's writer lock: one writer at a time, with the processes that it starts.
+"""Writer lock of a folder: one writer at a time, with the processes that it starts.
 
-The lock is the kernel's (`flock`): a killed process leaves none behind, and it is free when the
-last process that shares it has ended. The file names them, for messages; where a file system
-has no locks, that is all there is to go by. Who trains in a run folder holds it with all ranks.
+The kernel's lock (`flock`) is released when the last process that shares it ends, even if
+killed. The file lists the holders for messages; on a file system without locks, only this list
+exists. All ranks of a training run hold the run folder's lock.
 """
 
 import errno
@@ -23,36 +23,36 @@ from pydantic import Field, ValidationError
 
 from components.config.schema.types import Section
 from components.errors import RecipeError
-from components.run.disk import explained
+from components.run.disk import as_recipe_error
 from components.run.event_log import job_name
-from components.terminal import say
+from components.terminal import log_line
 
 LOCK = "writer.lock"
 SUBMIT_LOCK = "submit.lock"
-SUBMITTING_SECONDS = 90.0  # to wait for who submits; a scheduler answers within 60 s or not
-NAMELESS = "a process that left no name"
+SUBMITTING_SECONDS = 90.0  # wait for another submission; scheduler commands time out after 60 s
+NAMELESS = "an unknown process"
 TRAINED = "is being trained by"
-DYING_SECONDS = 5.0  # what killed processes may take to end
-# A server takes back the lock of a node that died: NFS 4 after 90 s, if nobody chose otherwise.
+DYING_SECONDS = 5.0  # time for killed processes to end
+# A server releases the lock of a dead node: NFS 4 after 90 s by default.
 DEAD_NODE_SECONDS = 100.0
-# Set for ranks whose launcher holds the lock: they share it. A job's first rank takes it.
+# Set for ranks that share their launcher's lock. In a job, the first rank takes the lock.
 SHARES = "KOCHBUCH_SHARES_WRITER_LOCK"
 LOCKLESS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 HIDDEN = -1
 _PAUSE_SECONDS = 0.1
-_MOST_BYTES = 65_536  # of names; the file may come from anywhere
+_MOST_BYTES = 65_536  # to read of the holders; the file is untrusted
 
 
 class Holder(Section):
-    """A process that writes in the folder; ``started`` tells it from a later of its number."""
+    """A process that holds the lock. ``started`` distinguishes it from a reused process id."""
 
     host: Annotated[str, Field(pattern=r"^[\w.-]+$", max_length=255)]
-    namespace: int = 0  # of process ids: containers of one host have their own
+    namespace: int = 0  # PID namespace: each container of a host has its own
     in_job: bool = False
     process: Annotated[int, Field(gt=0)]
     started: int
     since: Annotated[str, Field(pattern=r"^[\d :+-]+$", max_length=32)]
-    file: int  # its inode: in a copy of the folder the name stands for nobody
+    file: int  # inode of the lock: a copy of the folder has no holder
 
     def __str__(self) -> str:
         return f"process {self.process} on host {self.host} since {self.since}"
@@ -63,11 +63,9 @@ class Holder(Section):
 
     @property
     def may_live(self) -> bool:
-        """Whether the process may still run.
+        """Whether the process may still run; the kernel knows for this host.
 
-        On this host the kernel knows, and tells a later process of the same number apart. A job
-        on another host has ended: the scheduler starts no second job before. Any other process
-        on another host may run.
+        Jobs on other hosts have ended: the scheduler starts no other job before.
         """
         started = _started(self.process)
         return started in {self.started, HIDDEN} if self.is_here else not self.in_job
@@ -77,7 +75,7 @@ Occupied = Callable[[Holder | None], RecipeError]
 
 
 @contextmanager
-def alone(
+def lock_folder(
     folder: Path,
     *,
     seconds: float,
@@ -85,47 +83,44 @@ def alone(
     say: Callable[[str], None],
     name: str = LOCK,
 ) -> Iterator[int]:
-    """Hold the folder while nobody else writes there; ``seconds`` is how long to wait for it.
+    """Hold the folder's lock as its only writer; wait for it for up to ``seconds``.
 
-    The descriptor that is given holds the lock, too, in whatever process inherits it.
-
-    Raises:
-        RecipeError: somebody writes there: what ``occupied`` makes of who it is, if known.
+    A process that inherits the yielded descriptor also holds the lock. If another process holds
+    it, ``occupied`` creates the RecipeError from the holder, if known.
     """
     with _opened(folder / name) as lock:
         end = time.monotonic() + seconds
-        while (found := _take(lock)) == "held":
+        while (state := _take(lock)) == "held":
             if time.monotonic() > end:
                 raise _refusal(lock, folder / name, occupied)
             time.sleep(_PAUSE_SECONDS)
-        if found == "taken":
+        if state == "taken":
             os.ftruncate(lock, 0)
-            sign(lock, os.getpid())
+            write_holder(lock, os.getpid())
         else:
             _sign_without_locks(lock, folder, occupied, say)
         try:
             yield lock
         finally:
-            if _take(lock) != "held":  # nor does one who was started and goes on
+            if _take(lock) != "held":  # no started process still holds it
                 os.ftruncate(lock, 0)
 
 
-def share(folder: Path, *, occupied: Occupied) -> None:
-    """Hold the folder, beside the process that took it alone, until this process ends.
+def share_lock(folder: Path, *, occupied: Occupied) -> None:
+    """Share the lock with the process that took it, until this process ends.
 
-    Raises:
-        RecipeError: that process is gone, and somebody else has taken the folder.
+    Raise ``occupied`` if that process has ended and another process has taken the lock.
     """
     with _opened(folder / LOCK) as lock:
-        kept = os.dup(lock)  # of the same lock, and closed by nobody
-        if _flock(kept, fcntl.LOCK_SH) == "held":
-            os.close(kept)
+        duplicate = os.dup(lock)  # holds the same lock and stays open
+        if _flock(duplicate, fcntl.LOCK_SH) == "held":
+            os.close(duplicate)
             raise occupied(_likely(lock))
-        sign(kept, os.getpid())
+        write_holder(duplicate, os.getpid())
 
 
-def sign(lock: int, process: int) -> None:
-    """Name a process that holds ``lock``; on a full disk it is held without a name."""
+def write_holder(lock: int, process: int) -> None:
+    """Add a holder's record to ``lock``. On a full disk the record is missing."""
     holder = Holder(
         host=socket.gethostname(),
         namespace=_namespace(),
@@ -140,7 +135,7 @@ def sign(lock: int, process: int) -> None:
 
 
 def writer_of(folder: Path) -> Holder | str | None:
-    """Tell who holds the folder, which stays as it is; None if nobody does."""
+    """Return the holder of the folder's lock, or None. The folder is not changed."""
     if not (folder / LOCK).exists():
         return None
     with _opened(folder / LOCK, for_reading=True) as lock:
@@ -148,11 +143,7 @@ def writer_of(folder: Path) -> Holder | str | None:
 
 
 def check_free(folder: Path, *, occupied: Occupied) -> None:
-    """Refuse a folder that somebody holds, and leave it as it is.
-
-    Raises:
-        RecipeError: somebody does.
-    """
+    """Raise ``occupied`` if another process holds the folder's lock; change nothing."""
     if (folder / LOCK).exists():
         with _opened(folder / LOCK) as lock:
             if _take(lock) == "held":
@@ -160,25 +151,22 @@ def check_free(folder: Path, *, occupied: Occupied) -> None:
 
 
 def _refusal(lock: int, file: Path, occupied: Occupied) -> RecipeError:
-    """Make the error that names the holder; without file locks it says which file to remove."""
+    """Return the error that names the holder, and without file locks the file to remove."""
     error = occupied(_likely(lock))
     if _flock(lock, fcntl.LOCK_SH) != "no locks":
         return error
-    way = f"its file system has no locks: if that process has ended, remove {file}"
-    return RecipeError(error.path, error.problem, f"{error.remedy}; {way}")
+    hint = f"the file system has no locks: if that process has ended, remove {file}"
+    return RecipeError(error.path, error.problem, f"{error.remedy}; {hint}")
 
 
 @contextmanager
 def _opened(file: Path, *, for_reading: bool = False) -> Iterator[int]:
-    """Open the lock file, never through a link; ``for_reading`` it need not be writable.
+    """Open a regular lock file, not through a link; ``for_reading`` allows a read-only file.
 
-    A server of network files locks only what is open for writing, so that is tried first.
-
-    Raises:
-        RecipeError: something else has its name.
+    Network file servers lock only files that are open for writing, so this is tried first.
     """
     flags = os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
-    no_file = RecipeError(str(file), "is no plain file, and cannot be a lock", "remove it")
+    no_file = RecipeError(str(file), "cannot be a lock: it is not a regular file", "remove it")
     try:
         try:
             descriptor = os.open(file, flags | os.O_RDWR | os.O_CREAT, 0o666)
@@ -199,13 +187,16 @@ def _opened(file: Path, *, for_reading: bool = False) -> Iterator[int]:
 
 
 def _take(lock: int) -> Literal["taken", "held", "no locks"]:
-    """Take the lock alone, which shows that nobody has it, then share it."""
-    found = _flock(lock, fcntl.LOCK_EX)
-    if found == "taken":
+    """Take the lock exclusively, which shows that it is free, then make it shared.
+
+    Without file locks it is held if another listed process may live.
+    """
+    state = _flock(lock, fcntl.LOCK_EX)
+    if state == "taken":
         return _flock(lock, fcntl.LOCK_SH)
-    if found == "no locks" and any(one.may_live for one in _others(lock)):
+    if state == "no locks" and any(other.may_live for other in _others(lock)):
         return "held"
-    return found
+    return state
 
 
 def _flock(lock: int, kind: int) -> Literal["taken", "held", "no locks"]:
@@ -223,43 +214,41 @@ def _flock(lock: int, kind: int) -> Literal["taken", "held", "no locks"]:
 def _sign_without_locks(
     lock: int, folder: Path, occupied: Occupied, say: Callable[[str], None]
 ) -> None:
-    """Be named, and look again: of two that begin at once the first one named goes on.
-
-    Raises:
-        RecipeError: another process of this host was first.
-    """
-    elsewhere = [one for one in _others(lock) if not one.is_here]
-    sign(lock, os.getpid())
-    for one in _named(lock):
-        if one.is_here and one.process == os.getpid():
+    """Add this process to the list of holders; raise if a live holder precedes it."""
+    elsewhere = [holder for holder in _others(lock) if not holder.is_here]
+    write_holder(lock, os.getpid())
+    for holder in _named(lock):
+        if holder.is_here and holder.process == os.getpid():
             break
-        if one.may_live:
-            raise occupied(one)
-    hint = f"; see that this one has ended: {elsewhere[-1]}" if elsewhere else ""
-    say(f"{folder}: no locks on its file system, and nobody can tell who writes there{hint}")
+        if holder.may_live:
+            raise occupied(holder)
+    hint = f"; check that this process has ended: {elsewhere[-1]}" if elsewhere else ""
+    say(f"{folder}: its file system has no locks, so other writers cannot be excluded{hint}")
 
 
 def _named(lock: int) -> list[Holder]:
-    """Read who is named; what is no name of this very file is left out."""
-    found = []
+    """Return the listed holders of this very file. Invalid lines are skipped."""
+    holders = []
     for line in os.pread(lock, _MOST_BYTES, 0).splitlines():
-        with suppress(ValidationError):  # half a name, of a killed process, or anything
-            found.append(Holder.model_validate_json(line))
-    return [one for one in found if one.file == os.fstat(lock).st_ino]
+        with suppress(ValidationError):  # an incomplete or foreign line
+            holders.append(Holder.model_validate_json(line))
+    return [holder for holder in holders if holder.file == os.fstat(lock).st_ino]
 
 
 def _others(lock: int) -> list[Holder]:
-    return [one for one in _named(lock) if one.process != os.getpid() or not one.is_here]
+    return [
+        holder for holder in _named(lock) if holder.process != os.getpid() or not holder.is_here
+    ]
 
 
 def _likely(lock: int) -> Holder | None:
-    """Choose whom to name: one that is seen to live, else the first."""
+    """Return the first holder that may live, else the first holder."""
     named = _named(lock)
-    return next((one for one in named if one.may_live), named[0] if named else None)
+    return next((holder for holder in named if holder.may_live), named[0] if named else None)
 
 
 def _namespace() -> int:
-    """Return the number of this process's PID namespace; 0 where the system has none."""
+    """Return the number of this process's PID namespace; 0 if the system has none."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
@@ -267,10 +256,7 @@ def _namespace() -> int:
 
 
 def _started(process: int) -> int | None:
-    """Return the kernel's start time of a process; None if the process has ended.
-
-    `HIDDEN` stands for a process of another user if the kernel hides those (hidepid).
-    """
+    """Return a process's kernel start time; None if it has ended, `HIDDEN` under hidepid."""
     try:
         state = Path(f"/proc/{process}/stat").read_text("ascii", errors="replace")
     except OSError:
@@ -289,13 +275,12 @@ def _started(process: int) -> int | None:
 def train_alone(
     path: Path, key: str, say: Callable[[str], None], *, seconds: float = DYING_SECONDS
 ) -> Iterator[int]:
-    """Hold the run folder for who named it by ``key``; see `alone`.
-
-    Raises:
-        RecipeError: the run is trained by somebody else.
-    """
+    """Hold the run folder's lock; see `lock_folder`. Errors name the argument ``key``."""
     occupied = partial(_trained, path, key)
-    with explained(path), alone(path, seconds=seconds, occupied=occupied, say=say) as lock:
+    with (
+        as_recipe_error(path),
+        lock_folder(path, seconds=seconds, occupied=occupied, say=say) as lock,
+    ):
         yield lock
 
 
@@ -303,51 +288,43 @@ def train_alone(
 def rank_holds(
     path: Path, seen: Mapping[str, str], say: Callable[[str], None]
 ) -> Iterator[None]:
-    """Hold the run folder as a rank: with its launcher, or in a job by the first for all.
+    """Hold the run folder's lock as a rank: share the launcher's, or take it for the job.
 
-    A job that is queued again may begin before its predecessor is gone.
-
-    Raises:
-        RecipeError: the run is trained by somebody else.
+    In a job, rank 0 holds the lock for all ranks. It waits, because a requeued job may start
+    before its previous attempt has ended.
     """
     if SHARES not in seen and int(seen.get("RANK", "0")) == 0:
         with train_alone(path, "run", say, seconds=DEAD_NODE_SECONDS):
             yield
         return
     if SHARES in seen:
-        share(path, occupied=partial(_trained, path, "run"))
+        share_lock(path, occupied=partial(_trained, path, "run"))
     yield
 
 
 @contextmanager
 def submission_lock(path: Path, *, seconds: float = SUBMITTING_SECONDS) -> Iterator[None]:
-    """Let one process at a time submit or cancel the run's jobs, from check to record.
+    """Hold the lock for submitting or cancelling the run's jobs, from check to record."""
 
-    Raises:
-        RecipeError: another process does so for too long, or the folder cannot be made.
-    """
-
-    def occupied(holder: Holder | None) -> RecipeError:
+    def occupied_error(holder: Holder | None) -> RecipeError:
         problem = f"{path} is being submitted or cancelled by {holder or NAMELESS}"
-        return RecipeError("run", problem, "repeat the command when that one has ended")
+        return RecipeError("run", problem, "repeat the command when that process has ended")
 
-    with explained(path):
+    with as_recipe_error(path):
         path.mkdir(parents=True, exist_ok=True)
-        with alone(path, seconds=seconds, occupied=occupied, say=say, name=SUBMIT_LOCK):
+        with lock_folder(
+            path, seconds=seconds, occupied=occupied_error, say=log_line, name=SUBMIT_LOCK
+        ):
             yield
 
 
 def check_not_trained(path: Path, key: str) -> None:
-    """Refuse a run that is trained now.
-
-    Raises:
-        RecipeError: so is this one.
-    """
-    with explained(path):
+    """Raise a RecipeError if a process trains the run."""
+    with as_recipe_error(path):
         check_free(path, occupied=partial(_trained, path, key))
 
 
 def _trained(path: Path, key: str, holder: Holder | None) -> RecipeError:
-    who = holder or NAMELESS
-    way = f"wait until it ends, or let it save and stop: touch {path / 'stop'}"
-    return RecipeError(key, f"{path} {TRAINED} {who}", way)
+    writer = holder or NAMELESS
+    remedy = f"wait until it ends, or let it save and stop: touch {path / 'stop'}"
+    return RecipeError(key, f"{path} {TRAINED} {writer}", remedy)

@@ -1,1 +1,4 @@
-"""Laws of loss over parameters and tokens, fitted to small runs; never imports torch."""
+"""Scaling laws of loss over parameters and tokens, fitted to small runs.
+
+Never imports torch.
+"""

@@ -1,4 +1,4 @@
-"""The second approach of Hoffmann et al. 2022: the best size of each budget, and its power."""
+"""IsoFLOP fit (second approach of Hoffmann et al. 2022): best size per budget, power law."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,34 +10,33 @@ from pydantic import BaseModel
 from components.errors import RecipeError
 from components.scaling.law import FLOPS_PER_PARAMETER
 
-LEAST_SIZES = 4  # of a budget: a parabola goes through any three
-LEAST_BUDGETS = 3  # of a power of two constants, so that it can be off
+LEAST_SIZES = 4  # per budget: any three points are on a parabola
+LEAST_BUDGETS = 3  # for a power law of two constants, so that it can be wrong
 
 
 def fitted_minimum(
     parameters: npt.ArrayLike, losses: npt.ArrayLike, where: str = "isoflop"
 ) -> tuple[float, float]:
-    """Return the size of least loss, and that loss, by a parabola of losses in ln N.
+    """Return the size with the lowest loss, and the loss, from a parabola over ln N.
 
-    Raises:
-        RecipeError: there are fewer than four sizes, or the minimum is not between them.
+    A RecipeError if there are fewer than four sizes, or the minimum is not between them.
     """
     logs = np.log(np.asarray(parameters, dtype=np.float64))
     if len(np.unique(logs)) < LEAST_SIZES:
-        problem = f"{len(np.unique(logs))} sizes of one budget give no parabola"
-        raise RecipeError(where, problem, f"train {LEAST_SIZES} at least")
-    middle = logs.mean()  # centred: powers of ln N alone are ill-conditioned
+        problem = f"{len(np.unique(logs))} sizes of one budget are too few for a parabola"
+        raise RecipeError(where, problem, f"train at least {LEAST_SIZES} sizes")
+    middle = logs.mean()  # centered: powers of ln N alone are ill-conditioned
     square, linear, constant = np.polyfit(logs - middle, np.asarray(losses), 2)
-    place = middle - linear / (2 * square)
-    if square <= 0 or not logs.min() < place < logs.max():
-        problem = "the least loss of a budget does not lie between its sizes"
-        raise RecipeError(where, problem, "train sizes on both sides of it")
-    return float(np.exp(place)), float(constant - linear**2 / (4 * square))
+    minimum = middle - linear / (2 * square)
+    if square <= 0 or not logs.min() < minimum < logs.max():
+        problem = "the lowest loss of a budget is not between its sizes"
+        raise RecipeError(where, problem, "train sizes on both sides of the lowest loss")
+    return float(np.exp(minimum)), float(constant - linear**2 / (4 * square))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PowerLaw:
-    """``factor`` times C to the ``exponent``."""
+    """Power law: ``factor`` times C to the ``exponent``."""
 
     factor: float
     exponent: float
@@ -47,13 +46,13 @@ class PowerLaw:
 
 
 def fit_power(flops: Sequence[float], values: Sequence[float]) -> PowerLaw:
-    """Fit a power by least squares on logarithms."""
+    """Fit a power law by least squares on logarithms."""
     exponent, constant = np.polyfit(np.log(flops), np.log(values), 1)
     return PowerLaw(factor=float(np.exp(constant)), exponent=float(exponent))
 
 
 class BudgetOptimum(BaseModel, frozen=True):
-    """The size of least loss among the runs of ``flops``, and that loss, by their parabola."""
+    """Size with the lowest loss among runs of ``flops``, and that loss, from their parabola."""
 
     flops: float
     parameters: float
@@ -61,9 +60,9 @@ class BudgetOptimum(BaseModel, frozen=True):
 
 
 class BestByBudgets(BaseModel, frozen=True):
-    """The best size of each budget, the power that they follow, and what it says of a target.
+    """Best size of each budget, their power law, and the law's values at a target.
 
-    ``parameters`` on ``tokens`` are the best use of the target's FLOPs.
+    ``parameters`` and ``tokens`` are the best use of the target's FLOPs.
     """
 
     budgets: tuple[BudgetOptimum, ...]
@@ -75,12 +74,11 @@ class BestByBudgets(BaseModel, frozen=True):
 def best_by_budgets(
     runs: Mapping[float, Sequence[tuple[float, float]]], flops: float
 ) -> BestByBudgets:
-    """Fit a parabola to the sizes and losses of each budget, and a power to the best sizes.
+    """Fit a parabola to the losses of each budget, and a power law to the best sizes.
 
-    Raises:
-        RecipeError: fewer than three budgets have a least loss between their sizes.
+    A RecipeError if fewer than three budgets have a minimum between their sizes.
     """
-    found, missed = list[BudgetOptimum](), list[str]()
+    optima, missed = list[BudgetOptimum](), list[str]()
     for budget, pairs in sorted(runs.items()):
         try:
             sizes, losses = np.array(pairs, dtype=np.float64).T
@@ -88,12 +86,14 @@ def best_by_budgets(
         except RecipeError as error:
             missed.append(f"{error.path}: {error.problem}")
             continue
-        found.append(BudgetOptimum(flops=budget, parameters=size, loss=loss))
-    if len(found) < LEAST_BUDGETS:
-        raise RecipeError("study", "; ".join(missed), "train sizes on both sides of each best")
-    power = fit_power([one.flops for one in found], [one.parameters for one in found])
+        optima.append(BudgetOptimum(flops=budget, parameters=size, loss=loss))
+    if len(optima) < LEAST_BUDGETS:
+        raise RecipeError("study", "; ".join(missed), "train sizes around each optimum")
+    power = fit_power(
+        [optimum.flops for optimum in optima], [optimum.parameters for optimum in optima]
+    )
     return BestByBudgets(
-        budgets=tuple(found),
+        budgets=tuple(optima),
         exponent=power.exponent,
         parameters=power(flops),
         tokens=flops / FLOPS_PER_PARAMETER / power(flops),

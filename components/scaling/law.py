@@ -1,7 +1,8 @@
-"""The law of Hoffmann et al. 2022 (arXiv 2203.15556, equation 2): L = E + A/N^alpha + B/D^beta.
+"""Scaling law of Hoffmann et al. 2022 (arXiv 2203.15556, equation 2).
 
-N are parameters without the embedding, D tokens, L nats a token. Where FLOPs are counted they
-are 6 N D, without embedding, head and attention: exponents depend on that convention.
+L = E + A/N^alpha + B/D^beta. N is the number of parameters without the embedding, D the number
+of tokens, L nats per token. FLOPs are 6 N D, without embedding, head and attention. The
+exponents depend on this convention.
 """
 
 from dataclasses import dataclass
@@ -10,22 +11,22 @@ from math import exp, log
 import numpy as np
 import numpy.typing as npt
 
-Values = npt.NDArray[np.float64]
-LARGEST = 700.0  # logarithm of a number that a float still holds
+FloatArray = npt.NDArray[np.float64]
+LARGEST = 700.0  # largest logarithm of a float
 FLOPS_PER_PARAMETER = 6  # a token's forward and backward pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunLosses:
-    """Finished runs, a value each: ``parameters``, ``tokens`` and the ``losses`` in nats."""
+    """Finished runs, one value each: ``parameters``, ``tokens`` and ``losses`` in nats."""
 
-    parameters: Values
-    tokens: Values
-    losses: Values
+    parameters: FloatArray
+    tokens: FloatArray
+    losses: FloatArray
 
     @classmethod
-    def of(cls, rows: list[tuple[float, float, float]]) -> "RunLosses":
-        """Take rows of parameters, tokens and loss."""
+    def from_rows(cls, rows: list[tuple[float, float, float]]) -> "RunLosses":
+        """Create from rows of parameters, tokens and loss."""
         parameters, tokens, losses = np.array(rows, dtype=np.float64).reshape(-1, 3).T
         return cls(parameters=parameters, tokens=tokens, losses=losses)
 
@@ -33,7 +34,7 @@ class RunLosses:
         return len(self.losses)
 
     def __getitem__(self, chosen: npt.NDArray[np.intp]) -> "RunLosses":
-        """Return the runs at these places, of which some may come several times."""
+        """Return the runs at these indices. Indices may repeat."""
         return RunLosses(
             parameters=self.parameters[chosen],
             tokens=self.tokens[chosen],
@@ -41,13 +42,13 @@ class RunLosses:
         )
 
     @property
-    def flops(self) -> Values:
+    def run_flops(self) -> FloatArray:
         return FLOPS_PER_PARAMETER * self.parameters * self.tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimum:
-    """The model and the tokens that give the least loss for some FLOPs."""
+    """Model size and token count with the lowest loss for a number of FLOPs."""
 
     parameters: float
     tokens: float
@@ -55,7 +56,7 @@ class Optimum:
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
-    """Constants of the law; ``objective`` is what the fit minimised, at its minimum."""
+    """Constants of the law. ``objective`` is the minimum that the fit reached."""
 
     E: float
     A: float
@@ -64,22 +65,22 @@ class Law:
     beta: float
     objective: float
 
-    def loss(self, parameters: float, tokens: float) -> float:
-        """Predict the loss in nats a token."""
+    def predict_loss(self, parameters: float, tokens: float) -> float:
+        """Predict the loss in nats per token."""
         terms = ((self.A, self.alpha, parameters), (self.B, self.beta, tokens))
-        # In logarithms: of few runs a drawn fit may have any exponent.
+        # Logarithms, because a bootstrap fit of few runs may have any exponent.
         logs = (log(factor) - exponent * log(count) for factor, exponent, count in terms)
-        return self.E + sum(exp(min(one, LARGEST)) for one in logs)
+        return self.E + sum(exp(min(log_term, LARGEST)) for log_term in logs)
 
     @property
     def parameters_exponent(self) -> float:
         """The a of N* ~ C^a."""
         return self.beta / (self.alpha + self.beta)
 
-    def optimum(self, flops: float) -> Optimum:
-        """Find the best model for so many FLOPs (Hoffmann et al. 2022, equation 4).
+    def find_optimum(self, flops: float) -> Optimum:
+        """Return the best model for this many FLOPs (Hoffmann et al. 2022, equation 4).
 
-        In logarithms: exponents near 0 would overflow. 6 N* D* are the FLOPs again.
+        Exponents near 0 would overflow, hence logarithms. 6 N* D* = ``flops``.
         """
         products = log(flops / FLOPS_PER_PARAMETER)
         exponents = self.alpha + self.beta

@@ -1,17 +1,17 @@
-"""What a ladder of small runs says of a large one: loss, interval, and how far it is beyond."""
+"""Prediction of a large run from small runs: loss, interval, and extrapolation factor."""
 
 from collections.abc import Sequence
 
 from pydantic import BaseModel
 
-from components.scaling.fit import DRAWN, LEVEL, drawn_laws, fit_law, interval
+from components.scaling.fit import DRAWN, LEVEL, compute_interval, drawn_laws, fit_law
 from components.scaling.law import FLOPS_PER_PARAMETER, Law, RunLosses
 
-CONVENTION = "parameters without the embedding, FLOPs 6 N D, losses in nats a token"
+CONVENTION = "parameters without the embedding, FLOPs 6 N D, losses in nats per token"
 
 
 class LadderRun(BaseModel, frozen=True):
-    """One finished run; ``predicted`` is the law's loss, to which a held-out run is new."""
+    """One finished run; ``predicted`` is the law's loss. A held-out run is not fitted."""
 
     parameters: int
     tokens: int
@@ -22,7 +22,7 @@ class LadderRun(BaseModel, frozen=True):
 
 
 class FigureRange(BaseModel, frozen=True):
-    """A figure, and what lies below and above it in the drawn fits."""
+    """A value and its range over the bootstrap fits."""
 
     value: float
     low: float
@@ -45,7 +45,7 @@ class FittedLaw(BaseModel, frozen=True):
 
 
 class Beyond(BaseModel, frozen=True):
-    """How many times the target has what the largest fitted run has."""
+    """Extrapolation factors: the target's sizes relative to the largest fitted run."""
 
     parameters: float
     tokens: float
@@ -53,7 +53,7 @@ class Beyond(BaseModel, frozen=True):
 
 
 class BestSize(BaseModel, frozen=True):
-    """What the law would make of the target's FLOPs."""
+    """Best use of the target's FLOPs according to the law."""
 
     parameters: float
     tokens: float
@@ -61,7 +61,7 @@ class BestSize(BaseModel, frozen=True):
 
 
 class Prediction(BaseModel, frozen=True):
-    """A prediction at ``parameters`` and ``tokens``; ``held_out_error`` is the largest one."""
+    """Prediction at ``parameters`` and ``tokens``. ``held_out_error`` is the largest error."""
 
     parameters: int
     tokens: int
@@ -74,40 +74,47 @@ class Prediction(BaseModel, frozen=True):
     convention: str = CONVENTION
 
 
-def predict(
+def predict_target(
     rows: Sequence[tuple[int, int, float, bool]], parameters: int, tokens: int
 ) -> tuple[Prediction, Law]:
-    """Fit runs of parameters, tokens, loss and whether they are held out; predict the target.
+    """Fit the runs that are not held out, and predict the target.
 
-    Raises:
-        RecipeError: the runs tell no law, or no interval.
+    Rows are parameters, tokens, loss, and whether the run is held out.
     """
-    fitted = RunLosses.of([row[:3] for row in rows if not row[3]])
+    fitted = RunLosses.from_rows([row[:3] for row in rows if not row[3]])
     law = fit_law(fitted)
     drawn = drawn_laws(fitted, law)
 
-    def between(figure: str) -> FigureRange:
-        found = interval(drawn, lambda one: float(getattr(one, figure)))
-        return FigureRange(value=getattr(law, figure), low=found.low, high=found.high)
+    def compute_range(figure: str) -> FigureRange:
+        drawn_range = compute_interval(
+            drawn, lambda drawn_law: float(getattr(drawn_law, figure))
+        )
+        return FigureRange(
+            value=getattr(law, figure), low=drawn_range.low, high=drawn_range.high
+        )
 
-    around = interval(drawn, lambda one: one.loss(parameters, tokens))
+    loss_range = compute_interval(
+        drawn, lambda drawn_law: drawn_law.predict_loss(parameters, tokens)
+    )
     runs = tuple(_compared(law, *row) for row in rows)
-    best = law.optimum(FLOPS_PER_PARAMETER * parameters * tokens)
-    largest = max(fitted.flops)
+    best = law.find_optimum(FLOPS_PER_PARAMETER * parameters * tokens)
+    largest = max(fitted.run_flops)
     return Prediction(
         parameters=parameters,
         tokens=tokens,
-        loss=FigureRange(value=law.loss(parameters, tokens), low=around.low, high=around.high),
+        loss=FigureRange(
+            value=law.predict_loss(parameters, tokens), low=loss_range.low, high=loss_range.high
+        ),
         law=FittedLaw(
-            **{key: between(key) for key in ("E", "A", "B", "alpha", "beta")},
-            exponent=between("parameters_exponent"),
+            **{key: compute_range(key) for key in ("E", "A", "B", "alpha", "beta")},
+            exponent=compute_range("parameters_exponent"),
             objective=law.objective,
             runs=len(fitted),
             drawn=DRAWN,
             level=LEVEL,
         ),
         runs=runs,
-        held_out_error=max(abs(one.error) for one in runs if one.held_out),
+        held_out_error=max(abs(run.error) for run in runs if run.held_out),
         beyond=Beyond(
             parameters=parameters / max(fitted.parameters),
             tokens=tokens / max(fitted.tokens),
@@ -116,13 +123,13 @@ def predict(
         optimum=BestSize(
             parameters=best.parameters,
             tokens=best.tokens,
-            loss=law.loss(best.parameters, best.tokens),
+            loss=law.predict_loss(best.parameters, best.tokens),
         ),
     ), law
 
 
 def _compared(law: Law, parameters: int, tokens: int, loss: float, held_out: bool) -> LadderRun:
-    predicted = law.loss(parameters, tokens)
+    predicted = law.predict_loss(parameters, tokens)
     return LadderRun(
         parameters=parameters,
         tokens=tokens,

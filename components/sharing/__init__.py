@@ -1,1 +1,1 @@
-"""Freeze a recipe with all that it rests on, and tell what differs from it."""
+"""Locks that freeze a recipe with its software and data, and comparisons of recipes."""

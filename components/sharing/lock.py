@@ -1,7 +1,7 @@
-"""Locks: one file that says what a run was, down to the bytes it read.
+"""Locks: one file that describes a run completely, including hashes of the data it read.
 
-A bundle is a lock that also carries the composed recipe of full size, so that it can be run
-where nobody has the first one's files.
+A bundle is a lock that also contains the composed recipe of full size, so that it can run on a
+machine without the author's files.
 """
 
 import re
@@ -12,24 +12,24 @@ from typing import Any, Literal
 
 from components.config.key_groups import KeyGroup
 from components.config.recipe_text import recipe_lines
-from components.config.schema.types import Count, FrozenMapping, Node, OrNone, Section
+from components.config.schema.types import ComponentNode, Count, FrozenMapping, OrNone, Section
 from components.run.provenance import Software
 
 FORMAT = 1
 SEAL = re.compile(r"# sha256 of all lines below: ([0-9a-f]{64})\n")
-HASH_DIGITS = 6  # of the fingerprint, in a file's name
+HASH_DIGITS = 6  # of the fingerprint in file names
 
 
 class RecipeRequest(Section):
-    """What the command line chose: a recipe, options of groups, values of keys."""
+    """Choices of the command line: a recipe, options of groups, values of keys."""
 
     recipe: str
     choices: FrozenMapping[str]
-    values: Node
+    values: ComponentNode
 
 
 class PreparedHashes(Section):
-    """Hashes of what training reads; ``key`` is of all that went in."""
+    """Hashes of the data that training reads. ``key`` covers all inputs of the preparation."""
 
     key: str
     tokenizer: FrozenMapping[str]
@@ -37,7 +37,7 @@ class PreparedHashes(Section):
 
 
 class Losses(Section):
-    """The training losses of a run: ``sha256`` is of all of them, each as ``float.hex``."""
+    """Training losses of a run. ``sha256`` covers all losses, each as ``float.hex``."""
 
     steps: Count
     first: float
@@ -46,28 +46,28 @@ class Losses(Section):
 
 
 class Fingerprints(Section):
-    """A hash of what each group of keys decides."""
+    """One hash per group of keys."""
 
     mathematics: str
     layout: str
     machine: str
     record: str
 
-    def of(self, group: KeyGroup) -> str:
+    def of_group(self, group: KeyGroup) -> str:
         return str(getattr(self, group.value))
 
 
 class Lock(Section):
-    """What was asked, what it settled to, and on what it rests."""
+    """The request, the resolved recipe, its software, data and losses."""
 
     lock: Literal[1]
-    asked: RecipeRequest
+    requested: RecipeRequest
     fingerprint: Fingerprints
     software: Software
     data: OrNone[PreparedHashes]
     losses: OrNone[Losses]
-    settled: Node
-    composed: Node | Literal["none"]
+    resolved: ComponentNode
+    composed: ComponentNode | Literal["none"]
 
     @property
     def is_bundle(self) -> bool:
@@ -75,9 +75,9 @@ class Lock(Section):
 
 
 def without_own_folders(value: Any) -> Any:
-    """Replace the absolute paths in a tree that is published: they name the author's folders.
+    """Replace absolute paths in a tree before publication, because they name private folders.
 
-    A path below the working folder becomes relative to it. Any other becomes
+    A path below the working folder becomes relative. Any other absolute path becomes
     ``elsewhere/HASH/NAME``, which matches no file of a receiver by accident.
     """
     if isinstance(value, Mapping):
@@ -96,13 +96,13 @@ def without_own_folders(value: Any) -> Any:
 
 
 def losses_of(losses: list[float]) -> Losses:
-    """Keep two losses to read and a hash of all."""
+    """Return the first loss, the last loss, and a hash of all losses."""
     digest = _sha256("\n".join(loss.hex() for loss in losses))
     return Losses(steps=len(losses), first=losses[0], last=losses[-1], sha256=digest)
 
 
 def write_text(lock: Lock, head: str) -> str:
-    """Write a lock for people: ``head`` as a comment, then the seal, then YAML."""
+    """Return the text of a lock: ``head`` as a comment, then the seal, then YAML."""
     tree = lock.model_dump(mode="json")
     body = "".join(f"{line.text}\n" for line in recipe_lines(tree, frozenset()))
     comment = "".join(f"# {line}\n" for line in head.splitlines())
@@ -110,9 +110,9 @@ def write_text(lock: Lock, head: str) -> str:
 
 
 def is_sealed(text: str) -> bool:
-    """Return whether every byte below the seal is the one that was written."""
-    found = SEAL.search(text)
-    return found is not None and _sha256(text[found.end() :]) == found.group(1)
+    """Return whether the text below the seal matches the seal's hash."""
+    seal = SEAL.search(text)
+    return seal is not None and _sha256(text[seal.end() :]) == seal.group(1)
 
 
 def _sha256(text: str) -> str:

@@ -1,34 +1,35 @@
-"""Prepared data by content: found again for a recipe, hashed, and checked byte by byte.
+"""Prepared data of a recipe: find the folder, return its hashes, and check every byte.
 
-Which folder a recipe's data are in is noted when they are prepared: to work it out anew, all
-raw text would have to be read.
+The preparation notes the folder for each recipe, because computing it again would require
+reading all raw text.
 """
 
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
-from components.config.key_groups import KeyGroup, split
+from components.config.key_groups import KeyGroup, split_by_group
 from components.config.recipe import Recipe
+from components.config.schema.earlier_names import restore_names
 from components.data.files import replace_atomically, verify_file
 from components.data.manifest import Manifest
 from components.errors import RecipeError
 from components.json_file import open_regular
 from components.sharing.lock import PreparedHashes, without_own_folders
 
-NOTES = ".prepared_for"  # in data.folder: one file a recipe's data, with the folder's name
-STAGED = ".staged_for"  # the same of data that came without their raw text
+NOTES = ".prepared_for"  # in data.folder: one file per recipe, which contains the folder's name
+STAGED = ".staged_for"  # the same for data staged without their raw text
 SECTIONS = ("data.", "tokenizer.")
 MOST_NAME_BYTES = 4096
 
 
 def note_prepared(recipe: Recipe, folder: Path) -> None:
-    """Remember that ``folder`` holds the data of ``recipe``."""
+    """Note that ``folder`` contains the data of ``recipe``."""
     _write_note(Path(recipe.data.folder) / NOTES, recipe, folder)
 
 
 def note_staged(recipe: Recipe, folder: Path) -> None:
-    """Remember beside ``folder`` that it holds the data of ``recipe``, text or no text."""
+    """Note next to ``folder`` that it contains the recipe's data, even without raw text."""
     _write_note(folder.parent / STAGED, recipe, folder)
 
 
@@ -39,28 +40,28 @@ def _write_note(notes: Path, recipe: Recipe, folder: Path) -> None:
 
 
 def find_prepared(recipe: Recipe) -> Path | None:
-    """Find the folder that was prepared for these data, if there is one."""
+    """Return the folder staged or prepared for the recipe's data, if any."""
     return find_staged(recipe) or find_staged(recipe, NOTES)
 
 
 def find_staged(recipe: Recipe, notes: str = STAGED) -> Path | None:
-    """Find the folder that was brought here for these data, if there is one."""
+    """Return the folder staged for the recipe's data, if any."""
     note = Path(recipe.data.folder) / notes / _digest(recipe)
     try:
         with open_regular(note) as file:
             name = file.read(MOST_NAME_BYTES).decode().strip()
-    except (OSError, ValueError):  # there is none, or it is not a note
+    except (OSError, ValueError):  # the note is missing or invalid
         return None
     folder = Path(recipe.data.folder) / name
     return folder if Path(name).name == name and folder.is_dir() else None
 
 
 def describe_prepared(folder: Path) -> PreparedHashes:
-    """Give the hashes of a prepared folder's manifest, or raise a RecipeError without one."""
-    manifest = Manifest.read(folder)
+    """Return the hashes of a prepared folder; raise a RecipeError without a manifest."""
+    manifest = Manifest.from_folder(folder)
     sources = {}
     for name, source in manifest.sources.items():
-        # The token files' hashes in their order: where they lie makes no difference.
+        # Hashes of the token files in order. Their location does not matter.
         digests = "\n".join(record.sha256 for record in (*source.train, *source.held_out))
         sources[name] = sha256(digests.encode()).hexdigest()
     return PreparedHashes(
@@ -70,9 +71,9 @@ def describe_prepared(folder: Path) -> PreparedHashes:
     )
 
 
-def damaged(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield each file of a prepared folder that is not what its manifest says, and how."""
-    for record in Manifest.read(folder).files():
+def find_damaged(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield each file of a prepared folder that differs from its manifest, with the problem."""
+    for record in Manifest.from_folder(folder).list_files():
         try:
             verify_file(folder, record, contents=True)
         except RecipeError as error:
@@ -80,7 +81,10 @@ def damaged(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _digest(recipe: Recipe) -> str:
-    """Hash the keys that decide what the data are."""
-    computing = split(without_own_folders(recipe.model_dump(mode="json")))[KeyGroup.MATHEMATICS]
-    own = sorted((key, repr(one)) for key, one in computing.items() if key.startswith(SECTIONS))
+    """Return a hash of the keys that determine the prepared data."""
+    computing = split_by_group(without_own_folders(recipe.model_dump(mode="json")))[
+        KeyGroup.MATHEMATICS
+    ]
+    leaves = restore_names(computing).items()
+    own = sorted((key, repr(value)) for key, value in leaves if key.startswith(SECTIONS))
     return sha256(repr(own).encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""Private names of torch: whatever of it begins with an underscore is imported here alone.
+"""Private names of torch: only this package imports torch names that start with an underscore.
 
-A release may take any of these away without a word, so each says what it is, why nothing public
-does it, and in which releases it was seen; `tests/components/torch_internals` proves of each
-what we rely on, under every release of `docs/versions.md`. Names without an underscore that
-torch does not document (schedules, checkpoint planners) are used where they are needed.
+A torch release may remove any of them without notice. So each has a comment: its purpose, why
+no public name replaces it, and the tested releases. `tests/components/torch_internals` checks
+the behavior that we rely on, in every release of `docs/versions.md`. Other modules import
+undocumented names without an underscore (schedules, checkpoint planners) directly.
 """

@@ -1,7 +1,4 @@
-"""Private names of torch.distributed: shards, meshes, groups, records, pipeline stages.
-
-All were seen in 2.10 to 2.15, but for what says otherwise.
-"""
+"""Private names of torch.distributed, checked in 2.10 to 2.15, except where noted."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -20,35 +17,26 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from typing_extensions import override
 
 StridedShard = _StridedShard
-"""A shard of what another axis of the mesh has split before, in rows with strides.
-
-FSDP over tensor ranks splits from right to left over the axes of a mesh.
-"""
+"""Shard in strided rows: FSDP over tensor ranks splits from right to left over mesh axes."""
 
 _new: Any = _functional_collectives
-# Torch 2.13 gave two of them another name and warns of the old one, all that older ones have.
+# Torch 2.13 renamed two of them and warns about the old names. Older releases have only those.
 gathered = getattr(_new, "all_gather_single", None) or _new.all_gather_tensor
-"""Collectives that return new tensors: what torch's compiler knows, and hides behind products.
+"""Functional collectives return new tensors. Torch's compiler overlaps them with products.
 
-In public those of `torch.distributed` become these in a graph, with copies for their writing.
+In a graph, torch replaces public collectives by these, with copies for in-place results.
 """
 scattered = getattr(_new, "reduce_scatter_single", None) or _new.reduce_scatter_tensor
 all_reduced = _new.all_reduce
 
 
-def flattened(mesh: DeviceMesh, name: str) -> DeviceMesh:
-    """See all axes of a mesh as one, named ``name``, with one process group.
-
-    A public mesh of one axis would make the group anew for each.
-    """
+def flatten_mesh(mesh: DeviceMesh, name: str) -> DeviceMesh:
+    """Flatten a mesh into one axis ``name``; a public mesh would create its group each time."""
     return mesh._flatten(name)
 
 
-def concatenated(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
-    """Make one mesh whose axes are those of meshes of one root.
-
-    In public a mesh is cut from its root by names, which joined axes have not.
-    """
+def concatenate_meshes(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
+    """Join meshes of one root; the public way cuts by names, which joined axes lack."""
     return DeviceMesh._concatenate(list(meshes))
 
 
@@ -56,10 +44,10 @@ _made: Counter[tuple[int, ...]] = Counter()  # how often this process has made s
 
 
 def group_of_members(ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:
-    """Connect some ranks by gloo; these alone call, and none waits for the others.
+    """Create a gloo group of some ranks; only members call this, and none waits for others.
 
-    In public the name under which they meet counts the groups of each process, and ranks that
-    have joined more of them than others wait for these in vain.
+    In the public API the group's name contains each process's count of groups. Ranks with
+    different counts would wait for each other forever.
     """
     members = tuple(ranks)
     _made[members] += 1
@@ -70,25 +58,25 @@ def group_of_members(ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGr
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """Return the part on this rank; `DTensor.to_local` is an operator that modes would see."""
+    """Return this rank's part; dispatch modes would intercept `DTensor.to_local`."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def placement_of(parameter: DTensor) -> Any:
-    """Return what is known of a DTensor beside its numbers, for `placed`."""
+    """Return a DTensor's spec (mesh, placements, shape), for `place_part`."""
     return parameter._spec
 
 
-def placed(part: Tensor, placement: Any) -> DTensor:
-    """Make a DTensor of this rank's part; `DTensor.from_local` asks again what is known."""
+def place_part(part: Tensor, placement: Any) -> DTensor:
+    """Make a DTensor of this rank's part; `DTensor.from_local` would recompute the spec."""
     made: Any = DTensor  # its own constructor has no types
     return cast("DTensor", made(part, placement, requires_grad=False))
 
 
 def flight_record(*, of_nccl: bool) -> bytes:
-    """Dump torch's flight recorder as JSON: NCCL's, or the one that other back-ends share.
+    """Dump torch's flight recorder as JSON: NCCL's, or the recorder of all other backends.
 
-    In public it writes a pickle when a collective times out, and only for NCCL.
+    The public API writes a pickle when a collective times out, and only for NCCL.
     """
     groups: Any = getattr(_C, "_distributed_c10d")  # noqa: B009 - its stubs lack the recorder
     dump = groups._dump_nccl_trace_json if of_nccl else groups._dump_fr_trace_json
@@ -99,30 +87,29 @@ NOWHERE = torch.device("meta")
 
 
 def _move(infos: Iterable[Any], device: torch.device) -> None:
-    """Receive into memory on ``device``, made anew where it is elsewhere."""
+    """Replace receive buffers that are not on ``device`` by new ones there."""
     for info in infos:
-        # Nobody sends a model's own inputs, which have none; torch before 2.13 lacks the name.
+        # The model's own inputs are not received: their buffer is None, and in torch before
+        # 2.13 the attribute is missing.
         buffer = getattr(info, "buffer", None)
         if buffer is not None and buffer.device.type != device.type:
-            made = torch.empty_like(buffer, device=device)
-            # Torch before 2.13 says once that it wants a gradient.
-            info.buffer = made.requires_grad_(buffer.requires_grad)
+            moved = torch.empty_like(buffer, device=device)
+            # Torch before 2.13 sets `requires_grad` only once.
+            info.buffer = moved.requires_grad_(buffer.requires_grad)
 
 
 class LeanStage(PipelineStage):
-    """Receive into memory that lives from the message to the end of its backward pass.
+    """Pipeline stage with receive buffers that exist from the message to its backward pass.
 
-    Torch's own stage keeps three tensors of hidden states for each microbatch of a step, though
-    few are in flight; here they are on ``meta`` in between. In public nobody says where a stage
-    receives: ``_setup_forward_recv_info`` was seen in 2.13 to 2.15 (releases before take memory
-    first and give it back from the first step on).
-
-    Unless it ``splits_backward``, a stage that is asked for the gradient of its input computes
-    those of its weights with it, and has none left when it is asked for these.
+    Torch's own stage stores three tensors of hidden states for each microbatch of a step,
+    though few are in flight. Here idle buffers are on ``meta``, which no public API allows.
+    ``_setup_forward_recv_info`` is in 2.13 to 2.15. Older releases first allocate the memory,
+    and free it from the first step on. Unless ``splits_backward``, the pass for input gradients
+    also computes the weight gradients, and the pass for weight gradients does nothing.
     """
 
     splits_backward = True
-    # Called after the pass for weights alone, which gives gradients without autograd's hooks.
+    # Called after a pass that computes only weight gradients, which skips autograd's hooks.
     on_weight_gradients: Callable[[], None] = staticmethod(lambda: None)
 
     @override

@@ -1,9 +1,9 @@
-"""Private names of torch's operators, dispatch, autograd and compiler. Seen in 2.10 to 2.15.
+"""Private names of torch's operators, dispatch, autograd and compiler. Checked in 2.10 to 2.15.
 
-`TorchDispatchMode` sees operators as they leave the dispatcher, after autograd and DTensor.
-`FakeTensorMode` makes tensors without values that know their device; `meta` does not. At
-`FakeStore` meets the process group `fake`, whose collectives return at once. `checkpoint` hangs
-hooks on a module: public ones wrap it, which gives its parameters other names.
+`TorchDispatchMode` intercepts operators below autograd and DTensor. `FakeTensorMode` makes
+tensors without values that have a device, unlike `meta` tensors. `FakeStore` is the store of
+the process group `fake`, which returns from collectives at once. `checkpoint` registers hooks
+on a module; the public functions wrap the module and change its parameters' names.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _aten = torch.ops.aten
 GROUPED_PRODUCT: Any = _aten._grouped_mm
 """What `torch.nn.functional.grouped_mm` calls."""
 FLASH_ATTENTION: Any = _aten._scaled_dot_product_flash_attention
-"""Attention on CUDA without a mask, as `scaled_dot_product_attention` chooses it."""
+"""Attention on CUDA without a mask, chosen by `scaled_dot_product_attention`."""
 EFFICIENT_ATTENTION: Any = _aten._scaled_dot_product_efficient_attention
 """Attention on CUDA in any precision."""
 MATH_ATTENTION: Any = _aten._scaled_dot_product_attention_math
@@ -35,13 +35,13 @@ MATH_ATTENTION: Any = _aten._scaled_dot_product_attention_math
 CPU_ATTENTION: Any = _aten._scaled_dot_product_flash_attention_for_cpu
 """Attention on a CPU; torch has no formula for its FLOPs."""
 CPU_ATTENTION_BACKWARD: Any = _aten._scaled_dot_product_flash_attention_for_cpu_backward
-"""Its backward pass."""
+"""Backward pass of CPU_ATTENTION."""
 CAST: Any = _aten._to_copy
-"""What `Tensor.to` calls where the dtype changes."""
+"""What `Tensor.to` calls if the dtype changes."""
 READ_NUMBER: Any = _aten._local_scalar_dense
 """What `Tensor.item` calls."""
 ADD_TO_WIDER: Any = _aten.addmm.dtype_out
-"""What `torch.addmm` calls where it is given a wider sum to add to."""
+"""What `torch.addmm` calls with a sum of a wider dtype."""
 WAIT: Any = torch.ops._c10d_functional.wait_tensor
 """The end of a functional collective."""
 # A build may lack the library, or the parts of it that torch uses.
@@ -50,69 +50,66 @@ ONEDNN_LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
 def linear_by_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Map (..., depth) by (rows, depth) in oneDNN: no setting sends torch's own there."""
+    """Multiply (..., depth) by (rows, depth) in oneDNN; no setting makes torch use it."""
     return cast("Tensor", ONEDNN_LINEAR(inputs, weight, bias, "none", [], ""))
 
 
 def has_kernel(operator: str, device: str) -> bool:
-    """Whether ``operator``, such as ``aten::mm``, has a kernel on a kind of device."""
+    """Return whether ``operator``, such as ``aten::mm``, has a kernel for ``device``."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(operator, device.upper())
 
 
-def norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Take each tensor's 2-norm in one kernel; `get_total_norm` gives only that over all."""
+def compute_norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return each tensor's 2-norm, in one kernel; `get_total_norm` returns only the total."""
     return torch._foreach_norm(list(tensors))
 
 
 def multiply_(tensors: Sequence[Tensor], factor: float | Tensor) -> None:
-    """Multiply every tensor in place; in public there is one tensor at a time."""
+    """Multiply all tensors in place; the public API takes one tensor at a time."""
     torch._foreach_mul_(list(tensors), factor)
 
 
 def divide_(tensors: Sequence[Tensor], divisor: float) -> None:
-    """Divide every tensor in place; in public there is one tensor at a time."""
+    """Divide all tensors in place; the public API takes one tensor at a time."""
     torch._foreach_div_(list(tensors), divisor)
 
 
 def packet_of(operator: Any) -> Any:
-    """Return what an overload, which dispatch modes get, belongs to: formulas are by packet."""
+    """Return an overload's packet: modes receive overloads, formulas belong to packets."""
     return operator._overloadpacket
 
 
 def qualified_name(operator: Any) -> str:
-    """Name an overload ``namespace.operator``; its public name drags the overload's along."""
+    """Return ``namespace.operator``; an overload's public name adds the overload's own name."""
     return f"{operator.namespace}.{operator._opname}"
 
 
 def storage_key(held: Tensor | UntypedStorage) -> int:
-    """Number a storage while it lives; its memory's address is 0 for every fake tensor."""
+    """Return a storage's key while it exists; the data pointer of all fake tensors is 0."""
     storage = held.untyped_storage() if isinstance(held, Tensor) else held
     return cast("int", storage._cdata)
 
 
 def in_backward() -> bool:
-    """Whether this thread runs a backward pass; in public only hooks are told."""
+    """Return whether this thread runs a backward pass; the public API informs only hooks."""
     return torch._C._current_graph_task_id() != -1
 
 
 def saves_through_hooks() -> bool:
-    """Whether hooks take what autograd saves here, as those of a checkpoint do.
-
-    In public one can hang up hooks, but not ask whether there are any.
-    """
+    """Return whether saved-tensor hooks are active, such as a checkpoint's hooks."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def keeps_graph() -> bool:
-    """Whether the backward pass that runs has ``retain_graph``, which no `Function` is told."""
+    """Return whether the running backward pass has ``retain_graph``; `Function` lacks it."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def will_run(node: Any) -> bool:
-    """Whether the backward pass that runs wants what goes to ``node``, a next function.
+    """Return whether the running backward pass computes the gradient of ``node``.
 
-    ``needs_input_grad`` says what has a gradient, not what this pass asks for. Of a leaf that
-    is asked for by name torch does not tell: yes.
+    ``node`` is a next function. ``needs_input_grad`` also counts gradients outside of this
+    pass. True also for leaves that the pass lists as inputs: torch does not report those.
     """
     try:
         return torch._C._will_engine_execute_node(node)
@@ -121,18 +118,15 @@ def will_run(node: Any) -> bool:
 
 
 def count_graphs() -> int:
-    """Count the graphs that this process has compiled: first ones and recompilations alike."""
+    """Return the number of graphs that this process has compiled, recompilations included."""
     return int(counters["stats"]["unique_graphs"])
 
 
 def fail_at_recompile_limit() -> None:
-    """Raise `RecompileLimitHit` where a function needs more than `recompile_limit` graphs.
-
-    Else torch warns, and calls the function without its compiler from then on.
-    """
+    """Raise `RecompileLimitHit` at torch's limit of graphs; by default torch only warns."""
     torch._dynamo.config.fail_on_recompile_limit_hit = True
 
 
 def recompile_limit() -> int:
-    """Return how many graphs torch makes of one function, for other shapes or modes."""
+    """Return the maximum number of graphs of one function (for several shapes or modes)."""
     return int(torch._dynamo.config.recompile_limit)

@@ -1,7 +1,7 @@
-"""Private names of selective activation checkpointing: operators, and what is kept of each.
+"""Private torch names for selective activation checkpointing: operators with stored results.
 
-Seen in 2.10 to 2.15. Operators are overloads, as torch's dispatcher knows them. Of those that
-write into what they are given nothing can be kept: who called them reads their argument.
+Checked in 2.10 to 2.15. Operators are overloads, as in torch's dispatcher. The results of
+operators that write into their arguments cannot be stored: callers read the argument.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,44 +32,49 @@ COLLECTIVES = frozenset(
     getattr(_sent, name).default for name in (*_COLLECTIVES, "all_reduce", "wait_tensor")
 )
 CHOICE: Any = _aten.topk.default
-"""The router's: few numbers, and a token must meet the same experts again."""
+"""Router's choice: a small result, and recomputation must send a token to the same experts."""
 PRODUCTS = frozenset(getattr(_aten, name).default for name in _PRODUCTS) | frozenset(
     [] if ONEDNN_LINEAR is None else [ONEDNN_LINEAR.default]
 )
 FLEX_ATTENTION: Any = torch.ops.higher_order.flex_attention
-"""Attention in a graph of torch's compiler; it has no schema, and drops nothing."""
-KEPT = ATTENTION | PRODUCTS | COLLECTIVES | {CHOICE, FLEX_ATTENTION}
+"""Attention in a graph of torch's compiler; it has no schema and no dropout."""
+SAVED_OPERATORS = ATTENTION | PRODUCTS | COLLECTIVES | {CHOICE, FLEX_ATTENTION}
 
 
 def dropped_fraction(operator: Any, given: Sequence[Any], named: Mapping[str, Any]) -> float:
-    """Return what part of the attention weights a kernel is called to drop."""
+    """Return the dropout probability in the arguments of an attention kernel."""
     places = [argument.name for argument in operator._schema.arguments]
     place = places.index("dropout_p")
     return float(given[place] if place < len(given) else named.get("dropout_p", 0.0))
 
 
-def forget(record: Mapping[Any, Any], result: Tensor) -> None:
-    """Let the newest entries of torch's ``record`` that are ``result`` keep its shape alone."""
+def free_record(record: Mapping[Any, Any], result: Tensor) -> None:
+    """Replace ``result`` by its shape in the newest entries of torch's ``record``."""
     key = storage_key(result)
     for entries in record.values():
         last = len(entries) - 1
-        kept = [one for one in tree_leaves(entries[last]) if isinstance(one, _VersionWrapper)]
-        if any(isinstance(one.val, Tensor) and storage_key(one.val) == key for one in kept):
+        wrappers = [
+            leaf for leaf in tree_leaves(entries[last]) if isinstance(leaf, _VersionWrapper)
+        ]
+        if any(
+            isinstance(wrapper.val, Tensor) and storage_key(wrapper.val) == key
+            for wrapper in wrappers
+        ):
             entries[last] = tree_map_only(_VersionWrapper, _ShapeAlone, entries[last])
 
 
 class _ShapeAlone:
-    """Stands in torch's record for a tensor whose numbers nobody will read."""
+    """Placeholder in torch's record for a tensor with numbers that are never read."""
 
     def __init__(self, wrapped: Any) -> None:
-        self._shape = Shape.of(wrapped.val)
+        self._shape = Shape.from_tensor(wrapped.val)
 
     def get_val(self, allow_cache_entry_mutation: bool) -> Tensor:
-        return self._shape.empty()
+        return self._shape.create_empty()
 
 
 class Shape(NamedTuple):
-    """What is left of a tensor without its numbers."""
+    """Shape, stride, dtype and device of a tensor."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -77,23 +82,23 @@ class Shape(NamedTuple):
     device: torch.device
 
     @staticmethod
-    def of(tensor: Tensor) -> "Shape":
+    def from_tensor(tensor: Tensor) -> "Shape":
         return Shape(tensor.size(), tensor.stride(), tensor.dtype, tensor.device)
 
-    def empty(self) -> Tensor:
+    def create_empty(self) -> Tensor:
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
 
 
-def unseen() -> AbstractContextManager[Any]:
-    """Let the innermost mode of torch's dispatcher not see what is done inside."""
+def hide_operators() -> AbstractContextManager[Any]:
+    """Hide operators in the context from the innermost dispatch mode."""
     return _pop_mode_temporarily()
 
 
 def unseen_by_any() -> AbstractContextManager[Any]:
-    """Let no mode see it: torch makes no subclass of a tensor that one has seen."""
+    """Hide operators in the context from all modes: torch cannot subclass a seen tensor."""
     return _disable_current_modes()
 
 
 def allow_side_effects_once() -> None:
-    """Let a compiled checkpoint lend weights and record routes, in its forward pass alone."""
+    """Allow side effects (lent weights, recorded routes) in a compiled checkpoint's forward."""
     torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True

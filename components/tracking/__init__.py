@@ -1,1 +1,1 @@
-"""A run's own record, sent to trackers afterwards: nothing of it is part of training."""
+"""Tracking: export of a finished or running run's records to trackers, outside of training."""

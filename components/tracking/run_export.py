@@ -1,6 +1,6 @@
-"""Run export: what a tracker is told of a run, read from the run folder.
+"""Run export: the data that a tracker gets from a run folder.
 
-Of a step that was taken twice, after a restart or a roll-back, the last counts, as in reports.
+If a step was repeated after a restart or a rollback, the last one counts, as in reports.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,18 +18,16 @@ from components.run.history import RunHistory
 
 
 def check_installed(package: str) -> None:
-    """Describe how to get a library before anything is written or sent.
-
-    Raises:
-        RecipeError: ``package``, a key of ``tracking`` too, cannot be imported.
-    """
+    """Check that ``package``, also a key of ``tracking``, is installed, before any write."""
     if find_spec(package) is None:
-        way = "python -m pip install --require-hashes --no-deps -r requirements/tracking.lock"
-        raise RecipeError(f"tracking.{package}", f"{package} is not installed", way)
+        command = (
+            "python -m pip install --require-hashes --no-deps -r requirements/tracking.lock"
+        )
+        raise RecipeError(f"tracking.{package}", f"{package} is not installed", command)
 
 
 class MetricsRow(NamedTuple):
-    """What was measured at once; ``time`` is in seconds since the epoch."""
+    """Values measured at the same time. ``time`` is in seconds since the epoch."""
 
     step: int
     time: float
@@ -38,38 +36,34 @@ class MetricsRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RunExport:
-    """A run as trackers know it."""
+    """Run in the form that trackers use."""
 
-    id: str  # the same after a restart, a resume or a copy of its folder
+    id: str  # the same after a restart, a resume or a copy of the folder
     name: str
     began: float
     status: str  # "unfinished" while it trains and if it was killed
     recipe: Mapping[str, Any]
-    facts: Mapping[str, str]  # in words: which run this is
+    facts: Mapping[str, str]  # texts that identify the run
     ended: float  # the time of the last row
-    journal: RunHistory
+    history: RunHistory
 
     @property
-    def rows(self) -> Iterator[MetricsRow]:
-        """Make the rows one by one, in the order of time, which is that of the steps."""
+    def metrics_rows(self) -> Iterator[MetricsRow]:
+        """Yield the rows in the order of time, which is the order of steps."""
         return merge(
-            _step_rows(self.journal), _held_out_rows(self.journal), key=lambda row: row.time
+            _step_rows(self.history), _held_out_rows(self.history), key=lambda row: row.time
         )
 
 
-def tell(folder: Path) -> RunExport:
-    """Read the run in ``folder``.
-
-    Raises:
-        RecipeError: it is no run folder, a file of it cannot be read, or it has not begun.
-    """
+def read_run_export(folder: Path) -> RunExport:
+    """Read the run in ``folder``; RecipeError if there are no steps yet."""
     run = load_run(folder)
-    recipe, events, held_out = run.recipe, run.journal.events, run.journal.held_out
-    last_steps = [run.journal.steps[-1]] if run.journal.steps else []
-    times = [one.time for one in (*last_steps, *held_out[-1:])]
+    recipe, events, held_out = run.recipe, run.history.events, run.history.held_out
+    last_steps = [run.history.steps[-1]] if run.history.steps else []
+    times = [record.time for record in (*last_steps, *held_out[-1:])]
     if not times or not events:
-        remedy = f"let it take a step: {command_line(f'resume={folder}')}"
-        raise RecipeError("run", f"{folder} has measured nothing yet", remedy)
+        remedy = f"train at least one step: {command_line(f'resume={folder}')}"
+        raise RecipeError("run", f"{folder} has no measurements yet", remedy)
     began, fingerprint = events[0].time, str(run.derived.get("fingerprint"))
     status = run.results["status"] if run.results else "unfinished"
     facts = {
@@ -88,19 +82,23 @@ def tell(folder: Path) -> RunExport:
         recipe=recipe,
         facts=facts,
         ended=max(times),
-        journal=run.journal,
+        history=run.history,
     )
 
 
-def _step_rows(journal: RunHistory) -> Iterator[MetricsRow]:
-    for step in journal.steps:
+def _step_rows(history: RunHistory) -> Iterator[MetricsRow]:
+    for step in history.steps:
         figures = step.model_dump(exclude={"kind", "step", "time"}, exclude_none=True)
         yield MetricsRow(step.step, step.time, figures)
 
 
-def _held_out_rows(journal: RunHistory) -> Iterator[MetricsRow]:
-    for one in journal.held_out:
-        losses = {f"held_out_by_source/{name}": loss for name, loss in one.by_source.items()}
-        if one.weighted_loss is not None:  # earlier versions had none
-            losses["held_out"] = one.weighted_loss
-        yield MetricsRow(one.step, one.time, {"held_out_unweighted": one.loss, **losses})
+def _held_out_rows(history: RunHistory) -> Iterator[MetricsRow]:
+    for evaluation in history.held_out:
+        losses = {
+            f"held_out_by_source/{name}": loss for name, loss in evaluation.by_source.items()
+        }
+        if evaluation.weighted_loss is not None:  # absent in earlier versions
+            losses["held_out"] = evaluation.weighted_loss
+        yield MetricsRow(
+            evaluation.step, evaluation.time, {"held_out_unweighted": evaluation.loss, **losses}
+        )

@@ -1,7 +1,7 @@
-"""A run on a tracking server of MLflow, found again by its own id and gone on with.
+"""MLflow: send a run to a tracking server. The run's own id finds an earlier export to extend.
 
-MLflow keeps every value that it was given. So what was sent stays, also of steps that the run
-took again later; the newer value, of the same step, comes beside it.
+MLflow keeps every value. If the run repeats a step, the newer value is added to the same step
+and the older one stays.
 """
 
 import contextlib
@@ -13,82 +13,78 @@ from typing import Any
 
 from components.config.schema.monitoring import Mlflow
 from components.errors import RecipeError
-from components.report.outcome import flat
+from components.report.outcome import flatten_tree
 from components.tracking.run_export import MetricsRow, RunExport
 
 PREFIX = "kochbuch."  # of our tags
 ID, SENT = f"{PREFIX}run", f"{PREFIX}sent_until"
-# What one request may hold (mlflow.utils.validation), and how long a parameter may be.
+# Limits of one request (mlflow.utils.validation), and the maximum length of a parameter.
 MOST_METRICS, MOST_PARAMS, MOST_CHARACTERS = 1_000, 100, 6_000
-_REFUSED = re.compile(r"[^\w\-. /]")  # in the name of a figure or a parameter
+_REFUSED = re.compile(r"[^\w\-. /]")  # not allowed in names of metrics or parameters
 STATES = {"finished": "FINISHED", "stopped": "KILLED", "unfinished": "RUNNING"}
 
 
-def send(told: RunExport, section: Mlflow, server: str) -> str:
-    """Send what ``server``, a tracking URI of MLflow, does not have; return the run's id there.
-
-    Raises:
-        RecipeError: the server does not answer, or refuses.
-    """
+def send_rows(export: RunExport, section: Mlflow, server: str) -> str:
+    """Send the rows that ``server``, a tracking URI, lacks. Return the run's id there."""
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # its links; ours is the result
-            return _send(MlflowClient(tracking_uri=server), told, section)
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is for our result
+            return _send(MlflowClient(tracking_uri=server), export, section)
     except MlflowException as error:
         problem = f"{server}: {str(error).strip().splitlines()[0]}"
-        remedy = "name a server that answers with to=URL, with the user and password or the "
-        remedy += "token that it wants (MLFLOW_TRACKING_USERNAME, ...)"
+        remedy = "set to=URL to a running server, and its user and password or "
+        remedy += "token (MLFLOW_TRACKING_USERNAME, ...)"
         raise RecipeError("to", problem, remedy) from None
 
 
-def _send(client: Any, told: RunExport, section: Mlflow) -> str:
+def _send(client: Any, export: RunExport, section: Mlflow) -> str:
     from mlflow.entities import RunTag
 
-    run = _find(client, told, section)
+    run = _find(client, export, section)
     key = run.info.run_id
-    _send_recipe(client, run, told)
+    _send_recipe(client, run, export)
     until = float(run.data.tags.get(SENT, "-inf"))
-    for metrics, last in _batches(row for row in told.rows if row.time > until):
-        # In the same request: where it breaks off, it is sent again, and MLflow knows it.
+    for metrics, last in _batches(row for row in export.metrics_rows if row.time > until):
+        # In the same request: after an interruption it is sent again, and MLflow recognizes it.
         client.log_batch(key, metrics=metrics, tags=[RunTag(SENT, repr(last))])
-    for name, text in told.facts.items():
+    for name, text in export.facts.items():
         client.set_tag(key, f"{PREFIX}{name}", text)
-    state = STATES[told.status]
+    state = STATES[export.status]
     if state == "RUNNING":
         client.update_run(key, status=state)
     else:
-        client.set_terminated(key, state, end_time=_milliseconds(told.ended))
+        client.set_terminated(key, state, end_time=_milliseconds(export.ended))
     return str(key)
 
 
-def _find(client: Any, told: RunExport, section: Mlflow) -> Any:
-    """Find the run in the experiment, or make both."""
+def _find(client: Any, export: RunExport, section: Mlflow) -> Any:
+    """Return the run of the experiment. Create both if necessary."""
     name = section.experiment
-    there = client.get_experiment_by_name(name)
-    place = there.experiment_id if there else client.create_experiment(name)
-    found = client.search_runs([place], filter_string=f"tags.`{ID}` = '{told.id}'")
-    if found:
-        return found[0]
-    began, tags = _milliseconds(told.began), {ID: told.id}
-    return client.create_run(place, start_time=began, tags=tags, run_name=told.name)
+    experiment = client.get_experiment_by_name(name)
+    experiment_id = experiment.experiment_id if experiment else client.create_experiment(name)
+    runs = client.search_runs([experiment_id], filter_string=f"tags.`{ID}` = '{export.id}'")
+    if runs:
+        return runs[0]
+    began, tags = _milliseconds(export.began), {ID: export.id}
+    return client.create_run(experiment_id, start_time=began, tags=tags, run_name=export.name)
 
 
-def _send_recipe(client: Any, run: Any, told: RunExport) -> None:
-    """Send the recipe as parameters; one that has changed since is a tag, they never change."""
+def _send_recipe(client: Any, run: Any, export: RunExport) -> None:
+    """Send the recipe as parameters. They are immutable, so a later change is sent as a tag."""
     from mlflow.entities import Param
 
-    there = run.data.params
+    sent = run.data.params
     texts = {
         _name(key): (value if isinstance(value, str) else json.dumps(value))[:MOST_CHARACTERS]
-        for key, value in flat(told.recipe).items()
+        for key, value in flatten_tree(export.recipe).items()
     }
-    new = [Param(key, text) for key, text in texts.items() if key not in there]
+    new = [Param(key, text) for key, text in texts.items() if key not in sent]
     for start in range(0, len(new), MOST_PARAMS):
         client.log_batch(run.info.run_id, params=new[start : start + MOST_PARAMS])
     for key, text in texts.items():
-        if there.get(key, text) != text:
+        if sent.get(key, text) != text:
             client.set_tag(run.info.run_id, f"{PREFIX}changed.{key}", text)
 
 
@@ -97,7 +93,7 @@ def _name(key: str) -> str:
 
 
 def _batches(rows: Iterable[MetricsRow]) -> Iterator[tuple[list[Any], float]]:
-    """Group rows into requests, with the time of their last row; no row is parted."""
+    """Group rows into requests, each with the time of its last row. A row is never split."""
     from mlflow.entities import Metric
 
     batch: list[Any] = []

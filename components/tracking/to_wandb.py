@@ -1,7 +1,7 @@
-"""A run as the folder of an offline run of W&B, and its upload by ``wandb sync``.
+"""W&B: write a run as the folder of an offline run, and upload it with ``wandb sync``.
 
-The folder is written anew each time: what a run threw away is not in it, and it replaces what
-was uploaded under the same id. W&B sets its ``_runtime`` and start itself.
+The folder is rewritten every time. It does not contain discarded steps, and it replaces an
+earlier upload with the same id. W&B sets its ``_runtime`` and start itself.
 """
 
 import os
@@ -15,17 +15,13 @@ from components.config.schema.monitoring import Wandb
 from components.errors import RecipeError
 from components.tracking.run_export import RunExport
 
-FOLDER = "wandb"  # below the run folder; W&B chooses the name
-TAG_DIGITS = 12  # of fingerprint and commit; a tag has 64 characters at most
-SYNCED = "*.wandb.synced"  # left where an upload is complete; the status is 0 in any case
+FOLDER = "wandb"  # below the run folder; W&B defines the name
+TAG_DIGITS = 12  # of fingerprint and commit; W&B limits a tag to 64 characters
+SYNCED = "*.wandb.synced"  # marks a complete upload; the exit status is always 0
 
 
 def upload_mode() -> str:
-    """Return ``online``, ``offline`` or ``disabled``, by ``WANDB_MODE`` or ``wandb offline``.
-
-    Raises:
-        RecipeError: W&B knows no such mode, or refuses another setting of the environment.
-    """
+    """Return ``online``, ``offline`` or ``disabled``: ``WANDB_MODE`` or ``wandb offline``."""
     import wandb
 
     try:
@@ -39,18 +35,18 @@ def upload_mode() -> str:
     )
 
 
-def write(told: RunExport, section: Wandb, folder: Path) -> Path:
-    """Write the offline run below ``folder`` in place of an earlier one; no network is used.
+def write_offline_run(export: RunExport, section: Wandb, folder: Path) -> Path:
+    """Write the offline run below ``folder``, replacing an earlier one, without network access.
 
-    With ``WANDB_DIR`` it goes there, where other runs are left alone.
+    If ``WANDB_DIR`` is set, the run is written there, and other runs there are kept.
     """
     import wandb
 
-    place = Path(os.environ.get("WANDB_DIR") or folder)
-    own = "" if place == folder else f"offline-run-*-{told.id}"
-    for earlier in (place / FOLDER).glob(own) if own else [place / FOLDER]:
+    parent = Path(os.environ.get("WANDB_DIR") or folder)
+    own = "" if parent == folder else f"offline-run-*-{export.id}"
+    for earlier in (parent / FOLDER).glob(own) if own else [parent / FOLDER]:
         shutil.rmtree(earlier, ignore_errors=True)
-    facts = told.facts
+    facts = export.facts
     tags = [facts["recipe"], facts["scale"], facts["cluster"]]
     tags += [f"{key}-{facts[key][:TAG_DIGITS]}" for key in ("fingerprint", "commit")]
     quiet = wandb.Settings(
@@ -58,46 +54,42 @@ def write(told: RunExport, section: Wandb, folder: Path) -> Path:
         console="off",
         disable_git=True,
         disable_code=True,
-        x_disable_stats=True,  # this machine is not the run's
+        x_disable_stats=True,  # this machine did not train the run
         x_disable_meta=True,
         x_save_requirements=False,
     )
     run = wandb.init(
         mode="offline",
-        dir=str(place),
-        id=told.id,
-        name=told.name,
+        dir=str(parent),
+        id=export.id,
+        name=export.name,
         project=section.project,
         entity=section.entity,
         tags=tuple(dict.fromkeys([*tags, *section.tags])),
-        config={**told.recipe, "kochbuch": dict(facts)},
+        config={**export.recipe, "kochbuch": dict(facts)},
         settings=quiet,
     )
-    for row in told.rows:
+    for row in export.metrics_rows:
         run.log({**row.values, "_timestamp": row.time}, step=row.step)
     run.finish(exit_code=0)
     return Path(run.settings.sync_dir)
 
 
-def upload(written: Path) -> None:
-    """Let ``wandb sync`` upload the folder; what it says goes to standard error.
-
-    Raises:
-        RecipeError: it did not come to its end.
-    """
+def upload_offline_run(written: Path) -> None:
+    """Upload the folder with ``wandb sync``. Its output goes to standard error."""
     command = [sys.executable, "-m", "wandb", "sync", str(written.resolve())]
     subprocess.run(
         command,
         check=False,
         env=python_environment(),
-        cwd=written,  # where it leaves a log of its own
-        stdin=subprocess.DEVNULL,  # no question
+        cwd=written,  # wandb writes a log here
+        stdin=subprocess.DEVNULL,  # no prompts
         stdout=sys.stderr,
     )
     if not any(written.glob(SYNCED)):
-        problem = f"W&B has not got {written}; wandb sync has said above why"
+        problem = f"W&B did not receive {written}; wandb sync printed the reason above"
         remedy = (
-            "log in (wandb login, or WANDB_API_KEY), or copy that folder to where there is a "
+            "log in (wandb login, or WANDB_API_KEY), or copy that folder to a machine with a "
         )
-        remedy += "network and wandb sync it there"
+        remedy += "network and run wandb sync there"
         raise RecipeError("tracking.wandb", problem, remedy)

@@ -1,1 +1,1 @@
-"""The loop: Lightning module, strategy, callbacks, checkpoints."""
+"""Training loop: Lightning module, strategy, callbacks, checkpoints."""

@@ -1,9 +1,9 @@
-"""Start ranks on this machine under torchrun's agent; keep what failed first.
+"""Agent process: start ranks on this machine under torchrun, and record the first failure.
 
-A process of its own, ``python -m components.train.agent LOGS RANKS RESTARTS PROGRAM...``, since
-the agent installs signal handlers. PROGRAM is ``-m MODULE WORDS`` or ``FILE WORDS``. Rank 0
-shares this process's terminal; what the others say, and the errors of all, go below ``LOGS``.
-If a rank fails, all start again, up to RESTARTS times.
+``python -m components.train.agent LOGS RANKS RESTARTS PROGRAM...`` is a separate process, since
+torchrun installs signal handlers. PROGRAM is ``-m MODULE WORDS`` or ``FILE WORDS``. Rank 0 uses
+this process's terminal. The output of the other ranks, and the errors of all ranks, are in
+``LOGS``. If a rank fails, all ranks restart, up to RESTARTS times.
 """
 
 import json
@@ -23,14 +23,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from components.fault_tolerance import failures
-from components.terminal import say
+from components.terminal import log_line
 
-LONGEST_SOCKET_FOLDER = 70  # a socket's path has 107 bytes, multiprocessing adds 33
-LOOKED_WITHIN_SECONDS = 2.0  # torchrun notes whole seconds, of the moment when it looked
+LONGEST_SOCKET_FOLDER = 70  # a socket's path has at most 107 bytes, multiprocessing adds 33
+LOOKED_WITHIN_SECONDS = 2.0  # torchrun's timestamps are the time of its poll, in full seconds
 
 
 def run_program(program: Sequence[str]) -> None:
-    """Be one rank; what the program raises is written to torchrun's error file."""
+    """Run the program as one rank. torchrun writes its exception to the error file."""
     is_module = program[0] == "-m"
     sys.argv = list(program[is_module:])
     try:
@@ -39,18 +39,18 @@ def run_program(program: Sequence[str]) -> None:
         else:
             runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as ended:
-        # The agent waits for what a rank returns: one that ends itself would never be done.
+        # The agent waits for the return value: after an exit it would wait forever.
         if ended.code:
             raise
 
 
 def run_ranks(logs: Path, ranks: int, restarts: int, program: Sequence[str]) -> int:
-    """Run one process a rank and return an exit status; the first failure is left in a file."""
+    """Run one process per rank, and return an exit status. A file gets the first failure."""
     logs.mkdir(exist_ok=True)
     (logs / failures.FIRST_FAILURE).unlink(missing_ok=True)
     failures.forget_errors(logs)
     _remove_old_logs(logs)
-    logging.disable(logging.ERROR)  # the agent would say again what the file says
+    logging.disable(logging.ERROR)  # the agent would repeat the contents of the file
     redirects = dict.fromkeys(range(1, ranks), Std.ALL)
     config = LaunchConfig(
         min_nodes=1,
@@ -64,17 +64,17 @@ def run_ranks(logs: Path, ranks: int, restarts: int, program: Sequence[str]) -> 
         start_method="forkserver",
         logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=redirects),
     )
-    # Ranks that start again would read the addresses of those before: the agent's own store,
-    # which they share unless told otherwise, is made once (torch 2.13, dynamic_rendezvous.py).
+    # By default ranks share the agent's store, which is created once (torch 2.13,
+    # dynamic_rendezvous.py). Restarted ranks would read the addresses of the previous ranks.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if len(tempfile.gettempdir()) > LONGEST_SOCKET_FOLDER:
         tempfile.tempdir = "/tmp"  # short on every Linux
-    # One process imports the slow libraries, and every rank is a fork of it.
+    # The fork server imports the slow libraries once, and every rank is a fork of it.
     set_forkserver_preload(["components.train.fit"])
     try:
         elastic_launch(config, run_program)(program)
     except ChildFailedError as error:
-        if logs.is_dir():  # else the run's folder was removed, which `launch` reports
+        if logs.is_dir():  # otherwise the run's folder was removed, which `launch` reports
             _write_first_failure(logs, *first_failure({**error.failures, **_raised(logs)}))
         statuses = {failure.exitcode for failure in error.failures.values()}
         return failures.MENDABLE if failures.MENDABLE in statuses else 1
@@ -84,29 +84,29 @@ def run_ranks(logs: Path, ranks: int, restarts: int, program: Sequence[str]) -> 
 
 
 def _remove_old_logs(logs: Path) -> None:
-    """Remove torchrun's folders of earlier starts, but for the newest."""
-    for folder in sorted(logs.glob("*_*/"), key=lambda one: one.stat().st_mtime)[:-1]:
+    """Remove torchrun's log folders of earlier starts, except the newest."""
+    for folder in sorted(logs.glob("*_*/"), key=lambda folder: folder.stat().st_mtime)[:-1]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_first_failure(logs: Path, rank: int, failure: ProcessFailure) -> None:
-    """Write down the first failure, whole or not at all: a full disk may be what it tells."""
-    beside = logs / f".{failures.FIRST_FAILURE}"
+    """Write the first failure to a file atomically: the failure may be a full disk."""
+    temporary = logs / f".{failures.FIRST_FAILURE}"
     try:
-        text = json.dumps({"rank": rank, **describe(failure)}, indent=1)
-        beside.write_text(f"{text}\n", "utf-8")
-        beside.replace(logs / failures.FIRST_FAILURE)
+        text = json.dumps({"rank": rank, **describe_failure(failure)}, indent=1)
+        temporary.write_text(f"{text}\n", "utf-8")
+        temporary.replace(logs / failures.FIRST_FAILURE)
     except OSError as error:
-        say(f"{logs / failures.FIRST_FAILURE}: cannot be written: {error.strerror}")
+        log_line(f"{logs / failures.FIRST_FAILURE}: cannot be written: {error.strerror}")
 
 
 def _raised(logs: Path) -> dict[int, ProcessFailure]:
-    """Read the error files of all ranks: torchrun speaks of the rank that it saw end first.
+    """Read the error files of all ranks. torchrun reports only the rank that it saw end first.
 
-    They are where torchrun told the ranks, or where ranks that train have theirs in any job.
+    The files are at torchrun's paths; training ranks write to `failures.error_file`.
     """
     attempts = sorted(logs.glob("*_*/attempt_*"), key=lambda folder: folder.stat().st_mtime)
-    if not attempts:  # removed since then
+    if not attempts:  # removed in the meantime
         return {}
     newest = attempts[-1]
     files = {int(file.parent.name): file for file in newest.glob("*/error.json")}
@@ -117,32 +117,32 @@ def _raised(logs: Path) -> dict[int, ProcessFailure]:
 
 
 def _failure(rank: int, file: Path) -> ProcessFailure:
-    """Describe a rank by its error file: torch's constructor cannot read one that was cut."""
+    """Return a ProcessFailure for an error file: its constructor fails on truncated files."""
     failure = ProcessFailure(local_rank=rank, pid=0, exitcode=1, error_file="")
     failure.error_file = str(file)
     return failure
 
 
 def first_failure(failed: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
-    """Find the rank that brought the others down.
+    """Return the rank that failed first and its failure.
 
-    The others fail too within milliseconds, so torchrun's own choice, by whole seconds, may
-    name one of them. An error file is written when the error is raised. A rank that was killed
-    leaves none; who only waited for another and what the agent itself ended come last.
+    torchrun's timestamps are full seconds, but the other ranks fail within milliseconds. An
+    error file has the time of the error. A killed rank has no error file. Ranks that only
+    waited for others, and ranks that the agent ended, come last.
     """
 
-    def moment(item: tuple[int, ProcessFailure]) -> tuple[bool, float]:
+    def failure_order(item: tuple[int, ProcessFailure]) -> tuple[bool, float]:
         failure = item[1]
         file = Path(failure.error_file)
         if file.is_file():
-            return failures.WAITING in failures.message_of(file), file.stat().st_mtime
+            return failures.WAITING in failures.read_error(file)[0], file.stat().st_mtime
         return failure.signal_name() == "SIGTERM", failure.timestamp - LOOKED_WITHIN_SECONDS
 
-    return min(failed.items(), key=moment)
+    return min(failed.items(), key=failure_order)
 
 
-def describe(failure: ProcessFailure) -> dict[str, str]:
-    """Return ``message`` and ``traceback``, which is empty if the rank could leave none."""
+def describe_failure(failure: ProcessFailure) -> dict[str, str]:
+    """Return ``message`` and ``traceback`` of a failure. The traceback may be empty."""
     file, status = Path(failure.error_file), failure.exitcode
     if file.is_file():
         message, traceback = failures.read_error(file)

@@ -18,12 +18,12 @@ from components.run.folder import RunFolder
 from components.run.history import lines_from_end
 from components.train.step_metrics import StepRecord
 
-# The first bytes of records that a run may write at every step.
+# The first bytes of records that may appear at every step.
 STEP_LINES = (b'{"kind": "step"', b'{"kind": "logged"')
-MOST_SPEEDS = 10_000  # steps whose median is the speed of a run
-# What records have is not logged again.
+MOST_SPEEDS = 10_000  # steps in the median speed of a run
+# Metrics that other records contain.
 RECORDED = {field.name for field in fields(StepRecord)} | {
-    *("held_out", "held_out_unweighted", "device_joules", "epoch"),
+    *("held_out", "held_out_unweighted", "device_joules", "epoch")
 }
 
 _log = logging.getLogger(__name__)
@@ -31,10 +31,10 @@ _thread_ended = threading.excepthook
 
 
 class MetricsFile(Logger):
-    """Append records to ``file`` on the first rank; other ranks write nothing.
+    """Logger that appends records to ``file`` on the first rank. Other ranks write nothing.
 
-    Where the disk is full or away the run waits for ``retry_seconds``, unless ``stopped``.
-    What else a callback logs (``self.log``) is a record of the kind ``logged``.
+    While the disk is full or unavailable, it retries for ``retry_seconds`` unless ``stopped``.
+    Other metrics of callbacks (``self.log``) become records of the kind ``logged``.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class MetricsFile(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         other = {name: value for name, value in metrics.items() if name not in RECORDED}
         if other and self._at is not None:
-            self.record("logged", self._at, other)
+            self.append_record("logged", self._at, other)
 
-    def record(self, kind: str, at: ClockReading, figures: Mapping[str, object]) -> None:
-        """Append a record of what was measured ``at`` a step."""
+    def append_record(self, kind: str, at: ClockReading, figures: Mapping[str, object]) -> None:
+        """Append a record of figures measured ``at`` a step."""
         self._at = at
         if not self.writes:
             return
@@ -76,15 +76,15 @@ class MetricsFile(Logger):
         self._patience(self.file, lambda: append_line(self.file, line, sync=False))
 
     def earlier_records(self) -> Iterator[dict[str, Any]]:
-        """Yield what earlier processes recorded, but for steps, newest first."""
+        """Yield earlier processes' records, except steps and logged ones, newest first."""
         return lines_from_end(self.file, skipped=STEP_LINES) if self.writes else iter(())
 
 
 class TensorBoardCurves(TensorBoardLogger):
-    """Write curves into the run folder; a full disk costs points and stops no run.
+    """TensorBoard curves in the run folder. A full disk loses points, but the run continues.
 
-    TensorBoard writes in a thread that ends at its first error, and raises that error at the
-    next call. What it had not written by then is lost; a new file takes what follows.
+    TensorBoard's thread ends at its first error, which the next call raises; a new file
+    follows.
     """
 
     def __init__(self, *, folder: RunFolder) -> None:
@@ -106,7 +106,7 @@ class TensorBoardCurves(TensorBoardLogger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Write nothing: events are written by their own thread."""
+        """Do nothing: TensorBoard's own thread writes the events."""
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
@@ -121,14 +121,14 @@ class TensorBoardCurves(TensorBoardLogger):
 
 
 def _drop_writer_errors(failure: threading.ExceptHookArgs) -> None:
-    """Print no traceback of TensorBoard's thread: its error is raised at the next call."""
+    """Suppress tracebacks of TensorBoard's thread: the next call raises the error again."""
     is_writer = type(failure.thread).__name__ == "_AsyncWriterThread"
     if not (is_writer and isinstance(failure.exc_value, OSError)):
         _thread_ended(failure)
 
 
 def recent_speeds(file: Path, *, after_step: int) -> list[float]:
-    """Read the tokens per second of the last steps that followed ``after_step``."""
-    steps = (one for one in lines_from_end(file) if one["kind"] == "step")
-    of_phase = takewhile(lambda one: one["step"] > after_step, steps)
-    return [one["tokens_per_second"] for one in islice(of_phase, MOST_SPEEDS)]
+    """Return the tokens per second of the last steps after ``after_step``."""
+    steps = (record for record in lines_from_end(file) if record["kind"] == "step")
+    of_phase = takewhile(lambda record: record["step"] > after_step, steps)
+    return [record["tokens_per_second"] for record in islice(of_phase, MOST_SPEEDS)]

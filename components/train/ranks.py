@@ -1,7 +1,6 @@
-"""Which rank a process is, whoever started it, its allocator, its folders for compiled kernels.
+"""Environment variables of a rank: its number, torch's allocator, and kernel caches.
 
-torch, Lightning and oneCCL read torchrun's variables. A cluster's launcher tells each process
-the same under names of its own.
+torch, Lightning and oneCCL read torchrun's variables; a cluster's launcher sets others.
 """
 
 import os
@@ -13,7 +12,7 @@ from typing import NamedTuple
 from components.errors import RecipeError
 
 _ALL = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
-# Intel's driver has no cache at all where NEO_CACHE_DIR is missing
+# Intel's driver does not cache if the folder NEO_CACHE_DIR does not exist
 # (github.com/intel/compute-runtime, default_cache_config.cpp).
 # MIOpen, AMD's cuDNN, fails on shared file systems (docs.olcf.ornl.gov, PyTorch on Frontier).
 _OF_DEVICE = {
@@ -24,54 +23,53 @@ _OF_DEVICE = {
 
 
 def cache_variables(device: str) -> tuple[str, ...]:
-    """Name the environment variables that say where kernels for ``device`` are kept."""
+    """Return the environment variables for the kernel caches of ``device``."""
     return (*_ALL, *_OF_DEVICE.get(device, ()))
 
 
-# What torch reads when a device first gives memory; the first is the name since 2.9, and of
-# others that a user may have set the allocator takes its settings before.
+# Torch reads these at the first allocation on a device. ALLOCATOR is the name since torch 2.9.
+# If a user has set an older name, the allocator prefers the older one.
 ALLOCATOR = "PYTORCH_ALLOC_CONF"
 OLDER_ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-_GROWS = "expandable_segments:True"  # segments that grow: what is freed in between fits again
+_GROWS = "expandable_segments:True"  # growing segments reduce fragmentation
 
 
 def allocator_settings(device: str) -> str | None:
-    """Return what ``PYTORCH_ALLOC_CONF`` is for such devices where nobody has set it.
+    """Return the default ``PYTORCH_ALLOC_CONF`` for a kind of device, or None.
 
-    On AMD's GPUs torch has no such segments up to 2.10, and with newer ones of 2026 the first
-    copy hung: https://github.com/pytorch/pytorch/issues/192259.
+    On AMD GPUs, torch has no expandable segments up to 2.10. With newer releases of 2026, the
+    first copy hangs: https://github.com/pytorch/pytorch/issues/192259.
     """
     return _GROWS if device == "cuda" else None
 
 
-def allocator_variables(device: str, seen: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable of torch's allocator; nothing where ``seen`` has the user's own."""
+def allocator_variables(device: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the allocator's variable, or nothing if the user's ``environment`` sets one."""
     settings = allocator_settings(device)
-    if settings is None or any(name in seen for name in (ALLOCATOR, *OLDER_ALLOCATORS)):
+    if settings is None or any(name in environment for name in (ALLOCATOR, *OLDER_ALLOCATORS)):
         return {}
     return {ALLOCATOR: settings}
 
 
-def make_cache_folders(seen: Mapping[str, str]) -> None:
-    """Make the folders that ``seen`` names; whoever owns one has code in it run.
-
-    Raises:
-        RecipeError: one cannot be made, or belongs to somebody else.
-    """
+def make_cache_folders(environment: Mapping[str, str]) -> None:
+    """Create the kernel cache folders; this user must own them, since processes run them."""
     every = (*_ALL, *chain.from_iterable(_OF_DEVICE.values()))
-    for name in (name for name in every if name in seen):
-        folder, way = Path(seen[name]), "name another folder, or cluster.site.node_folder"
+    for name in (name for name in every if name in environment):
+        folder, fix = (
+            Path(environment[name]),
+            "set another folder, or cluster.site.node_folder",
+        )
         try:
             folder.mkdir(parents=True, exist_ok=True)
             owner = folder.stat().st_uid
         except OSError as error:
-            raise RecipeError(name, f"cannot make {folder}: {error.strerror}", way) from None
+            raise RecipeError(name, f"cannot create {folder}: {error.strerror}", fix) from None
         if owner != os.getuid():
-            raise RecipeError(name, f"{folder} belongs to another user", way)
+            raise RecipeError(name, f"{folder} belongs to another user", fix)
 
 
 class Launcher(NamedTuple):
-    """Names under which a launcher tells rank, rank on the node, and how many there are."""
+    """A launcher's variables for the rank, the local rank, and the number of ranks."""
 
     rank: str
     local_rank: str
@@ -86,51 +84,51 @@ LAUNCHERS = (
 )
 
 
-def rank_variables(seen: Mapping[str, str], *, ranks: int, per_node: int) -> dict[str, str]:
-    """Return what torchrun would set; nothing where it has, or where one rank needs none.
+def rank_variables(
+    environment: Mapping[str, str], *, ranks: int, per_node: int
+) -> dict[str, str]:
+    """Return torchrun's variables, or nothing if they are set or there is only one rank.
 
-    Some launchers do not tell how many ranks there are: the recipe's ``ranks`` are meant then.
-
-    Raises:
-        RecipeError: no launcher says which rank this is, or it started another number of them.
+    ``ranks`` are the recipe's, which some launchers do not set. Raises RecipeError if no
+    launcher sets the rank, or if it started a different number of ranks.
     """
-    if "RANK" in seen or ranks == 1:
+    if "RANK" in environment or ranks == 1:
         return {}
-    problem = f"not set, but the recipe has {ranks} ranks, and no launcher says which this is"
-    launcher = _launcher(seen, problem, "start the ranks by srun, by mpiexec or by torchrun")
-    started = int(seen.get(launcher.ranks or "", ranks))
+    problem = f"not set, but the recipe has {ranks} ranks and no launcher sets the rank"
+    launcher = _launcher(environment, problem, "start the ranks with srun, mpiexec or torchrun")
+    started = int(environment.get(launcher.ranks or "", ranks))
     if started != ranks:
         raise RecipeError(
             str(launcher.ranks),
             f"{started} ranks were started, but the recipe has {ranks}",
-            f"start {ranks} of them, {per_node} a node",
+            f"start {ranks} ranks, {per_node} per node",
         )
-    rank = int(seen[launcher.rank])
+    rank = int(environment[launcher.rank])
     return {
         "RANK": str(rank),
-        "LOCAL_RANK": seen[launcher.local_rank],
+        "LOCAL_RANK": environment[launcher.local_rank],
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(per_node),
         "GROUP_RANK": str(rank // per_node),
-        # By this one Lightning takes the others, not the scheduler's, as torchrun's.
-        "TORCHELASTIC_RUN_ID": seen.get("SLURM_JOB_ID") or seen.get("PBS_JOBID") or "job",
+        # With this variable, Lightning uses torchrun's variables, not the scheduler's.
+        "TORCHELASTIC_RUN_ID": environment.get("SLURM_JOB_ID")
+        or environment.get("PBS_JOBID")
+        or "job",
     }
 
 
-def task_number(seen: Mapping[str, str]) -> int:
-    """Return which of the launcher's tasks this is, where it starts one a node.
-
-    Raises:
-        RecipeError: no launcher says so.
-    """
-    problem = "no launcher says which node of the job this is"
+def task_number(environment: Mapping[str, str]) -> int:
+    """Return the number of this launcher task (one per node), else raise RecipeError."""
+    problem = "no launcher sets the node's number in the job"
     return int(
-        seen[_launcher(seen, problem, "start one task a node by srun or by mpiexec").rank]
+        environment[
+            _launcher(environment, problem, "start one task per node with srun or mpiexec").rank
+        ]
     )
 
 
-def _launcher(seen: Mapping[str, str], problem: str, remedy: str) -> Launcher:
+def _launcher(environment: Mapping[str, str], problem: str, remedy: str) -> Launcher:
     for launcher in LAUNCHERS:
-        if launcher.rank in seen and launcher.local_rank in seen:
+        if launcher.rank in environment and launcher.local_rank in environment:
             return launcher
     raise RecipeError("RANK", problem, remedy)

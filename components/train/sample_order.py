@@ -1,4 +1,4 @@
-"""The sample order of a run, from its recipe and what preparation found; without torch."""
+"""Sample order of a run, from its recipe and the prepared data. Works without torch."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 from components.config.recipe import Recipe
-from components.config.step_clock import Cutting
+from components.config.step_clock import SampleCut
 from components.data.manifest import Manifest
 from components.data.mixture import limit_repeats, tempered_shares, windows_per_source
 from components.data.order import Phase, SampleOrder
@@ -15,13 +15,12 @@ from components.data.run_order import Cut, RunOrder, split_at
 
 
 def make_order(recipe: Recipe, manifest: Manifest, folder: Path) -> RunOrder:
-    """Settle the shares of every phase by the tokens found, or by the rows packed of them.
+    """Return the sample order: the shares of every phase from the tokens or packed rows.
 
-    Raises:
-        RecipeError: a source without one whole window, or that would be repeated too often, or
-            that nobody has packed.
+    Raises RecipeError if a source has no complete window, would be repeated too often, or is
+    not packed.
     """
-    tokens = {name: manifest.sources[name].train_tokens for name in recipe.data.names}
+    tokens = {name: manifest.sources[name].train_tokens for name in recipe.data.source_names}
     rule = recipe.data.mixture
     by_rule = tempered_shares(tokens, 1.0 if isinstance(rule, str) else rule.temperature)
     phases = [
@@ -33,8 +32,8 @@ def make_order(recipe: Recipe, manifest: Manifest, folder: Path) -> RunOrder:
         for name, source in recipe.data.sources.items()
         if source.most_epochs is not None
     }
-    cuts = recipe.clock.cuts()
-    samples = [_samples(cut, manifest, folder, recipe.data.names) for cut in cuts]
+    cuts = recipe.token_clock.list_sample_cuts()
+    samples = [_samples(cut, manifest, folder, recipe.data.source_names) for cut in cuts]
     parts = split_at(phases, [cut.first_sample for cut in cuts])
     limited = limit_repeats(
         [
@@ -45,30 +44,30 @@ def make_order(recipe: Recipe, manifest: Manifest, folder: Path) -> RunOrder:
         samples=samples[0],
         most_epochs=limits,
         total_samples=recipe.total_samples,
-        surplus=recipe.data.surplus,
+        on_exhausted=recipe.data.on_exhausted,
         weights=[
             Fraction(cut.sequence_length, cuts[0].sequence_length)
             for cut, part in zip(cuts, parts, strict=True)
             for _ in part
         ],
     )
-    settled, found_cuts = iter(limited), list[Cut]()
+    remaining, run_cuts = iter(limited), list[Cut]()
     epochs: dict[str, int] = {}
     ends = chain((cut.first_sample for cut in cuts[1:]), [recipe.total_samples])
     for (first, length, _), end, sizes, part in zip(cuts, ends, samples, parts, strict=True):
-        own = [Phase(one.first_sample, next(settled).shares, one.path) for one in part]
+        own = [Phase(phase.first_sample, next(remaining).shares, phase.path) for phase in part]
         order = SampleOrder(
             phases=own, samples=sizes, seed=recipe.budget.seed, first_epochs=epochs
         )
-        found_cuts.append(Cut(first, length, order))
+        run_cuts.append(Cut(first, length, order))
         epochs = order.epochs_after(end - first)
-    return RunOrder(found_cuts)
+    return RunOrder(run_cuts)
 
 
 def _samples(
-    cut: Cutting, manifest: Manifest, folder: Path, names: Sequence[str]
+    cut: SampleCut, manifest: Manifest, folder: Path, names: Sequence[str]
 ) -> dict[str, int]:
-    """Count the samples of each source, as they are cut."""
+    """Return the number of samples of each source for a ``cut``: windows or packed rows."""
     length = cut.sequence_length
     if not cut.packed:
         windows = windows_per_source(manifest, length)

@@ -1,4 +1,4 @@
-"""Lightning's trainer, strategy and accelerators, as runs and proofs use them."""
+"""Lightning trainer, strategy and accelerators."""
 
 import logging
 import os
@@ -28,7 +28,7 @@ T = TypeVar("T", bound=Trainer, default=Trainer)
 
 
 class XPUAccelerator(Accelerator):
-    """Give each rank the Intel GPU, or the tile of one, that has its number on the node."""
+    """Accelerator that assigns each rank the Intel GPU or tile with the rank's local number."""
 
     def setup_device(self, device: torch.device) -> None:
         assert device.type == "xpu", device
@@ -38,7 +38,7 @@ class XPUAccelerator(Accelerator):
         return torch.xpu.memory_stats(device)
 
     def teardown(self) -> None:
-        """Leave the allocator's cache: emptied after an all-gather of xccl, it leaks.
+        """Keep the allocator's cache: emptying it after an xccl all-gather leaks memory.
 
         https://github.com/argonne-lcf/AuroraBugTracking, bugs.md, 143.
         """
@@ -65,7 +65,7 @@ class XPUAccelerator(Accelerator):
 
 
 class OwnDeviceAccelerator(CUDAAccelerator):
-    """Give each rank the first device, which is the only one that its site shows it."""
+    """Accelerator that assigns each rank the first device, the only one visible to the rank."""
 
     @staticmethod
     def parse_devices(devices: int | str | list[int]) -> list[int]:
@@ -78,12 +78,12 @@ class OwnDeviceAccelerator(CUDAAccelerator):
 
 
 def register_xpu() -> None:
-    """Make ``Trainer(accelerator="xpu")`` mean ours; again does no harm."""
+    """Register our accelerator for ``Trainer(accelerator="xpu")``. Can be repeated."""
     AcceleratorRegistry.register("xpu", XPUAccelerator, "Intel GPUs", override=True)
 
 
 class MeshStrategy(ModelParallelStrategy):
-    """Set up one mesh for all ranks, not Lightning's; the module parallelizes its model."""
+    """Strategy with our own mesh of all ranks, not Lightning's. The module shards its model."""
 
     mesh: Mesh
 
@@ -92,11 +92,7 @@ class MeshStrategy(ModelParallelStrategy):
         self._parallelism = parallelism
 
     def setup_environment(self) -> None:
-        """Join the ranks that torchrun started, and make the mesh.
-
-        Raises:
-            RecipeError: this torch has nothing that joins such devices.
-        """
+        """Create the process group and the mesh; RecipeError if torch lacks the backend."""
         assert self.accelerator is not None
         self.accelerator.setup_device(self.root_device)
         kind = self.root_device.type
@@ -105,9 +101,9 @@ class MeshStrategy(ModelParallelStrategy):
             dist.init_process_group(
                 devices.lone_backend(kind), store=store, rank=0, world_size=1
             )
-        elif not dist.is_initialized():  # whoever called us may have joined the ranks
-            # Bound to a device, a group makes the mesh's groups by splitting itself, which
-            # saves NCCL time. Not so xccl, which cannot:
+        elif not dist.is_initialized():  # the caller may have created the group
+            # A group bound to a device creates the mesh's groups by a split, which is faster
+            # with NCCL. xccl does not support the split:
             # https://github.com/pytorch/pytorch/issues/186548.
             dist.init_process_group(
                 devices.group_backend(kind),
@@ -126,7 +122,7 @@ class MeshStrategy(ModelParallelStrategy):
 
 
 def rank_here() -> int:
-    """Return the number of this process among the ranks, also before they are connected."""
+    """Return the rank of this process, also before the process group exists."""
     return int(os.environ.get("RANK", "0"))
 
 
@@ -144,18 +140,17 @@ def make_trainer(
     most_steps: int | None = None,
     **options: Any,
 ) -> T:
-    """Make a trainer without samplers and checkpoints of its own, of at most so many steps.
+    """Return a trainer for at most ``most_steps`` steps, without Lightning's own parts.
 
-    Raises:
-        RecipeError: the devices of this machine are not those of the recipe.
+    Raises RecipeError if the devices of this machine do not match the recipe.
     """
     devices.check_devices(recipe.cluster)
     register_xpu()
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # a login node
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's own use of torch
-    warnings.filterwarnings("ignore", message="GPU available but not used")  # asked for so
-    # All ranks log the same: figures are summed over them before.
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # from Lightning's use of torch
+    warnings.filterwarnings("ignore", message="GPU available but not used")  # intended
+    # All ranks log the same figures, which were summed over ranks before.
     warnings.filterwarnings("ignore", message=".*sync_dist=True.*")
     return kind(
         accelerator=_accelerator(recipe.cluster),
@@ -165,7 +160,7 @@ def make_trainer(
         max_epochs=1,
         limit_train_batches=most_steps,
         num_sanity_val_steps=0,
-        check_val_every_n_epoch=2,  # never: a callback validates, on the clock of tokens
+        check_val_every_n_epoch=2,  # never: a callback validates by tokens
         log_every_n_steps=1,
         logger=False,
         callbacks=list(callbacks),
@@ -180,10 +175,9 @@ def make_trainer(
 
 @contextmanager
 def interrupts_pass() -> Iterator[None]:
-    """Let an interrupt pass; Lightning makes of it an exit with status 1, and ignores others.
+    """Raise KeyboardInterrupt unchanged: Lightning makes it an exit with status 1.
 
-    Raises:
-        KeyboardInterrupt: there was one.
+    Lightning also ignores further interrupts. This restores the signal handler.
     """
     before = signal.getsignal(signal.SIGINT)
     try:

@@ -13,9 +13,9 @@ from components.distributed.mesh import Mesh
 
 
 class ValidationBatches:
-    """Iterate over the held-out batches of one source that this data rank evaluates.
+    """Iterate over this data rank's held-out batches of one source, and whether each counts.
 
-    Each item is a batch ``[sequences, length + 1]`` and whether it counts in the mean.
+    A batch has the shape ``[sequences, length + 1]``.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class ValidationBatches:
         # The last few tokens that do not divide among the ranks of a sequence are excluded.
         windows = (
             window[: length + 1]
-            for window in self._windows.windows(self._source)
+            for window in self._windows.iter_windows(self._source)
             if (length := (len(window) - 1) // self._divisor * self._divisor)
         )
         batches = stack_equal_lengths(windows, self._sequences)
@@ -42,11 +42,10 @@ class ValidationBatches:
 def take_turns(
     batches: Iterator[Tensor], rank: int, ranks: int
 ) -> Iterator[tuple[Tensor, bool]]:
-    """Take every ``ranks``-th batch of each shape, with whether it counts.
+    """Yield every ``ranks``-th batch of each shape, and whether it counts.
 
-    All ranks take equally many batches of a shape, since some layouts move weights or tokens
-    between ranks in every batch. A rank that has none left repeats another rank's batch, which
-    does not count.
+    All ranks yield equally many batches of a shape, since some layouts move weights or tokens
+    between ranks in every batch. A rank without a batch repeats another rank's, uncounted.
     """
     for _, alike in groupby(batches, key=lambda batch: batch.shape):
         while turn := list(islice(alike, ranks)):

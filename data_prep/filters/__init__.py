@@ -1,1 +1,1 @@
-"""Why a document is removed: one file for each published set of rules."""
+"""Document filters: one file for each published set of rules."""

@@ -1,19 +1,18 @@
-"""Published filters behind the interface of a step, and the words that they see, in any script.
+"""Published filters as document steps, and a word tokenizer for them that covers all scripts.
 
 OSCAR's annotator: github.com/oscar-project/ungoliant, src/transformers (tiny.rs,
 sentence_filter.rs, header.rs, noisy.rs); Abadji et al., "Towards a Cleaner Document-Oriented
 Multilingual Crawled Corpus" (arXiv 2201.06642).
 
 Repeats: OLMoE (arXiv 2409.02060, Section 2) "removes all documents with a sequence of 32 or
-more repeated n-grams, where an n-gram is any span of 1 to 13 tokens"; tokens of its tokenizer.
-Here no tokenizer is trained yet. Approximated: a token is a piece of a word of at most
-``PIECE_CHARACTERS``, or a run of marks, as a ruled line is one or two tokens.
+more repeated n-grams, where an n-gram is any span of 1 to 13 tokens", with its own tokenizer.
+Here no tokenizer is trained yet: as an approximation, a token is a piece of a word of at most
+``PIECE_CHARACTERS`` characters, or a run of marks, because a ruled line is one or two tokens.
 
-Words are a stand-in for datatrove's tokenizers, each of which needs a package or a model of its
-own. Approximated: languages written with spaces are cut at white space and punctuation (an
-apostrophe inside a word is kept, where spaCy cuts "don't" in two); of Chinese, Japanese, Thai,
-Lao, Khmer, Burmese and Tibetan every character is a word, so that limits on the length of words
-mean nothing there.
+datatrove's tokenizers each need a package or a model. The approximation here cuts languages
+with spaces at white space and punctuation (an apostrophe inside a word is kept, while spaCy
+cuts "don't" in two). In Chinese, Japanese, Thai, Lao, Khmer, Burmese and Tibetan every
+character is a word, so limits on word length have no meaning there.
 """
 
 import re
@@ -34,39 +33,40 @@ from datatrove.utils.word_tokenizers import WhitespaceTokenizer
 from components.config.schema.document_steps import Annotations, LineShape, RepeatedNgrams
 from components.config.schema.types import Section
 
-# Scripts without spaces between words, as ranges of The Unicode Standard's blocks.
+# Scripts without spaces between words, as ranges of Unicode blocks.
 UNSPACED = (
     "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff"
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f"
 )
 PICTOGRAPHS = "\U0001f000-\U0001faff"
 LAST_OF_PLANE = 0xFFFF
-# As far as the last mark that may end a sentence, or line break.
+# Everything up to the last mark that may end a sentence, or the last line break.
 UP_TO_LAST_MARK = re.compile(
     rf".*[{re.escape(''.join(sorted(TERMINAL_PUNCTUATION)))}\n]", re.DOTALL
 )
 
 
-class Words(WhitespaceTokenizer):  # type: ignore[misc]  # datatrove carries no types
-    """Cut a text into words and single punctuation marks; sentences as datatrove cuts them."""
+class Words(WhitespaceTokenizer):  # type: ignore[misc]  # datatrove has no type hints
+    """Word tokenizer: words and single punctuation marks; sentences as datatrove cuts them."""
 
     def word_tokenize(self, text: str) -> list[str]:
         return word_pattern().findall(text)
 
     def sent_tokenize(self, text: str) -> list[str]:
-        """Cut behind terminal punctuation, with the inherited pattern.
+        """Cut after terminal punctuation, with the inherited pattern.
 
-        What follows the last mark is no sentence to it; on that part it takes quadratic time.
+        Text after the last mark is not a sentence. It is dropped first, because the pattern
+        takes quadratic time on it.
         """
         match = UP_TO_LAST_MARK.match(text)
-        closed = text[: match.end() + 1] if match else ""  # with the quotation mark behind it
+        closed = text[: match.end() + 1] if match else ""  # with a quotation mark after it
         sentences: list[str] = super().sent_tokenize(closed)
         return sentences
 
 
 @cache
-def words() -> Words:
-    """Make the one tokenizer of a process: datatrove keeps results by tokenizer."""
+def load_word_tokenizer() -> Words:
+    """Return the tokenizer, one per process, because datatrove caches results by tokenizer."""
     return Words()
 
 
@@ -77,16 +77,16 @@ def _marks() -> str:
 
 @cache
 def word_pattern() -> re.Pattern[str]:
-    """Match a word, or one character of a script without spaces, or one mark."""
+    """Return the pattern of a word, of one character of an unspaced script, or of one mark."""
     letter = rf"[^\s{_marks()}{UNSPACED}]"
     return re.compile(rf"{letter}+(?:['\u2019]{letter}+)*|[{UNSPACED}{_marks()}]")
 
 
 def character_class(belongs: Callable[[str], bool]) -> str:
-    """Write the characters that belong as ranges, to stand in a pattern's brackets.
+    """Return the characters for which ``belongs`` is true as ranges for a regex class.
 
-    Asked for the Basic Multilingual Plane alone, with the pictographs above it: `re` looks a
-    character of that plane up in a table, and runs through every range beyond it.
+    Only the Basic Multilingual Plane and the pictographs above it are covered: `re` looks up a
+    character of that plane in a table, but searches all ranges beyond it one by one.
     """
     ranges = [PICTOGRAPHS]
     points = range(LAST_OF_PLANE + 1)
@@ -98,12 +98,12 @@ def character_class(belongs: Callable[[str], bool]) -> str:
     return "".join(ranges)
 
 
-# Longer than most tokens: what is found here is found with a trained tokenizer, too.
+# Longer than most tokens, so a repeat found here is also one for a trained tokenizer.
 PIECE_CHARACTERS = 8
 
 
 class RepeatedNgramFilter:
-    """Remove a document in which one span follows itself too often."""
+    """Removes a document in which one n-gram repeats too often in a row."""
 
     name = "repeated_ngrams"
 
@@ -111,20 +111,20 @@ class RepeatedNgramFilter:
         self.settings = settings
 
     def __call__(self, document: Document) -> str | None:
-        most = self.settings
+        settings = self.settings
         tokens = token_numbers(document.text)
-        longest = min(most.max_tokens, len(tokens) // most.repeats)
-        for size in range(most.min_tokens, longest + 1):
+        longest = min(settings.max_tokens, len(tokens) // settings.repeats)
+        for size in range(settings.min_tokens, longest + 1):
             repeats = times_in_a_row(tokens, size)
-            if repeats >= most.repeats:
-                return f"{self.name}: {size}-gram {repeats} times > {most.repeats - 1}"
+            if repeats >= settings.repeats:
+                return f"{self.name}: {size}-gram {repeats} times > {settings.repeats - 1}"
         return None
 
 
 def times_in_a_row(tokens: npt.NDArray[np.int64], size: int) -> int:
-    """Count how often some span of ``size`` tokens stands in a row, at most; 1 is once.
+    """Return the most times in a row that a span of ``size`` tokens occurs; 1 is no repeat.
 
-    Tokens in a row that equal the one ``size`` before them are spans that repeat.
+    A run of tokens that each equal the token ``size`` before is a repeated span.
     """
     different = np.flatnonzero(tokens[size:] != tokens[:-size])
     edges = np.concatenate(([-1], different, [max(len(tokens) - size, 0)]))
@@ -132,7 +132,7 @@ def times_in_a_row(tokens: npt.NDArray[np.int64], size: int) -> int:
 
 
 def token_numbers(text: str) -> npt.NDArray[np.int64]:
-    """Number the tokens of ``text``: equal tokens, equal numbers."""
+    """Number the tokens of ``text``; equal tokens get equal numbers."""
     tokens = _pieces().findall(text)
     first_places: dict[str, int] = {}
     return np.fromiter(map(first_places.setdefault, tokens, count()), np.int64, len(tokens))
@@ -145,10 +145,11 @@ def _pieces() -> re.Pattern[str]:
 
 
 class AnnotationFilter:
-    """Remove by the metadata that an OSCAR file brings with a document.
+    """Filter by the metadata of a document from an OSCAR file.
 
-    As OpenGPT-X read it: any quality warning, a harmful-content perplexity that is too low
-    (likely harmful) or too high (no text), or one of the categories of the UT1 blocklists.
+    As OpenGPT-X used it, it removes a document with any quality warning, a harmful-content
+    perplexity that is too low (likely harmful) or too high (not prose), or a given category of
+    the UT1 blocklists.
     """
 
     name = "annotations"
@@ -157,19 +158,19 @@ class AnnotationFilter:
         self.settings = settings
 
     def __call__(self, document: Document) -> str | None:
-        found, settings = document.metadata, self.settings
-        if warnings := found.get("quality_warnings"):
+        metadata, settings = document.metadata, self.settings
+        if warnings := metadata.get("quality_warnings"):
             return f"{self.name}: {' '.join(warnings)}"
-        perplexity = found.get("harmful_pp")
+        perplexity = metadata.get("harmful_pp")
         least, most = settings.min_harmful_perplexity, settings.max_harmful_perplexity
         if perplexity and not least <= perplexity <= most:
             return f"{self.name}: perplexity {perplexity:g}, not {least:g} to {most:g}"
-        listed = set(settings.categories).intersection(found.get("categories") or ())
+        listed = set(settings.categories).intersection(metadata.get("categories") or ())
         return f"{self.name}: {' '.join(sorted(listed))}" if listed else None
 
 
 class LineShapeFilter:
-    """Compute the warnings (tiny, short_sentences, header, footer, noisy) of a bare text."""
+    """Filter by the annotator's warnings (tiny, short_sentences, header, footer, noisy)."""
 
     name = "line_shape"
 
@@ -181,9 +182,9 @@ class LineShapeFilter:
         warning = self._lines(lines)
         if warning is None:
             others = sum(n for char, n in Counter(document.text).items() if not is_letter(char))
-            most = self.settings.non_letters
-            if others > int(len(document.text) * most):
-                warning = f"noisy, {others / len(document.text):.2f} > {most:g} no letters"
+            limit = self.settings.non_letters
+            if others > int(len(document.text) * limit):
+                warning = f"noisy, {others / len(document.text):.2f} > {limit:g} no letters"
         return f"{self.name}: {warning}" if warning else None
 
     def _lines(self, lines: Sequence[str]) -> str | None:
@@ -203,12 +204,12 @@ class LineShapeFilter:
 
 @cache
 def is_letter(char: str) -> bool:
-    """Check that Unicode calls it a letter or a mark on one."""
+    """Return whether a character is a letter or a combining mark in Unicode."""
     return unicodedata.category(char)[0] in "LM"
 
 
 class PublishedFilter:
-    """Ask one of datatrove's filters; what has no word in it would divide some of them by 0."""
+    """A filter of datatrove as a step; empty text is removed first: it could divide by 0."""
 
     def __init__(self, name: str, engine: BaseFilter) -> None:
         self.name = name
@@ -221,7 +222,7 @@ class PublishedFilter:
         return None if keep else f"{self.name}: {reason}"
 
 
-# Each filter of datatrove, and what it calls the settings of the section of that name.
+# Each filter of datatrove, and its names for the settings of our section of the same name.
 PUBLISHED: Mapping[str, tuple[type[BaseFilter], Mapping[str, str]]] = {
     "gopher_repetition": (
         datatroves.GopherRepetitionFilter,
@@ -276,8 +277,8 @@ PUBLISHED: Mapping[str, tuple[type[BaseFilter], Mapping[str, str]]] = {
 
 
 def published_filter(name: str, settings: Section) -> PublishedFilter:
-    """Make the filter of a section of that name; ``none`` is datatrove's ``None``."""
+    """Build the filter of a section; the setting "none" becomes datatrove's ``None``."""
     engine, arguments = PUBLISHED[name]
     values = {theirs: getattr(settings, ours) for ours, theirs in arguments.items()}
-    given = {theirs: None if value == "none" else value for theirs, value in values.items()}
-    return PublishedFilter(name, engine(**given, language=words()))
+    options = {theirs: None if value == "none" else value for theirs, value in values.items()}
+    return PublishedFilter(name, engine(**options, language=load_word_tokenizer()))

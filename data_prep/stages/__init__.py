@@ -1,1 +1,1 @@
-"""From raw text to clean text: passes of independent tasks, each resumable and checkable."""
+"""Stages from raw text to clean text: independent tasks, each resumable and verifiable."""

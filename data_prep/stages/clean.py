@@ -1,7 +1,7 @@
-"""The first pass: read, normalise, identify the language, filter, hash; why a document goes.
+"""First stage: read, normalize, identify the language, filter, hash; record removal reasons.
 
-Writes a shard of clean text and, for the search for exact duplicates, 16 bytes for each of its
-documents: always, so that searching can be switched on later without cleaning again.
+It writes a shard of clean text, and 16 bytes per document for the search for exact duplicates.
+The hashes are always written, so that the search can be enabled later without cleaning again.
 """
 
 import hashlib
@@ -17,9 +17,9 @@ from datatrove.data import Document as Work
 from components.config.schema.data import Source
 from components.config.schema.document_steps import DocumentSteps
 from components.errors import RecipeError
-from data_prep.read import UNKNOWN, Document, LocalFile
-from data_prep.sources import find_inputs, group_hash
-from data_prep.stages.plan import InputPiece, PassTask
+from data_prep.read import UNKNOWN, Document
+from data_prep.sources import find_inputs, group_hash, open_files
+from data_prep.stages.plan import InputPiece, StageTask
 from data_prep.stages.record import DocumentTally
 from data_prep.stages.shards import SUFFIX, write_array, write_shard
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 HASHES = ".hashes.npy"
 HASH_BYTES = 16
-CHANGED = "leave the inputs alone while the command runs; it takes them as they now are"
+CHANGED = "run the command again, and do not change the inputs while it runs"
 
 
-def build(settings: Mapping[str, Any], source: str) -> "list[DocumentStep]":
-    """Build the document steps of those sections that ``settings`` has; the others are none."""
+def build_stage_steps(settings: Mapping[str, Any], source: str) -> "list[DocumentStep]":
+    """Build the document steps of the sections in ``settings``; other sections are "none"."""
     if all(section == "none" for section in settings.values()):
         return []
     from data_prep.steps import build_steps  # slow: datatrove's filters
@@ -45,7 +45,7 @@ def build(settings: Mapping[str, Any], source: str) -> "list[DocumentStep]":
 def why_removed(
     document: Work, steps: "Sequence[DocumentStep]", *, longest_bytes: int | str
 ) -> str | None:
-    """Apply the steps up to the first that removes; what begins or becomes empty goes, too."""
+    """Apply the steps until one gives a reason to remove; an empty document is removed too."""
     size = len(document.text.encode())
     if isinstance(longest_bytes, int) and size > longest_bytes:
         return f"too long: {size:,} bytes > {longest_bytes:,}"
@@ -60,45 +60,51 @@ def why_removed(
     return None
 
 
-def settle(
+def finish_document(
     source: str, item: Document, document: Work, why: str | None, tally: DocumentTally
 ) -> Document | None:
-    """Count ``item``, which goes if there is a reason why; else return what became of it."""
+    """Count ``item`` as removed if ``why`` is set; else return the cleaned document."""
     language = str(document.metadata.get("language", UNKNOWN))
     if why is not None:
-        tally.remove(source, language, item.text, why)
+        tally.count_removed(source, language, item.text, why)
         return None
     sizes = len(item.text.encode()), len(document.text.encode())
-    tally.keep(source, language, *sizes, document.metadata["personal_data"])
-    kept = Document(document.text, item.group_name, language)
-    tally.hash_group(source, group_hash(kept))
-    return kept
+    tally.count_document(source, language, *sizes, document.metadata["personal_data"])
+    cleaned = Document(document.text, item.group_name, language)
+    tally.hash_group(source, group_hash(cleaned))
+    return cleaned
 
 
 def clean_task(
-    task: PassTask, settings: Mapping[str, Any], stem: Path, tally: DocumentTally
+    task: StageTask, settings: Mapping[str, Any], stem: Path, tally: DocumentTally
 ) -> list[Path]:
     """Clean one task's documents; write a shard and ``[documents, 16]`` bytes of hashes."""
     name, read = task.source, settings["read"]
-    steps = build(settings["steps"], name)
+    steps = build_stage_steps(settings["steps"], name)
     source = Source.model_validate(settings["sources"][name])
     shard, hashes = stem.with_suffix(SUFFIX), stem.with_suffix(HASHES)
     digests = bytearray()
     with write_shard(shard) as add:
-        for item in chain.from_iterable(read_piece(name, source, one) for one in task.pieces):
+        for item in chain.from_iterable(
+            read_piece(name, source, piece) for piece in task.pieces
+        ):
             if isinstance(item, RecipeError):
                 if read["invalid"] == "refuse":
-                    way = "or data.preparation.read.invalid=remove counts and removes it"
-                    raise RecipeError(item.path, item.problem, f"{item.remedy}; {way}")
-                tally.remove(name, UNKNOWN, "", f"invalid: {item.problem}")
+                    alternative = (
+                        "or set data.preparation.read.invalid=remove to remove and count it"
+                    )
+                    raise RecipeError(item.path, item.problem, f"{item.remedy}; {alternative}")
+                tally.count_removed(name, UNKNOWN, "", f"invalid: {item.problem}")
                 continue
-            said = {**item.metadata, "personal_data": {}}
-            said.pop("language", None)  # only what a step of ours says counts
-            document = Work(text=item.text, id="", metadata=said)
-            why = why_removed(document, steps, longest_bytes=read["longest_bytes"])
-            if kept := settle(name, item, document, why, tally):
-                add(kept)
-                digests += hashlib.blake2b(kept.text.encode(), digest_size=HASH_BYTES).digest()
+            metadata = {**item.metadata, "personal_data": {}}
+            metadata.pop("language", None)  # only the language step may set it
+            document = Work(text=item.text, id="", metadata=metadata)
+            reason = why_removed(document, steps, longest_bytes=read["longest_bytes"])
+            if cleaned := finish_document(name, item, document, reason, tally):
+                add(cleaned)
+                digests += hashlib.blake2b(
+                    cleaned.text.encode(), digest_size=HASH_BYTES
+                ).digest()
     write_array(hashes, np.frombuffer(digests, np.uint8).reshape(-1, HASH_BYTES))
     return [shard, hashes]
 
@@ -106,33 +112,28 @@ def clean_task(
 def read_piece(
     name: str, source: Source, piece: InputPiece
 ) -> Iterator[Document | RecipeError]:
-    """Read a piece, and hold that from its beginning to its end it is what was hashed.
-
-    Raises:
-        RecipeError: it has vanished, or has changed since, or does so meanwhile.
-    """
+    """Read a piece, and check before and after reading that it is what was hashed."""
     where = f"data.sources.{name}"
     if piece.path is None:
-        found = find_inputs(name, source.model_copy(update={"files": ()}))
-        text_input = next(one for one in found if one.record().name == piece.name)
-        if text_input.record().sha256 != piece.sha256:
-            raise RecipeError(where, f"{piece.name} has changed since it was hashed", CHANGED)
-        yield from text_input.items()
+        inputs = find_inputs(name, source.model_copy(update={"files": ()}))
+        text_input = next(
+            candidate for candidate in inputs if candidate.hash_input().name == piece.name
+        )
+        if text_input.hash_input().sha256 != piece.sha256:
+            raise RecipeError(where, f"{piece.name} was changed after it was hashed", CHANGED)
+        yield from text_input.iter_items()
         return
-    before = _state(piece.file)
-    piece.check(where, CHANGED)
-    # An embedded text is a file, too: named as one it is found once.
-    alone = {"files": (piece.path,), "embedded": None, "dataset": None}
-    (file,) = find_inputs(name, source.model_copy(update=alone))
-    assert isinstance(file, LocalFile)
-    yield from replace(file, name=piece.name, start=piece.start, end=piece.end).items()
-    if _state(piece.file) != before:
-        raise RecipeError(where, f"{piece.path} has changed while it was read", CHANGED)
+    state = _state(piece.file_path)
+    piece.check_unchanged(where, CHANGED)
+    (file,) = open_files((piece.path,), f"{where}.files", source.column)
+    yield from replace(file, name=piece.name, start=piece.start, end=piece.end).iter_items()
+    if _state(piece.file_path) != state:
+        raise RecipeError(where, f"{piece.path} was changed while it was read", CHANGED)
 
 
 def _state(path: Path) -> tuple[int, int] | None:
-    """What changes with the content of a file, or soon after: its size and its time."""
+    """Return a file's size and time, which change with its content; None if it is missing."""
     if not path.exists():
         return None
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+    state = path.stat()
+    return state.st_size, state.st_mtime_ns

@@ -1,6 +1,6 @@
-"""The passes after cleaning: sign documents, find duplicates, drop them and personal data.
+"""Stages after cleaning: sign documents, find duplicates, remove them and personal data.
 
-Of documents that are alike the first one stays, in the order of (source, input, document).
+Of similar documents the first one is kept, in the order of (source, input, document).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +13,14 @@ from datatrove.data import Document as Text
 
 from components.config.schema.data import NearDuplicates
 from data_prep.near_duplicates import deal_back, find_duplicates, write_signatures
-from data_prep.stages.clean import HASHES, build, settle, why_removed
-from data_prep.stages.plan import PassTask
+from data_prep.stages.clean import (
+    HASH_BYTES,
+    HASHES,
+    build_stage_steps,
+    finish_document,
+    why_removed,
+)
+from data_prep.stages.plan import StageTask
 from data_prep.stages.record import DocumentTally
 from data_prep.stages.shards import SUFFIX, read_shard, write_array, write_shard
 
@@ -22,47 +28,47 @@ SIGNATURES = ".signatures.npy"
 VERDICTS = ".verdicts.npy"
 KEEP, EXACT, NEAR = 0, 1, 2
 REASONS = {EXACT: "exact duplicate", NEAR: "near duplicate"}
-MOST_BYTES = 1 << 30  # of hashes in memory at a time; sorting takes about three times as much
+MOST_BYTES = 1 << 30  # hashes in memory at a time; sorting needs about three times as much
 
-Hashes = npt.NDArray[np.uint64]
+HashArray = npt.NDArray[np.uint64]
 
 
 def sign_task(
-    task: PassTask, settings: Mapping[str, Any], stem: Path, tally: DocumentTally
+    task: StageTask, settings: Mapping[str, Any], stem: Path, tally: DocumentTally
 ) -> list[Path]:
-    """Write the MinHash signatures of one shard; others do not cost the cleaning again."""
+    """Write the MinHash signatures of one shard; new settings do not repeat the cleaning."""
     near = NearDuplicates.model_validate(settings)
     (shard,) = task.checked_files(task.source)
     file = stem.with_suffix(SIGNATURES)
 
-    def texts() -> Iterator[str]:
+    def iter_texts() -> Iterator[str]:
         for document in read_shard(shard):
             size = len(document.text.encode())
-            tally.keep(task.source, document.language, size, size, {})
+            tally.count_document(task.source, document.language, size, size, {})
             yield document.text
 
-    written = write_signatures(texts(), file, near)
+    written = write_signatures(iter_texts(), file, near)
     documents = tally.of_source(task.source).documents_out
     assert written == documents, "a document without a signature"
     return [file]
 
 
 def find_task(
-    task: PassTask, settings: Mapping[str, Any], stem: Path, tally: object
+    task: StageTask, settings: Mapping[str, Any], stem: Path, tally: object
 ) -> list[Path]:
     """Write ``[documents]`` verdicts for each shard, in the order of the hash files."""
     files = task.checked_files("data.preparation.exact_duplicates")
-    mapped = [np.load(file, mmap_mode="r") for file in files if file.name.endswith(HASHES)]
-    hashes = [np.asarray(one).view(np.dtype("<u8")) for one in mapped]
-    verdicts = [np.full(len(one), KEEP, np.uint8) for one in hashes]
+    hash_files = [file for file in files if file.name.endswith(HASHES)]
+    verdicts = [np.full(len(read_hashes(file)), KEEP, np.uint8) for file in hash_files]
     if settings["near_duplicates"] != "none":
         near = NearDuplicates.model_validate(settings["near_duplicates"])
         signatures = [file for file in files if file.name.endswith(SIGNATURES)]
-        found = find_duplicates(signatures, near, stem.parent)
-        for verdict, rows in zip(verdicts, found, strict=True):
+        repeated = find_duplicates(signatures, near, stem.parent)
+        for verdict, rows in zip(verdicts, repeated, strict=True):
             verdict[rows] = NEAR
     if settings["exact_duplicates"] != "none":
-        for verdict, rows in zip(verdicts, find_exact(hashes, MOST_BYTES), strict=True):
+        repeated = find_exact(hash_files, MOST_BYTES)
+        for verdict, rows in zip(verdicts, repeated, strict=True):
             verdict[rows] = EXACT
     outputs = [stem.with_name(f"{number:06d}{VERDICTS}") for number in range(len(verdicts))]
     for output, verdict in zip(outputs, verdicts, strict=True):
@@ -70,42 +76,52 @@ def find_task(
     return outputs
 
 
-def find_exact(hashes: Sequence[Hashes], most_bytes: int) -> list[npt.NDArray[np.int64]]:
-    """For each ``[documents, 2]`` array of hashes, list the rows that have occurred before."""
-    starts = np.cumsum([0, *map(len, hashes)])
-    parts = 1 + sum(one.nbytes for one in hashes) // most_bytes
-    repeated = [_repeated(hashes, starts, part, parts) for part in range(parts)]
+def read_hashes(file: Path) -> HashArray:
+    """Map ``[documents, 2]`` hashes; each map keeps a file descriptor open, so keep few."""
+    hashes: HashArray = np.load(file, mmap_mode="r").view(np.dtype("<u8"))
+    return hashes
+
+
+def find_exact(files: Sequence[Path], most_bytes: int) -> list[npt.NDArray[np.int64]]:
+    """Return for each file of hashes the rows with a hash that occurred before."""
+    starts = np.cumsum([0, *(len(read_hashes(file)) for file in files)])
+    parts = 1 + int(starts[-1]) * HASH_BYTES // most_bytes
+    repeated = [_repeated(files, starts, part, parts) for part in range(parts)]
     return deal_back(np.sort(np.concatenate(repeated)), starts)
 
 
 def _repeated(
-    hashes: Sequence[Hashes], starts: npt.NDArray[np.int64], part: int, parts: int
+    files: Sequence[Path], starts: npt.NDArray[np.int64], part: int, parts: int
 ) -> npt.NDArray[np.int64]:
-    """Number the documents, over all files, whose hash is of this part and was seen before."""
-    chosen = [np.flatnonzero(one[:, 0] % np.uint64(parts) == part) for one in hashes]
-    rows = np.concatenate([rows + start for rows, start in zip(chosen, starts, strict=False)])
-    values = np.concatenate([one[rows] for one, rows in zip(hashes, chosen, strict=True)])
+    """Return the global numbers of repeated documents in hash partition ``part``."""
+    places, chosen = [], []
+    for file, start in zip(files, starts, strict=False):
+        hashes = read_hashes(file)
+        rows = np.flatnonzero(hashes[:, 0] % np.uint64(parts) == part)
+        places.append(rows + start)
+        chosen.append(np.array(hashes[rows]))
+    rows, values = np.concatenate(places), np.concatenate(chosen)
     order = np.lexsort((rows, values[:, 1], values[:, 0]))
     values = values[order]
-    again = (values[1:] == values[:-1]).all(axis=1)
-    return np.asarray(rows[order][1:][again], np.int64)
+    is_repeat = (values[1:] == values[:-1]).all(axis=1)
+    return np.asarray(rows[order][1:][is_repeat], np.int64)
 
 
 def keep_task(
-    task: PassTask, settings: Mapping[str, Any], stem: Path, tally: DocumentTally
+    task: StageTask, settings: Mapping[str, Any], stem: Path, tally: DocumentTally
 ) -> list[Path]:
-    """Drop what has a verdict, if there are any, and personal data; write the last shard."""
+    """Remove documents with a verdict, if any, and personal data; write the final shard."""
     shard, *verdict_files = task.checked_files(task.source)
-    steps = build(settings["steps"], task.source)
+    steps = build_stage_steps(settings["steps"], task.source)
     verdicts = iter(np.load(verdict_files[0]).tolist() if verdict_files else [])
     file = stem.with_suffix(SUFFIX)
     with write_shard(file) as add:
         for document in read_shard(shard):
             verdict = next(verdicts) if verdict_files else KEEP
-            said = {"language": document.language, "personal_data": {}}
-            text = Text(text=document.text, id="", metadata=said)
-            why = REASONS.get(verdict) or why_removed(text, steps, longest_bytes="any")
-            if kept := settle(task.source, document, text, why, tally):
-                add(kept)
+            metadata = {"language": document.language, "personal_data": {}}
+            text = Text(text=document.text, id="", metadata=metadata)
+            reason = REASONS.get(verdict) or why_removed(text, steps, longest_bytes="any")
+            if cleaned := finish_document(task.source, document, text, reason, tally):
+                add(cleaned)
     assert next(verdicts, None) is None, "a verdict without a document"
     return [file]

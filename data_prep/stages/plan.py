@@ -1,7 +1,7 @@
-"""What a pass does, as data: its settings, its tasks of about the same size, the hash of all.
+"""Plan of a stage: its settings, its tasks of about equal size, and their hash.
 
-The plan lies in the pass's folder as JSON; tasks on whatever machine read it from there. The
-tasks depend on the inputs and ``shard_bytes`` alone, never on who works.
+The plan is stored as JSON in the stage's folder, where tasks on any machine read it. The tasks
+depend only on the inputs and ``shard_bytes``, not on the workers.
 """
 
 import copy
@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from components.data.files import FileRecord, HashFile, hash_file, replace_atomically
+from components.data.files import FileRecord, HashFile, hash_file, write_atomically
 from components.errors import RecipeError
 from data_prep.read import Input, LocalFile, kind_of
 from data_prep.sources import OpenSource
@@ -25,9 +25,9 @@ LISTS = ("stop_words", "flagged_words")
 CUTTABLE = (".txt", ".jsonl")
 BROKEN = "delete its folder and run the same command again"
 
-# Each pass: the version of its results, and the function that does one of its tasks. A version
-# counts changes of all code that decides results: the steps, near_duplicates, the tokenizers.
-PASSES = {
+# For each stage, the version of its results and the function that does one task. Raise the
+# version when any code that affects results changes: the steps, near_duplicates, tokenizers.
+STAGES = {
     "clean": (3, "data_prep.stages.clean:clean_task"),
     "signatures": (2, "data_prep.stages.duplicates:sign_task"),
     "duplicates": (2, "data_prep.stages.duplicates:find_task"),
@@ -39,7 +39,7 @@ PASSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class InputPiece:
-    """A file, a byte range of it, or without a path an embedded corpus or a dataset."""
+    """A file or a byte range of it; without a path, an embedded corpus or a dataset."""
 
     name: str
     path: str | None
@@ -49,86 +49,77 @@ class InputPiece:
     end: int | None
 
     @property
-    def file(self) -> Path:
+    def file_path(self) -> Path:
         assert self.path is not None, "not a file"
         return Path(self.path)
 
-    def check(self, where: str, remedy: str) -> None:
-        """Hold the file to what was hashed when the plan was made.
-
-        Raises:
-            RecipeError: it is gone or changed.
-        """
+    def check_unchanged(self, where: str, remedy: str) -> None:
+        """Check that the file still has the content hashed for the plan."""
         try:
-            found = hash_file(self.file, self.start, self.end)
+            sha256 = hash_file(self.file_path, self.start, self.end)
         except FileNotFoundError as error:
-            problem = f"{self.path} has vanished since it was hashed"
+            problem = f"{self.path} was removed after it was hashed"
             raise RecipeError(where, problem, remedy) from error
-        if found != self.sha256:
-            raise RecipeError(where, f"{self.path} has changed since it was hashed", remedy)
+        if sha256 != self.sha256:
+            raise RecipeError(where, f"{self.path} was changed after it was hashed", remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassTask:
-    """What one process works through at a time, in this order."""
+class StageTask:
+    """The pieces that one process works through, in this order."""
 
     source: str
     pieces: tuple[InputPiece, ...]
 
     def checked_files(self, where: str) -> list[Path]:
-        """Check each piece, the output of an earlier pass, and list the files.
-
-        Raises:
-            RecipeError: a file is gone or changed.
-        """
+        """Check each piece, which an earlier stage wrote, and return the files."""
         for piece in self.pieces:
-            piece.check(where, BROKEN)
-        return [piece.file for piece in self.pieces]
+            piece.check_unchanged(where, BROKEN)
+        return [piece.file_path for piece in self.pieces]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassPlan:
-    """One pass over the corpus; ``work`` is one of :data:`PASSES`."""
+class StagePlan:
+    """One stage over the corpus; ``work`` is a key of :data:`STAGES`."""
 
     work: str
     version: int
     settings: Mapping[str, Any]
-    tasks: tuple[PassTask, ...]
+    tasks: tuple[StageTask, ...]
 
     @property
-    def key(self) -> str:
-        """Hash it; where the inputs lie makes no difference, what is in them does."""
+    def plan_key(self) -> str:
+        """Return the hash of the plan. Input content and formats matter, not paths."""
         tree = {**vars(self)}
         tree["tasks"] = [
             [task.source]
-            + [(one.sha256, kind_of(one.name), one.start, one.end) for one in task.pieces]
+            + [
+                (piece.sha256, kind_of(piece.name), piece.start, piece.end)
+                for piece in task.pieces
+            ]
             for task in self.tasks
         ]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
-    @property
-    def folder_name(self) -> str:
-        return f"{self.work}-{self.key[:12]}"
-
-    def write(self, folder: Path) -> None:
-        with replace_atomically(folder / FILE_NAME) as file:
-            file.write(json.dumps(asdict(self), indent=1, ensure_ascii=False).encode())
+    def write_plan(self, folder: Path) -> None:
+        text = json.dumps(asdict(self), indent=1, ensure_ascii=False)
+        write_atomically(folder / FILE_NAME, text)
 
 
-def read_plan(folder: Path) -> PassPlan:
-    """Read what :meth:`PassPlan.write` wrote."""
+def read_plan(folder: Path) -> StagePlan:
+    """Read what :meth:`StagePlan.write_plan` wrote."""
     tree = json.loads((folder / FILE_NAME).read_bytes())
-    return TypeAdapter(PassPlan).validate_python(tree)
+    return TypeAdapter(StagePlan).validate_python(tree)
 
 
 def pin_lists(steps: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``steps`` with absolute paths of the word lists, and the lists' hashes."""
+    """Return ``steps`` with absolute paths of the word lists, and the hashes of the lists."""
     pinned, hashes = copy.deepcopy(dict(steps)), {}
     filters = pinned["filters"]
     ratios: Any = filters["text_ratios"] if isinstance(filters, dict) else "none"
     for name in LISTS if isinstance(ratios, dict) else ():
         path = Path(ratios[name])
-        if path.is_file():  # what is missing is refused by the step itself
+        if path.is_file():  # the step itself rejects a missing file
             ratios[name] = str(path.absolute())
             hashes[name] = hash_file(path)
     return {"steps": pinned, "lists": hashes}
@@ -136,23 +127,23 @@ def pin_lists(steps: Mapping[str, Any]) -> dict[str, Any]:
 
 def cut_source(
     name: str, source: OpenSource, shard_bytes: int, hashed: HashFile = hash_file
-) -> Iterator[PassTask]:
+) -> Iterator[StageTask]:
     """Group whole inputs up to ``shard_bytes``; cut larger plain files into several tasks."""
     group: list[InputPiece] = []
     for text_input, record in zip(source.inputs, source.records, strict=True):
         pieces = list(_pieces(text_input, record, shard_bytes, hashed))
         size = sum(piece.bytes for piece in group)
         if group and size + sum(piece.bytes for piece in pieces) > shard_bytes:
-            yield PassTask(source=name, pieces=tuple(group))
+            yield StageTask(source=name, pieces=tuple(group))
             group = []
         for piece in pieces[:-1]:
-            yield PassTask(source=name, pieces=(piece,))
+            yield StageTask(source=name, pieces=(piece,))
         group.append(pieces[-1])
-    yield PassTask(source=name, pieces=tuple(group))
+    yield StageTask(source=name, pieces=tuple(group))
 
 
-def whole(path: Path | None, record: FileRecord) -> InputPiece:
-    """Take an input as one piece."""
+def make_whole_piece(path: Path | None, record: FileRecord) -> InputPiece:
+    """Return an input as one piece."""
     place = None if path is None else str(path.absolute())
     return InputPiece(**asdict(record), path=place, start=0, end=None)
 
@@ -161,17 +152,17 @@ def _pieces(
     text_input: Input, record: FileRecord, shard_bytes: int, hashed: HashFile
 ) -> Iterator[InputPiece]:
     path = text_input.path if isinstance(text_input, LocalFile) else None
-    one = whole(path, record)
+    piece = make_whole_piece(path, record)
     if path is None or kind_of(path.name) not in CUTTABLE or record.bytes <= shard_bytes:
-        yield one
+        yield piece
         return
     for start, end in pairwise([0, *_cuts(path, record.bytes, shard_bytes), record.bytes]):
         sha256 = hashed(path, start, end)
-        yield replace(one, sha256=sha256, bytes=end - start, start=start, end=end)
+        yield replace(piece, sha256=sha256, bytes=end - start, start=start, end=end)
 
 
 def _cuts(path: Path, size: int, shard_bytes: int) -> Iterator[int]:
-    """Find the first end of a document at or behind each multiple of ``shard_bytes``."""
+    """Yield the first end of a document at or after each multiple of ``shard_bytes``."""
     position = 0
     with path.open("rb") as file:
         while (position := position + shard_bytes) < size:

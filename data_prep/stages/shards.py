@@ -1,6 +1,6 @@
-"""Shards of clean text: zstd-compressed JSON lines, the same bytes wherever they are written.
+"""Shards of clean text: zstd-compressed JSON lines, the same bytes on every machine.
 
-A line has ``text``, ``language`` where it was identified, and ``group`` where the document's
+A line has ``text``, also ``language`` if it was identified, and ``group`` if the document's
 group is not its text (see :mod:`data_prep.read`).
 """
 
@@ -21,19 +21,19 @@ from components.errors import RecipeError
 from data_prep.read import UNKNOWN, Document, Input
 
 SUFFIX = ".jsonl.zst"
-LEVEL = 3  # zstd's own default
+LEVEL = 3  # the default of zstd
 
 
 @contextmanager
 def write_shard(path: Path) -> Iterator[Callable[[Document], None]]:
-    """Give a function that adds a document to the shard, which appears when it is complete."""
+    """Yield a function that appends a document; the shard appears when it is complete."""
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
     with (
         replace_atomically(path) as file,
         compressor.stream_writer(file, closefd=False) as stream,
     ):
 
-        def add(document: Document) -> None:
+        def add_document(document: Document) -> None:
             line = {"text": document.text}
             if document.language != UNKNOWN:
                 line["language"] = document.language
@@ -41,11 +41,11 @@ def write_shard(path: Path) -> Iterator[Callable[[Document], None]]:
                 line["group"] = document.group_name
             stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
-        yield add
+        yield add_document
 
 
 def read_shard(path: Path) -> Iterator[Document]:
-    """Read a shard that was checked, document by document."""
+    """Read a verified shard, document by document."""
     with (
         path.open("rb") as file,
         zstandard.ZstdDecompressor().stream_reader(file) as stream,
@@ -58,24 +58,24 @@ def read_shard(path: Path) -> Iterator[Document]:
 
 @dataclass(frozen=True)
 class CleanShard(Input):
-    """A cleaned shard as an input of what follows: the tokenizer, the token files."""
+    """A clean shard as input of the next steps: tokenizer training and token files."""
 
     path: Path
     expected: FileRecord
 
-    def record(self, hashed: HashFile = hash_file) -> FileRecord:
+    def hash_input(self, hashed: HashFile = hash_file) -> FileRecord:
         remedy = f"delete {self.path.parent} and run the same command again"
         if not self.path.is_file():
-            raise RecipeError(str(self.path), "is missing, but its stage wrote it", remedy)
+            raise RecipeError(str(self.path), "was removed after its stage wrote it", remedy)
         if hashed(self.path, 0, None) != self.expected.sha256:
-            raise RecipeError(str(self.path), "was changed since its stage wrote it", remedy)
+            raise RecipeError(str(self.path), "was changed after its stage wrote it", remedy)
         return self.expected
 
-    def items(self) -> Iterator[Document | RecipeError]:
+    def iter_items(self) -> Iterator[Document | RecipeError]:
         return read_shard(self.path)
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    """Write a ``.npy`` file, whole or not at all."""
+    """Write a ``.npy`` file atomically."""
     with replace_atomically(path) as file:
         np.save(file, array, allow_pickle=False)

@@ -1,6 +1,6 @@
-"""The last passes: train the tokenizer, in one task, and encode the shards of clean text.
+"""Last stages: train the tokenizer in one task, and encode the shards of clean text.
 
-The shards' token files are then joined: the result is what a single process writes.
+The token files of the shards are then joined. The result equals that of a single process.
 """
 
 import hashlib
@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from components.build import build
+from components.build import build_node
 from components.config.tokenizer_spec import id_width
 from components.data import token_file
-from components.data.files import FileRecord, read_blocks, replace_atomically
+from components.data.files import FileRecord, read_blocks, write_atomically
 from components.data.tokenizer import Tokenizer
 from components.errors import RecipeError
 from data_prep.sources import HeldOutSplit, OpenSource
-from data_prep.stages.passes import Passes
-from data_prep.stages.plan import InputPiece, PassTask, whole
+from data_prep.stages.plan import InputPiece, StageTask, make_whole_piece
+from data_prep.stages.runner import Stage, StageRunner
 from data_prep.stages.shards import CleanShard, read_shard
 from data_prep.tokenise import FILE_NAMES, Sides, TokeniseTask, take_tokenizer, training_texts
 
@@ -31,89 +31,85 @@ COUNTS = ".counts.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class InPasses:
-    """See :class:`data_prep.tokenise.Tokenise`; the sources are those of a cleaned corpus."""
+class StagedTokenise:
+    """Tokenization of a cleaned corpus as stages; see :class:`data_prep.tokenise.Tokenise`."""
 
-    passes: Passes
+    runner: StageRunner
 
-    def train(self, task: TokeniseTask) -> tuple[FileRecord, ...]:
+    def train_tokenizer(self, task: TokeniseTask) -> tuple[FileRecord, ...]:
         shards = {name: _shards(source) for name, source in task.sources.items()}
         numbers = {name: len(pieces) for name, pieces in shards.items()}
         settings = {**_settings(task), "sample_bytes": task.sample_bytes, "shards": numbers}
-        every = PassTask(source="", pieces=tuple(chain.from_iterable(shards.values())))
-        done = self.passes.run("tokenizer", settings, [every])
-        (outputs,) = done.manifest.outputs
-        files = tuple(replace(file, name=str(done.folder / file.name)) for file in outputs)
+        training = StageTask(source="", pieces=tuple(chain.from_iterable(shards.values())))
+        stage = self.runner.run_stage("tokenizer", settings, [training])
+        (outputs,) = stage.manifest.outputs
+        files = tuple(replace(file, name=str(stage.folder / file.name)) for file in outputs)
         take_tokenizer(task.tokenizer, files, task.folder)
         return files
 
-    def write(self, task: TokeniseTask, files: tuple[FileRecord, ...]) -> dict[str, Sides]:
-        """Write the token files.
-
-        Raises:
-            RecipeError: see :meth:`Passes.run`; or the token file of a shard was changed.
-        """
-        file = whole(Path(files[0].name), files[0])
-        each = [
-            PassTask(source=name, pieces=(shard, file))
+    def write_token_files(
+        self, task: TokeniseTask, files: tuple[FileRecord, ...]
+    ) -> dict[str, Sides]:
+        """Write the token files."""
+        file = make_whole_piece(Path(files[0].name), files[0])
+        tasks = [
+            StageTask(source=name, pieces=(shard, file))
             for name, source in task.sources.items()
             for shard in _shards(source)
         ]
-        done = self.passes.run("tokens", _settings(task), each)
+        stage = self.runner.run_stage("tokens", _settings(task), tasks)
         vocab_size = task.tokenizer.vocab_size
 
-        def join(name: str, number: int) -> token_file.TokenFileRecord:
+        def join_parts(name: str, number: int) -> token_file.TokenFileRecord:
             path = task.folder / f"{name}.{SIDES[number]}.tokens"
-            chunks = _chunks(done.pieces(name), number, vocab_size)
+            chunks = _chunks(stage, name, number, vocab_size)
             return token_file.write_chunks(path, chunks, vocab_size=vocab_size)
 
-        return {name: (join(name, 0), join(name, 1)) for name in task.sources}
+        return {name: (join_parts(name, 0), join_parts(name, 1)) for name in task.sources}
 
 
 def _settings(task: TokeniseTask) -> dict[str, Any]:
     kind = type(task.tokenizer)
     target = {"_target_": f"{kind.__module__}.{kind.__qualname__}"}
     return {
-        "tokenizer": {**target, **task.tokenizer.settings()},
+        "tokenizer": {**target, **task.tokenizer.get_settings()},
         "splits": {name: asdict(split) for name, split in task.splits.items()},
     }
 
 
 def _shards(source: OpenSource) -> list[InputPiece]:
-    shards = [one for one in source.inputs if isinstance(one, CleanShard)]
-    assert len(shards) == len(source.inputs), "passes read clean text alone"
-    return [whole(shard.path, shard.expected) for shard in shards]
+    shards = [shard for shard in source.inputs if isinstance(shard, CleanShard)]
+    assert len(shards) == len(source.inputs), "stages read clean text alone"
+    return [make_whole_piece(shard.path, shard.expected) for shard in shards]
 
 
 def _chunks(
-    shards: Iterator[tuple[InputPiece, ...]], number: int, vocab_size: int
+    done: Stage, source: str, side: int, vocab_size: int
 ) -> Iterator[token_file.TokenChunk]:
-    """Read the token files of one side; the first chunk of each counts its documents."""
+    """Yield the tokens of one side; a file's first chunk has the count of its documents."""
     dtype = token_file.little_endian(id_width(vocab_size))
-    for pieces in shards:
-        documents = json.loads(pieces[-1].file.read_bytes())[SIDES[number]]
-        for block in _checked(pieces[number]):
-            yield np.frombuffer(block, dtype), documents
-            documents = 0
+    for number, task in enumerate(done.plan.tasks):
+        if task.source == source:
+            counts = json.loads(done.output_piece(number, len(SIDES)).file_path.read_bytes())
+            documents = counts[SIDES[side]]
+            for block in _checked(done.output_piece(number, side)):
+                yield np.frombuffer(block, dtype), documents
+                documents = 0
 
 
 def _checked(piece: InputPiece) -> Iterator[bytes]:
-    """Read a file in blocks of whole tokens.
-
-    Raises:
-        RecipeError: in the end it is not what the pass wrote.
-    """
+    """Read a file in blocks of whole tokens; then compare the hash with the stage's."""
     digest = hashlib.sha256()
-    for block in read_blocks(piece.file):
+    for block in read_blocks(piece.file_path):
         digest.update(block)
         yield block
     if digest.hexdigest() != piece.sha256:
-        remedy = f"delete {piece.file.parent} and run the same command again"
-        raise RecipeError(str(piece.file), "was changed since its stage wrote it", remedy)
+        remedy = f"delete {piece.file_path.parent} and run the same command again"
+        raise RecipeError(str(piece.file_path), "was changed after its stage wrote it", remedy)
 
 
 def train_task(
-    task: PassTask, settings: Mapping[str, Any], stem: Path, tally: object
+    task: StageTask, settings: Mapping[str, Any], stem: Path, tally: object
 ) -> list[Path]:
     """Train on the shards, ``settings["shards"]`` of each source, never on held-out text."""
     shards = iter(task.checked_files("tokenizer"))
@@ -122,35 +118,38 @@ def train_task(
         for name, number in settings["shards"].items()
     }
     splits = {name: HeldOutSplit(**split) for name, split in settings["splits"].items()}
-    tokenizer = build(settings["tokenizer"], "tokenizer")
-    tokenizer.train(training_texts(sources, splits, settings["sample_bytes"]), stem.parent)
+    tokenizer = build_node(settings["tokenizer"], "tokenizer")
+    tokenizer.train_on_texts(
+        training_texts(sources, splits, settings["sample_bytes"]), stem.parent
+    )
     return [path for name in FILE_NAMES if (path := stem.parent / name).is_file()]
 
 
 def encode_task(
-    task: PassTask, settings: Mapping[str, Any], stem: Path, tally: object
+    task: StageTask, settings: Mapping[str, Any], stem: Path, tally: object
 ) -> list[Path]:
-    """Write a token file for each side of a shard of text, and how many documents it has."""
+    """Write a token file for each side of a shard, and the number of documents on each side."""
     shard, tokenizer_file = task.checked_files(task.source)
     description = json.dumps(settings["tokenizer"], sort_keys=True)
     tokenizer = _loaded(description, tokenizer_file.parent, task.pieces[1].sha256)
     split = HeldOutSplit(**settings["splits"][task.source])
     files = [stem.with_suffix(f".{side}.tokens") for side in SIDES]
     parts = (split.train_text, split.held_out_text)
-    # The shard is read once for each side: reading is quick beside encoding.
+    # The shard is read once for each side, because reading is fast compared to encoding.
     documents = [
-        token_file.encode(file, filter(None, map(part, read_shard(shard))), tokenizer).documents
+        token_file.encode_to_file(
+            file, filter(None, map(part, read_shard(shard))), tokenizer
+        ).documents
         for file, part in zip(files, parts, strict=True)
     ]
     counts = stem.with_suffix(COUNTS)
-    with replace_atomically(counts) as opened:
-        opened.write(json.dumps(dict(zip(SIDES, documents, strict=True))).encode())
+    write_atomically(counts, json.dumps(dict(zip(SIDES, documents, strict=True))))
     return [*files, counts]
 
 
-@lru_cache(maxsize=1)  # a large vocabulary takes seconds, as long as a shard
+@lru_cache(maxsize=1)  # loading a large vocabulary takes seconds, as long as encoding a shard
 def _loaded(description: str, folder: Path, sha256: str) -> Tokenizer:
-    """Load the tokenizer once for all tasks of a process, as long as its file is the same."""
-    tokenizer: Tokenizer = build(json.loads(description), "tokenizer")
-    tokenizer.load(folder)
+    """Load the tokenizer once per process, as long as its file is the same."""
+    tokenizer: Tokenizer = build_node(json.loads(description), "tokenizer")
+    tokenizer.load_file(folder)
     return tokenizer

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from components.run.site_card import FILE_NAME as CARD
 from components.sharing.lock import SEAL
 from tests.attack.mutations import mutate
 
@@ -41,6 +42,8 @@ def apply(changes: list[Change], here: Path, main: str) -> None:
                 VERBS[verb](file, change[verb])
         if _is_lock(file, change) and change.get("seal", True):
             _seal_anew(file)
+        if file.name == CARD and "set" in change and change.get("seal", True):
+            _hash_anew(file)
 
 
 def _is_lock(file: Path, change: Change) -> bool:
@@ -48,6 +51,13 @@ def _is_lock(file: Path, change: Change) -> bool:
         change.keys() & {"set", "drop", "replace", "copy", "mutate"} != set()
         and file.suffix == ".yaml"
     )
+
+
+def _hash_anew(file: Path) -> None:
+    """Whoever edits a site card can hash it anew."""
+    tree = {key: value for key, value in read_tree(file).items() if key != "sha256"}
+    digest = sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+    file.write_text(json.dumps({**tree, "sha256": digest}, indent=1), "utf-8")
 
 
 def _seal_anew(file: Path) -> None:

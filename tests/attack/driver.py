@@ -169,7 +169,7 @@ def _lay_out(folder: Path, valid: Path, case: Case) -> None:
     (folder / "home").mkdir()
     (outside / "secret.txt").write_text(f"{SECRET}\n")
     (outside / "kept" / "file").write_text(f"{SECRET}\n")
-    (outside / "secret.yaml").write_text(f"why: {SECRET}\n")
+    (outside / "secret.yaml").write_text(f"description: {SECRET}\n")
     (here / "linked").symlink_to("../outside")
     for place in (here, folder / "beside"):
         package = place / "planted"
@@ -315,10 +315,10 @@ def run_all(work: Path, cases: Iterable[Case]) -> Iterator[Result]:
     """Open a room and run the cases in it."""
     room = Room(work)
     room.open()
-    from command.entry import enter
+    from command.entry import run_with_signals
 
     for case in cases:
-        yield room.run(case, enter)
+        yield room.run(case, run_with_signals)
 
 
 def _main() -> None:

@@ -66,7 +66,7 @@ TARGETS: Mapping[str, tuple[str, Sequence[str], Sequence[str]]] = {
                 "run/derived.json",
                 "run/environment.json",
             ),
-            *("run/software.json", "run/data.json", "run/metrics.jsonl", "run/journal.jsonl"),
+            *("run/software.json", "run/data.json", "run/metrics.jsonl", "run/events.jsonl"),
             "run/checkpoints/tokens-000000000008192/progress.json",
         ],
         (*OF_RUN, "resume=run"),
@@ -80,7 +80,11 @@ TARGETS: Mapping[str, tuple[str, Sequence[str], Sequence[str]]] = {
         OF_RUN,
     ),
     "site": ("r.yaml", ["site.yaml"], ("recipe=./{} action=render cluster=juwels",)),
-    "calibration": ("t.csv", ["t.csv"], ("action=plan calibrate=[{}]",)),
+    "calibration": (
+        "measured",
+        ["measured/results.json"],
+        ("action=plan calibrate=[{}]",),
+    ),
 }
 # Commands to garble; none of them trains, whatever is left of it.
 LINES = (
@@ -163,11 +167,11 @@ def run_cases(work: Path, seed: int, numbers: Sequence[int]) -> Iterator[tuple[i
 
 
 def main() -> int:
-    asked = argparse.ArgumentParser(prog="python -m tests.attack.fuzz")
-    asked.add_argument("--seed", type=int, default=7)
-    asked.add_argument("--cases", type=int, default=2_000)
-    asked.add_argument("--only", type=int)
-    given = asked.parse_args()
+    parser = argparse.ArgumentParser(prog="python -m tests.attack.fuzz")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--cases", type=int, default=2_000)
+    parser.add_argument("--only", type=int)
+    given = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="fuzz-")) / "work"
     numbers = range(given.cases) if given.only is None else [given.only]
     said = os.dup(1)  # the valid files are made aloud

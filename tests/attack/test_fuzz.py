@@ -27,7 +27,7 @@ def fuzz(*words: str) -> str:
 
 def result(**changed: object) -> Result:
     plain: dict[str, object] = {"name": "x", "status": 2, "seconds": 0.1, "said": "why"}
-    return Result(**{**plain, "acts": [], "stray": [], **changed})  # type: ignore[arg-type]
+    return Result(**{**plain, "acts": [], "stray": [], **changed})  # type: ignore[arg-type]  # a mix of types
 
 
 @pytest.mark.long

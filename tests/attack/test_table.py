@@ -11,7 +11,7 @@ ROW = re.compile(
 
 
 def rows() -> list[tuple[str, list[str]]]:
-    text = (ROOT / "docs" / "sharing.md").read_text("utf-8")
+    text = (ROOT / "docs" / "external_files.md").read_text("utf-8")
     found = ROW.finditer(text)
     return [(row["file"], re.findall("`([^`]+)`", row["cases"])) for row in found]
 

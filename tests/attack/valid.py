@@ -14,6 +14,7 @@ from command.composition.compose import compose_recipe
 from command.main import main
 from components.data.megatron import write_index
 from components.data.token_file import write_token_file
+from tests.components.run.cards import write_card
 
 TINY: dict[str, Any] = {
     "defaults": ["teuken7b"],
@@ -28,7 +29,7 @@ FEW = (
     *("model.mlp.ffn_dim=64", "budget.total_tokens=8_192", "checkpoint.every_tokens=4_096"),
     "evaluation.every_tokens=8_192",
 )
-RECIPE = {"defaults": ["teuken7b"], "name": "mine", "why": "A test."}
+RECIPE = {"defaults": ["teuken7b"], "name": "mine", "description": "A test."}
 LISTED: dict[str, Any] = {
     "name": "rates",
     "why": "How fast are two batches.",
@@ -94,7 +95,6 @@ BEGUN: tuple[dict[str, object], ...] = (
     },
 )
 CHAIN = "4711"
-MEASURED = "recipe,cluster,step_seconds\nbloom560m,jean_zay,1.5\n"
 # What a case finds in its working folder, by the kind of file that it attacks.
 PARTS: Mapping[str, tuple[str, ...]] = {
     "recipe": ("r.yaml",),
@@ -102,7 +102,8 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "bundle": ("x.recipe.yaml",),
     "study": ("s.yaml",),
     "task": ("tasks", "exported"),
-    "calibration": ("t.csv", "measured"),
+    "calibration": ("measured",),
+    "card": ("card.json",),
     "run": ("tiny.yaml", "texts", "prepared", "run"),
     "submitted": ("submitted",),
     "site": ("r.yaml", "site.yaml"),
@@ -135,7 +136,6 @@ def make_valid(folder: Path) -> None:
         file.parent.mkdir(exist_ok=True)
         file.write_text(yaml.safe_dump(tree, sort_keys=False), "utf-8")
     (folder / "tasks" / "rows.jsonl").write_text('{"animal": "dog", "sound": 0}\n')
-    (folder / "t.csv").write_text(MEASURED)
     (folder / "rows").mkdir()
     (folder / "rows" / "train.jsonl").write_text('{"text": "a dog"}\n')
     import command.study.search  # noqa: F401 (every search imports Optuna)
@@ -158,6 +158,7 @@ def make_valid(folder: Path) -> None:
             file.unlink()
     _submitted(folder)
     _measured(folder)
+    write_card(folder / "card.json")
     _tokens(folder)
 
 

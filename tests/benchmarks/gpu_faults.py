@@ -1,4 +1,4 @@
-"""Cases for the driver's tests: what goes wrong on a machine that is lent for half an hour."""
+"""Cases for the tests of the GPU driver: success, out of memory, errors, aborts, hangs."""
 
 import os
 import time
@@ -8,26 +8,26 @@ from typing import Any
 import torch
 
 
-def finds(note: str) -> dict[str, Any]:
-    """Note that it ran, and find something."""
+def finish(note: str) -> dict[str, Any]:
+    """Append a line to ``note`` and return a figure."""
     with Path(note).open("a") as file:
         file.write("ran\n")
-    return {"found": 1}
+    return {"figure": 1}
 
 
-def runs_out(note: str) -> dict[str, Any]:
+def exhaust_memory(note: str) -> dict[str, Any]:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB\nmore")
 
 
-def fails(note: str) -> dict[str, Any]:
-    raise ValueError("a shape that nobody has")
+def fail(note: str) -> dict[str, Any]:
+    raise ValueError("an unknown shape")
 
 
-def dies(note: str) -> dict[str, Any]:
+def abort(note: str) -> dict[str, Any]:
     os.abort()
 
 
-def hangs(note: str) -> dict[str, Any]:
+def hang(note: str) -> dict[str, Any]:
     Path(note).write_text(str(os.getpid()))
     time.sleep(600)
     return {}

@@ -1,4 +1,4 @@
-"""Every case of the GPU's half-hour runs here at the size of a toy, by the same code."""
+"""Every GPU case runs here at toy size, with the same code."""
 
 import math
 from collections.abc import Iterator
@@ -13,26 +13,27 @@ from torch._dynamo.utils import counters
 
 from benchmarks.gpu import titan
 from benchmarks.gpu.cases import GpuCase, read_cases
-from benchmarks.gpu.checks import run_tests, summary_of
-from benchmarks.gpu.observing import MOST_KERNELS, table_of
-from benchmarks.gpu.one import measure
-from benchmarks.gpu.ours import compose
-from benchmarks.gpu.steps import rates
+from benchmarks.gpu.checks import run_tests
+from benchmarks.gpu.observing import MOST_KERNELS, kernel_table
+from benchmarks.gpu.own_step import compose_case
+from benchmarks.gpu.run_case import measure_case
+from benchmarks.gpu.steps import compute_rates
+from benchmarks.pytest_report import summarize_report
 from command.arguments import ROOT
 from components.errors import RecipeError
 
 TOYS = {case.name: case for case in read_cases(toy=True)}
-STEPS = [name for name, case in TOYS.items() if case.runs.endswith("steps.alone")]
-ENTROPY_TOLERANCE = 0.05  # drawn weights say next to nothing about a token
+STEPS = [name for name, case in TOYS.items() if case.runs.endswith("steps.measure_steps")]
+ENTROPY_TOLERANCE = 0.05  # random weights predict almost nothing
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore",  # compilers, float8's emulation and the profiler warn of their own imports
+    "ignore",  # compilers, float8 emulation and the profiler warn about their own imports
 )
 
 
 @pytest.fixture(autouse=True)
-def own_world() -> Iterator[None]:
-    """Begin without graphs of other tests, and take away the group that a case leaves."""
+def reset_torch() -> Iterator[None]:
+    """Start without graphs of other tests, and destroy the process group of a case."""
     torch._dynamo.reset()
     counters.clear()
     yield
@@ -46,70 +47,71 @@ def needs_torchtitan(case: GpuCase) -> bool:
 
 @pytest.mark.quick("dense-selective")
 @pytest.mark.parametrize("name", TOYS)
-def test_a_case_runs_at_the_size_of_a_toy(name: str) -> None:
+def test_a_case_runs_at_toy_size(name: str) -> None:
     case = TOYS[name]
     if needs_torchtitan(case):
-        with pytest.raises(RecipeError, match="way: torchtitan is not installed"):
+        with pytest.raises(RecipeError, match="variant: torchtitan is not installed"):
             case.run()
         return
-    result = measure(case)
+    result = measure_case(case)
     assert result["outcome"] == "finished"
     assert result["device"] == "CPU"
     if name in STEPS:
-        check_step(result["found"], compose(case.settings["words"]))
+        check_step(result["found"], compose_case(case.settings["words"]))
 
 
-def check_step(found: dict[str, Any], recipe: Any) -> None:
-    """Hold the figures of a step to what follows from its seconds and from the recipe."""
-    assert len(found["seconds"]) == 2
-    flops = found["teraflops_full"] * 1e12 * found["step_seconds"] / found["tokens_per_step"]
-    assert flops == pytest.approx(recipe.derived.flops_per_token.full)
-    assert found["teraflops_causal"] < found["teraflops_full"]
-    entropy = math.log(recipe.shape.vocab_size)
-    assert found["losses"] == pytest.approx([entropy] * 3, rel=ENTROPY_TOLERANCE)
-    assert 0 < len(found["kernels"]) <= MOST_KERNELS
+def check_step(figures: dict[str, Any], recipe: Any) -> None:
+    """Check the figures of a step against its seconds and the recipe."""
+    assert len(figures["seconds"]) == 2
+    tokens_per_second = figures["tokens_per_step"] / figures["step_seconds"]
+    flops = figures["teraflops_full"] * 1e12 / tokens_per_second
+    assert flops == pytest.approx(recipe.derived_numbers.flops_per_token.full)
+    assert figures["teraflops_causal"] < figures["teraflops_full"]
+    entropy = math.log(recipe.decoder_spec.vocab_size)
+    assert figures["losses"] == pytest.approx([entropy] * 3, rel=ENTROPY_TOLERANCE)
+    assert 0 < len(figures["kernels"]) <= MOST_KERNELS
     compiled = recipe.parallelism.compile != "none"
-    assert (found["graphs"] > 0) == compiled
-    assert found["recompiles"] == 0
+    assert (figures["graphs"] > 0) == compiled
+    assert figures["recompiles"] == 0
 
 
 def test_rates_are_in_both_conventions() -> None:
-    recipe = compose(TOYS["short"].settings["words"])
-    found = rates(recipe, step_seconds=2.0)
-    assert found["tokens_per_second"] == recipe.derived.tokens_per_step / 2
-    flops = recipe.derived.flops_per_token
-    assert found["teraflops_full"] / found["teraflops_causal"] == flops.full / flops.causal
+    recipe = compose_case(TOYS["short"].settings["words"])
+    rates = compute_rates(recipe, step_seconds=2.0)
+    assert rates["tokens_per_second"] == recipe.derived_numbers.tokens_per_step / 2
+    flops = recipe.derived_numbers.flops_per_token
+    assert rates["teraflops_full"] / rates["teraflops_causal"] == flops.full / flops.causal
 
 
 def test_a_table_of_kernels_has_the_longest_first() -> None:
     rows = [(f"kernel {number}", 1, float(number)) for number in range(40)]
-    table = table_of(rows)
+    table = kernel_table(rows)
     assert len(table) == MOST_KERNELS
     assert table[0] == {"name": "kernel 39", "calls": 1, "seconds": 39e-6, "share": 39 / 780}
 
 
-def test_of_what_does_not_pass_the_message_is_kept_without_the_checkouts_place() -> None:
+def test_messages_of_failures_do_not_contain_the_path_of_the_checkout() -> None:
     report = ElementTree.fromstring(
         '<testsuite><testcase classname="a" name="good" time="3.5"/>'
         f'<testcase classname="a" name="bad"><failure message="1 is not {ROOT}/2"/></testcase>'
         '<testcase classname="a" name="none"><skipped message="needs two"/></testcase>'
         "</testsuite>"
     )
-    found = summary_of(report)
-    assert found["passed"] == 1
-    assert found["failure"] == [{"test": "a.bad", "message": "1 is not CHECKOUT/2"}]
-    assert found["slowest"][0] == {"test": "a.good", "seconds": 3.5}
-    assert found["skipped"] == [{"test": "a.none", "message": "needs two"}]
+    summary = summarize_report(report)
+    assert summary["passed"] == 1
+    assert summary["failure"] == [{"test": "a.bad", "message": "1 is not CHECKOUT/2"}]
+    assert summary["slowest"][0] == {"test": "a.good", "seconds": 3.5}
+    assert summary["skipped"] == [{"test": "a.none", "message": "needs two"}]
 
 
-def test_tests_that_were_not_run_are_no_result() -> None:
+def test_a_failed_start_of_pytest_is_not_a_result() -> None:
     with pytest.raises(RuntimeError, match="pytest ended with 4"):
         run_tests(["tests/nowhere.py"])
 
 
-def test_torchtitan_is_refused_a_shape_that_it_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchtitan_rejects_an_unsupported_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(titan, "find_spec", lambda name: object())
     words = [word for word in TOYS["short"].settings["words"] if "tied" not in word]
-    recipe = compose([*words, "model.tied_embeddings=true"])
-    with pytest.raises(RecipeError, match="model: tied weights"):
+    recipe = compose_case([*words, "model.tied_embeddings=true"])
+    with pytest.raises(RecipeError, match="model: torchtitan has no tied weights"):
         titan.TitanLlama(recipe, torch.device("cpu"))

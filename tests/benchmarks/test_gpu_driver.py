@@ -1,4 +1,4 @@
-"""Parts of the GPU's half-hour keep every outcome, go on where they stopped, end in time."""
+"""The GPU driver stores every outcome, continues interrupted parts and ends in time."""
 
 import json
 import os
@@ -14,72 +14,68 @@ import pytest
 import yaml
 
 from benchmarks.gpu import drive
-from benchmarks.gpu.cases import CPU, GpuCase, cases_of, read_cases
+from benchmarks.gpu.cases import CPU, GpuCase, read_cases, select_cases
 from benchmarks.gpu.drive import main
-from benchmarks.gpu.ours import compose
+from benchmarks.gpu.own_step import compose_case
 from command.arguments import ROOT
 from components.errors import RecipeError
 
 LONG_SECONDS = 1_000.0
-HERE = {"name": CPU, "gib": float("inf")}
+CPU_DEVICE = {"name": CPU, "gib": float("inf")}
 Write = Callable[[Mapping[str, tuple[str, float]]], Path]
 
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Write a file of cases: by name what befalls each, and the seconds it is said to take."""
-    monkeypatch.setattr(drive, "device_here", lambda: HERE)  # else a process, to ask
+    """Return a function that writes a file of cases: fault and expected seconds by name."""
+    monkeypatch.setattr(drive, "detect_device", lambda: CPU_DEVICE)  # saves a process
 
-    def call(cases: Mapping[str, tuple[str, float]]) -> Path:
+    def write_cases(cases: Mapping[str, tuple[str, float]]) -> Path:
         part = {
             name: {
-                "runs": f"tests.benchmarks.gpu_faults.{what}",
+                "runs": f"tests.benchmarks.gpu_faults.{function}",
                 "seconds": seconds,
                 "settings": {"note": str(tmp_path / name)},
             }
-            for name, (what, seconds) in cases.items()
+            for name, (function, seconds) in cases.items()
         }
-        tree = {
-            "seconds": 60,
-            "words": {},
-            "toys": {},
-            "parts": {"T": part},
-        }  # none that has kept results
+        # There are no stored results of part T.
+        tree = {"seconds": 60, "words": {}, "toys": {}, "parts": {"T": part}}
         file = tmp_path / "cases.yaml"
         file.write_text(yaml.safe_dump(tree, sort_keys=False))
         return file
 
-    return call
+    return write_cases
 
 
 def words_for(file: Path, *words: str) -> list[str]:
     return ["part=T", f"cases={file}", f"out={file.parent}", "scale=toy", *words]
 
 
-def results(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((file.parent / "T.json").read_text("utf-8"))
-    return found
+def read_results(file: Path) -> dict[str, Any]:
+    results: dict[str, Any] = json.loads((file.parent / "T.json").read_text("utf-8"))
+    return results
 
 
 @pytest.mark.long
-def test_memory_that_runs_out_and_other_failures_are_kept_as_results(
+def test_out_of_memory_and_other_failures_are_stored_as_results(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = write({"none": ("runs_out", 60), "wrong": ("fails", 60), "gone": ("dies", 60)})
+    file = write({"none": ("exhaust_memory", 60), "wrong": ("fail", 60), "gone": ("abort", 60)})
     assert main(words_for(file)) == 1
-    kept = results(file)
-    assert kept["none"]["outcome"] == "out of memory"
-    assert kept["none"]["found"]["error"].startswith("CUDA out of memory. Tried")
-    assert kept["none"]["found"]["peak_bytes"] > 0
-    assert kept["wrong"]["outcome"] == "failed"
-    assert kept["wrong"]["last_lines"][-1] == "ValueError: a shape that nobody has"
-    assert kept["gone"]["status"] == -signal.SIGABRT
+    results = read_results(file)
+    assert results["none"]["outcome"] == "out of memory"
+    assert results["none"]["found"]["error"].startswith("CUDA out of memory. Tried")
+    assert results["none"]["found"]["peak_bytes"] > 0
+    assert results["wrong"]["outcome"] == "failed"
+    assert results["wrong"]["last_lines"][-1] == "ValueError: an unknown shape"
+    assert results["gone"]["status"] == -signal.SIGABRT
     assert "none: out of memory" in capsys.readouterr().out
 
 
 @pytest.mark.long
-def test_a_part_that_was_killed_goes_on_with_the_next_case(write: Write) -> None:
-    file = write({"first": ("finds", 60), "slow": ("hangs", 60), "last": ("finds", 60)})
+def test_an_interrupted_part_continues_with_the_next_case(write: Write) -> None:
+    file = write({"first": ("finish", 60), "slow": ("hang", 60), "last": ("finish", 60)})
     command = [sys.executable, "-m", "benchmarks.gpu.drive", *words_for(file)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     note = file.parent / "slow"
@@ -88,62 +84,62 @@ def test_a_part_that_was_killed_goes_on_with_the_next_case(write: Write) -> None
         time.sleep(0.05)
     process.terminate()
     process.wait()
-    with pytest.raises(ProcessLookupError):  # what it had started has ended with it
+    with pytest.raises(ProcessLookupError):  # its child process has ended too
         os.kill(int(note.read_text()), 0)
-    assert list(results(file)) == ["first"]
-    file.write_text(file.read_text().replace("gpu_faults.hangs", "gpu_faults.finds"))
+    assert list(read_results(file)) == ["first"]
+    file.write_text(file.read_text().replace("gpu_faults.hang", "gpu_faults.finish"))
     assert main(words_for(file)) == 0
-    assert {name: one["outcome"] for name, one in results(file).items()} == dict.fromkeys(
+    assert {name: row["outcome"] for name, row in read_results(file).items()} == dict.fromkeys(
         ("first", "slow", "last"), "finished"
     )
     assert (file.parent / "first").read_text() == "ran\n"
 
 
 @pytest.mark.long
-def test_a_case_that_is_named_runs_again(write: Write) -> None:
-    file = write({"first": ("finds", 60)})
+def test_a_named_case_runs_again(write: Write) -> None:
+    file = write({"first": ("finish", 60)})
     assert main(words_for(file)) == main(words_for(file, "case=first")) == 0
     assert (file.parent / "first").read_text() == "ran\nran\n"
 
 
 @pytest.mark.long
-def test_what_no_longer_fits_into_the_minutes_is_named_and_not_begun(
+def test_cases_without_enough_time_are_listed_and_not_started(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = write({"long": ("finds", LONG_SECONDS), "short": ("finds", 30)})
+    file = write({"long": ("finish", LONG_SECONDS), "short": ("finish", 30)})
     assert main(words_for(file, "minutes=2")) == 1
-    assert list(results(file)) == ["short"]
-    assert "not done for want of time: long\n" in capsys.readouterr().out
+    assert list(read_results(file)) == ["short"]
+    assert "not enough time for: long\n" in capsys.readouterr().out
 
 
 @pytest.mark.long
-def test_a_case_that_takes_too_long_is_stopped_and_that_is_its_result(write: Write) -> None:
-    file = write({"slow": ("hangs", 1)})
-    began = time.monotonic()
+def test_a_timeout_is_a_result(write: Write) -> None:
+    file = write({"slow": ("hang", 1)})
+    start = time.monotonic()
     assert main(words_for(file)) == 1
-    assert results(file)["slow"]["outcome"] == "timed out"
-    assert time.monotonic() - began < LONG_SECONDS / 10
+    assert read_results(file)["slow"]["outcome"] == "timed out"
+    assert time.monotonic() - start < LONG_SECONDS / 10
 
 
 @pytest.mark.long
-def test_a_case_that_the_minutes_cut_off_has_no_result(
+def test_a_case_interrupted_by_the_end_of_the_part_has_no_result(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = write({"slow": ("hangs", 2)})
+    file = write({"slow": ("hang", 2)})
     assert main(words_for(file, "minutes=0.05")) == 1
     assert not (file.parent / "T.json").exists()
-    assert "want of time: slow" in capsys.readouterr().out
+    assert "not enough time for: slow" in capsys.readouterr().out
 
 
-def test_a_device_that_is_too_small_is_spared_the_case(
+def test_a_case_does_not_start_on_a_device_with_too_little_memory(
     write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = write({"large": ("finds", 60)})
+    file = write({"large": ("finish", 60)})
     large = GpuCase(name="large", part="T", runs="", seconds=1, least_gib=100, settings={})
     monkeypatch.setattr(drive, "read_cases", lambda *_, **__: [large])
-    monkeypatch.setattr(drive, "device_here", lambda: {"name": "a small one", "gib": 79.0})
+    monkeypatch.setattr(drive, "detect_device", lambda: {"name": "a small GPU", "gib": 79.0})
     assert main(words_for(file)) == 0
-    assert capsys.readouterr().out == "large: not begun, it needs 100 GiB\n"
+    assert capsys.readouterr().out == "large: not started, needs 100 GiB\n"
 
 
 @pytest.mark.parametrize(
@@ -151,29 +147,29 @@ def test_a_device_that_is_too_small_is_spared_the_case(
     [
         (["part=Z"], "part: there is no part 'Z'"),
         (["part=A", "case=nothing"], "case: part A has no case 'nothing'"),
-        (["part=A", "hours=1"], "hours: unknown word"),
-        (["part=A", "minutes=soon"], "minutes: 'soon' is no number"),
-        (["part=A"], "scale: torch sees no GPU here"),
+        (["part=A", "hours=1"], "hours: unknown argument"),
+        (["part=A", "minutes=soon"], "minutes: 'soon' is not a number"),
+        (["part=A"], "scale: torch detects no GPU"),
     ],
 )
-def test_wrong_words_are_refused(
+def test_wrong_arguments_are_errors(
     words: list[str], problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drive, "device_here", lambda: HERE)
-    with pytest.raises(RecipeError) as refused:
+    monkeypatch.setattr(drive, "detect_device", lambda: CPU_DEVICE)
+    with pytest.raises(RecipeError) as error:
         main(words)
-    assert str(refused.value).startswith(problem)
+    assert str(error.value).startswith(problem)
 
 
 @pytest.mark.long
-def test_every_case_is_of_full_size_and_has_time_within_a_call() -> None:
+def test_every_case_has_full_size_and_fits_into_a_call() -> None:
     cases = read_cases()
     assert {case.part for case in cases} == {"A", "B", "C", "D", "E"}
     assert len({case.name for case in cases}) == len(cases)
     for case in cases:
         assert case.seconds <= 60 * drive.MINUTES
         if "scale=full" in case.settings.get("words", []):
-            assert compose(case.settings["words"]).scale.name == "full"
+            assert compose_case(case.settings["words"]).scale.name == "full"
         else:
             assert case.runs.startswith("benchmarks.gpu.checks")
-    assert [case.name for case in cases_of("A", ["peaks"], cases)] == ["peaks"]
+    assert [case.name for case in select_cases("A", ["peaks"], cases)] == ["peaks"]

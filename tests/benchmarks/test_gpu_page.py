@@ -1,4 +1,4 @@
-"""The tables of what was measured on a GPU are those of the kept results."""
+"""The tables of measurements on GPUs contain the stored results."""
 
 import json
 from pathlib import Path
@@ -8,46 +8,46 @@ import pytest
 from benchmarks.gpu import page as pages
 from benchmarks.gpu import predict
 from benchmarks.gpu.cases import read_cases
-from benchmarks.gpu.page import PAGE, page
+from benchmarks.gpu.page import PAGE, render_page
 from components.errors import RecipeError
 
 
 def test_the_page_has_the_tables_of_today() -> None:
     text = PAGE.read_text("utf-8")
-    assert page(text) == text, f"run {pages.WRITER}"
+    assert render_page(text) == text, f"run {pages.WRITER}"
 
 
-def test_a_case_stands_beside_its_prediction(
+def test_a_row_has_a_measurement_and_its_prediction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = next(one for one in read_cases() if predict.is_ours(one))
-    found = {"tokens_per_second": 8192.0, "teraflops_full": 400.4, "teraflops_causal": 350.2}
-    found |= {"peak_bytes": 2**34}
-    result = {"device": "NVIDIA H100 80GB HBM3", "outcome": "finished", "found": found}
+    case = next(case for case in read_cases() if predict.is_ours(case))
+    figures = {"tokens_per_second": 8192.0, "teraflops_full": 400.4, "teraflops_causal": 350.2}
+    figures |= {"peak_bytes": 2**34}
+    result = {"device": "NVIDIA H100 80GB HBM3", "outcome": "finished", "found": figures}
     ratio = {
         "found": {"ratio": {"median": 0.9, "low": 0.8, "high": 1.0}},
         "outcome": "finished",
     }
     (tmp_path / "gpu").mkdir()
-    kept = {case.name: result, "turns-amp": {**ratio, "device": "NVIDIA H200"}}
-    (tmp_path / "gpu" / "B.json").write_text(json.dumps(kept))
-    told = {
+    results = {case.name: result, "turns-amp": {**ratio, "device": "NVIDIA H200"}}
+    (tmp_path / "gpu" / "B.json").write_text(json.dumps(results))
+    prediction = {
         "words": case.settings["words"],
         "dryrun_tensor_bytes": 2**35,
         "plan_step_seconds": 4.0,
     }
     file = tmp_path / "predicted.json"
-    file.write_text(json.dumps({case.name: {**told, "plan_peak_bytes": 2**33}}))
+    file.write_text(json.dumps({case.name: {**prediction, "plan_peak_bytes": 2**33}}))
     monkeypatch.setattr(pages, "RESULTS", tmp_path)
     monkeypatch.setattr(pages, "FILE", file)
-    text = page(PAGE.read_text("utf-8"))
+    text = render_page(PAGE.read_text("utf-8"))
     row = f"| `{case.name}` | H100 | 8,192 | 4,096 | 400; 350 | 16.0 | 32.0 | 8.0 |  |  |\n"
     assert row in text
     row = "| `turns-amp` | H200 | ours, titan.TitanLlama:amp | 0.900 (0.800 to 1.000) |\n"
     assert row in text
-    assert "On: NVIDIA H100 80GB HBM3, NVIDIA H200." in text
+    assert "Devices: NVIDIA H100 80GB HBM3, NVIDIA H200." in text
 
 
-def test_predictions_want_a_profile() -> None:
-    with pytest.raises(RecipeError, match="cluster: no profile is named"):
+def test_predictions_need_a_cluster_profile() -> None:
+    with pytest.raises(RecipeError, match="cluster: no cluster profile is given"):
         predict.main([])

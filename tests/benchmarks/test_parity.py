@@ -1,18 +1,25 @@
-"""What `make parity` proves can be proved, of every recipe; what it finds becomes rows."""
+"""`make parity` has valid layouts for every recipe, and saves its proofs as rows."""
 
 from typing import Any
 
 import pytest
 import yaml
 
-from benchmarks.ledger.parity import LAYOUTS, key_of, listed_layouts, main, prove, row_of
-from benchmarks.ledger.proofs import PARITY, proof_of
+from benchmarks.ledger.parity import (
+    LAYOUTS,
+    key_of,
+    listed_layouts,
+    main,
+    prove_layouts,
+    row_of,
+)
+from benchmarks.ledger.proofs import PARITY, read_proof
 from benchmarks.recipes import published_recipes
 from command.actions.parity import layouts_of
 from command.arguments import read_point
 
 LISTED = listed_layouts()
-NOTHING = {"largest_relative_difference": None}
+MISSING = {"largest_relative_difference": None}
 
 
 def test_every_recipe_has_a_layout_to_prove() -> None:
@@ -22,7 +29,7 @@ def test_every_recipe_has_a_layout_to_prove() -> None:
 
 @pytest.mark.quick("mula7b_a1b", "bloom560m")
 @pytest.mark.parametrize("name", LISTED)
-def test_the_listed_layouts_are_ones_that_the_recipe_allows(name: str) -> None:
+def test_the_recipe_allows_its_listed_layouts(name: str) -> None:
     for words in LISTED[name]:
         recipes = list(layouts_of(read_point([f"recipe={name}", "action=parity", *words])))
         assert all(recipe.cluster.ranks > 1 for recipe in recipes)
@@ -46,29 +53,29 @@ def proof(**changes: object) -> dict[str, Any]:
     return tree | changes
 
 
-def test_a_row_has_the_figures_and_the_keys_that_were_named() -> None:
+def test_a_row_has_the_figures_and_the_other_keys_of_the_command() -> None:
     words = ["model.num_layers=7", "layouts=[{data: 2}]"]
     row = row_of("bloom560m", words, proof())
     assert [row[key] for key in ("loss", "weight", "float32_loss")] == [1e-16, 4e-16, 1e-7]
     assert key_of(row) == ("bloom560m", "data 2", "model.num_layers=7")
-    assert proof_of(PARITY, row).stands
+    assert read_proof(PARITY, row).is_valid
     assert "deepspeed" not in row["versions"]
-    # Of ranks that failed there is no more than this.
-    failed = proof(holds=False, loss=NOTHING, gradient=NOTHING)
+    # A proof of failed ranks has only these fields.
+    failed = proof(holds=False, loss=MISSING, gradient=MISSING)
     for part in ("gradient_norm", "weight", "float32"):
         del failed[part]
     broken = row_of("bloom560m", words, failed)
     assert broken["weight"] is None
-    assert not proof_of(PARITY, broken).stands
+    assert not read_proof(PARITY, broken).is_valid
 
 
-def test_a_proof_that_says_nothing_is_told() -> None:
+def test_a_proof_without_output_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="bloom560m: nonsense: exit status 2"):
-        prove("bloom560m", ["nonsense"])
+        prove_layouts("bloom560m", ["nonsense"])
 
 
-def test_a_recipe_that_is_not_published_is_told_before_any_is_proved(
+def test_an_unknown_recipe_is_an_error_before_the_first_proof(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["bloom560m", "nothing"]) == 2
-    assert capsys.readouterr().err.startswith("nothing: no published recipe")
+    assert capsys.readouterr().err.startswith("not a published recipe: nothing")

@@ -1,4 +1,4 @@
-"""The measured figures of a machine are what a profile takes."""
+"""The measured figures of a machine are valid in a cluster profile."""
 
 import os
 import subprocess
@@ -18,8 +18,8 @@ SMALL = (
 )
 
 
-def measured(*words: str, ranks: int, per_node: int) -> Any:
-    """Run so many ranks, as if ``per_node`` of them were on each node."""
+def measure_peaks(*words: str, ranks: int, per_node: int) -> Any:
+    """Run the benchmark on several ranks, as if each node had ``per_node`` of them."""
     program = [sys.executable, "-m", "benchmarks.peaks", *words]
     names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29_000 + os.getpid() % 1_000)}
     names |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(per_node)}
@@ -46,38 +46,36 @@ def measured(*words: str, ranks: int, per_node: int) -> Any:
 
 
 @pytest.mark.long
-def test_what_four_ranks_on_two_nodes_measure_is_a_profile() -> None:
-    found = measured(*SMALL, "precision.compute=float32", ranks=4, per_node=2)
+def test_measurements_of_four_ranks_on_two_nodes_are_a_valid_profile() -> None:
+    figures = measure_peaks(*SMALL, "precision.compute=float32", ranks=4, per_node=2)
     profile = yaml.safe_load((ROOT / "conf" / "cluster" / "hopper.yaml").read_text("utf-8"))
     hardware = profile["hardware"]
     links = {
-        level: hardware[level] | found["hardware"][level] for level in ("inside", "across")
+        level: hardware[level] | figures["hardware"][level] for level in ("inside", "across")
     }
-    read = Hardware.model_validate(hardware | found["hardware"] | links)
-    assert read.inside.all_reduce_gigabytes_per_second
-    assert read.inside.latency_seconds
-    (nodes, rate), *further = read.across.by_nodes
-    assert (nodes, further) == (2, [])
-    assert rate == pytest.approx(read.across.all_reduce_gigabytes_per_second, rel=2)
-    # 32 heads of 16 for queries, keys and values; what attention gives; up and gate; down
-    shapes = [(one["columns"], one["depth"]) for one in found["products"]]
+    merged = Hardware.model_validate(hardware | figures["hardware"] | links)
+    assert merged.inside.all_reduce_gigabytes_per_second
+    assert merged.inside.latency_seconds
+    (nodes, rate), *others = merged.across.by_nodes
+    assert (nodes, others) == (2, [])
+    assert rate == pytest.approx(merged.across.all_reduce_gigabytes_per_second, rel=2)
+    # queries, keys and values (32 heads of 16); attention output; up and gate; down
+    shapes = [(product["columns"], product["depth"]) for product in figures["products"]]
     assert shapes == [(3 * 512, 64), (64, 512), (2 * 128, 64), (64, 128)]
-    for one in found["products"]:
-        assert one["rows"] == 64
-        best = found["hardware"]["gemm_teraflops"]["float32"]
-        assert one["fraction"] == pytest.approx(one["teraflops"] / best, rel=1e-2)
+    for product in figures["products"]:
+        assert product["rows"] == 64
+        best = figures["hardware"]["gemm_teraflops"]["float32"]
+        assert product["fraction"] == pytest.approx(product["teraflops"] / best, rel=1e-2)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("compute", "dtype"), [("bfloat16", "bfloat16"), ("auto", "float32")])
-def test_products_are_of_the_type_that_the_recipe_computes_in_here(
-    compute: str, dtype: str
-) -> None:
-    """A CPU has a figure for bfloat16 only where a recipe insists on it."""
-    found = measured(*SMALL, f"precision.compute={compute}", ranks=1, per_node=1)
-    assert set(found["hardware"]["gemm_teraflops"]) == {"float32", dtype}
-    best = found["hardware"]["gemm_teraflops"][dtype]
-    assert len(found["products"]) == 4
-    for one in found["products"]:
-        assert one["dtype"] == dtype
-        assert one["fraction"] == pytest.approx(one["teraflops"] / best, rel=1e-2)
+def test_products_have_the_compute_type_of_the_recipe(compute: str, dtype: str) -> None:
+    """A CPU measures bfloat16 only if the recipe sets it."""
+    figures = measure_peaks(*SMALL, f"precision.compute={compute}", ranks=1, per_node=1)
+    assert set(figures["hardware"]["gemm_teraflops"]) == {"float32", dtype}
+    best = figures["hardware"]["gemm_teraflops"][dtype]
+    assert len(figures["products"]) == 4
+    for product in figures["products"]:
+        assert product["dtype"] == dtype
+        assert product["fraction"] == pytest.approx(product["teraflops"] / best, rel=1e-2)

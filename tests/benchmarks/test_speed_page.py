@@ -1,20 +1,20 @@
-"""The speed page has what is stored, and first what misses its target."""
+"""The speed page has the stored results, and lists missed targets first."""
 
-import ast
 import json
 import re
 from typing import Any
 
 import pytest
+import yaml
 
 from benchmarks import speed
-from benchmarks.kept import RESULTS
-from benchmarks.marked import split_marked
+from benchmarks.generated_section import split_section
 from benchmarks.ratios import Ratio
+from benchmarks.results_store import CONVENTIONS, RESULTS
 from command.arguments import ROOT
 
 SCRIPTS = {file.stem: file for file in (ROOT / "benchmarks").rglob("*.py")}
-# Their rows are stamped with a recipe's fingerprint, or rehearse and compare no speed.
+# Results with the fingerprint of a recipe, and results that compare no speed.
 NO_SPEED = {"chaos", "dryruns", "local_copies", "masters", "measured", "miniatures", "parity"}
 NO_SPEED |= {"law_coverage", "muon", "mup", "new_recipes", "studies", "tables", "versions"}
 PAGE = f"""\
@@ -41,18 +41,20 @@ def section(page: str, benchmark: str) -> str:
 
 
 def rendered(*ratios: Ratio) -> str:
-    return speed.render(PAGE, {"worlds": ratios})
+    return speed.render_page(PAGE, {"worlds": ratios})
 
 
 def world(value: float, **fields: Any) -> Ratio:
     return Ratio("1,024 ranks", "a limit", value, at_most=30.0, **fields)
 
 
-def test_the_page_is_what_the_stored_results_give(page: str) -> None:
-    assert speed.render(page, speed.read_all(page)) == page, f"`{speed.WRITER}` writes it"
+def test_the_page_has_the_stored_results(page: str) -> None:
+    assert speed.render_page(page, speed.read_page_ratios(page)) == page, (
+        f"`{speed.WRITER}` writes it"
+    )
 
 
-def test_every_stored_result_of_speed_is_on_the_page_with_its_circumstances(page: str) -> None:
+def test_every_stored_result_of_speed_is_on_the_page_with_its_context(page: str) -> None:
     names = {file.stem for file in RESULTS.glob("*.json")} - NO_SPEED
     assert len(names) > 10
     assert set(speed.titles_of(page)) == names | {speed.COMPUTED}
@@ -63,7 +65,7 @@ def test_every_stored_result_of_speed_is_on_the_page_with_its_circumstances(page
         assert len(result["ratios"]) > 0, name
 
 
-def test_figures_are_on_the_page_as_the_results_have_them(page: str) -> None:
+def test_figures_on_the_page_are_those_of_the_results(page: str) -> None:
     for size in stored("moe")["sizes"]:
         ratio = size["ratio_median"]["transformers, grouped_mm"]
         start = rf"\| {size['tokens']:,} tokens \| transformers, grouped_mm"
@@ -72,17 +74,17 @@ def test_figures_are_on_the_page_as_the_results_have_them(page: str) -> None:
     assert f"| {ratio:.1f} | at least 1 |" in section(page, "data_prep")
 
 
-def test_what_misses_its_target_is_first_and_again_in_its_table() -> None:
-    late = rendered(world(31.0, unit="s", processor="A"))
-    top, _, table = late.partition("## Large worlds")
+def test_a_missed_target_is_listed_first_and_in_its_table() -> None:
+    slow = rendered(world(31.0, unit="s", processor="A"))
+    top, _, table = slow.partition("## Large worlds")
     assert "1 figures have a target; 0 reach it. These do not:\n" in top
     assert "- [Large worlds, built](#large-worlds-built), 1,024 ranks" in top
     assert "**31.0 s**, target at most 30 s, A." in top
     assert "| **31.0 s** | at most 30 s: **missed** | A |" in table
-    soon = rendered(world(29.0))
-    assert "1 figures have a target; 1 reach it.\n" in soon
-    assert "do not" not in soon
-    assert "missed" not in soon
+    fast = rendered(world(29.0))
+    assert "1 figures have a target; 1 reach it.\n" in fast
+    assert "do not" not in fast
+    assert "missed" not in fast
 
 
 def test_rows_of_one_case_on_several_processors_are_adjacent() -> None:
@@ -98,7 +100,7 @@ def test_each_section_names_the_command_of_its_script(page: str) -> None:
         text = SCRIPTS[name].read_text("utf-8")
         usage = re.search(rf"^    (python -m {module}\b.*)$", text, re.MULTILINE)
         assert usage is not None
-        assert f"`{usage.group(1)}`" in section(page, name)
+        assert f"```\n{usage.group(1)}\n```\n" in section(page, name)
 
 
 def test_make_runs_every_benchmark_of_the_page(page: str) -> None:
@@ -107,19 +109,14 @@ def test_make_runs_every_benchmark_of_the_page(page: str) -> None:
     assert set(speed.titles_of(page)) <= run
 
 
-def test_every_benchmark_that_stores_ratios_says_next_to_whom_and_how() -> None:
-    storing = 0
-    for script in SCRIPTS.values():
-        nodes = ast.walk(ast.parse(script.read_text("utf-8")))
-        calls = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
-        if "keep_result" in calls:
-            storing += 1
-            assert "circumstances" in calls, script
-    assert storing > 12
+def test_every_benchmark_of_the_page_has_a_peer_and_a_convention(page: str) -> None:
+    conventions = yaml.safe_load(CONVENTIONS.read_text("utf-8"))
+    assert {*conventions} == {*speed.titles_of(page)} - {speed.COMPUTED}
+    assert all(row["peer"] and row["convention"] for row in conventions.values())
 
 
-def test_a_page_without_its_marks_is_not_written_over() -> None:
-    with pytest.raises(AssertionError, match="no mark for claims"):
-        split_marked("text", "claims", "writer")
+def test_a_page_without_its_sections_is_not_overwritten() -> None:
+    with pytest.raises(AssertionError, match="no start of claims"):
+        split_section("text", "claims", "writer")
     with pytest.raises(AssertionError, match="no end of claims"):
-        split_marked("<!-- claims: written by `writer` -->\n", "claims", "writer")
+        split_section("<!-- claims: written by `writer` -->\n", "claims", "writer")

@@ -1,4 +1,4 @@
-"""The page of tables says what is planned and kept, and nothing without a reason."""
+"""The page of tables has the stored plans and results, and reasons for deviations."""
 
 import json
 from typing import Any
@@ -6,51 +6,63 @@ from typing import Any
 import pytest
 
 from benchmarks.ledger import tables
-from benchmarks.ledger.tables import KEPT, MOST_APART, PAGE, WRITER, compared, page, rows_of
+from benchmarks.ledger.tables import (
+    MOST_DEVIATION,
+    PAGE,
+    STORED,
+    WRITER,
+    iterate_rows,
+    read_figures,
+    render_page,
+)
 from command.arguments import ROOT
 
-LISTED = tables.read_listed()
-ROWS = [row for _, row in rows_of(LISTED)]
+LISTED = tables.read_works()
+ROWS = [row for _, row in iterate_rows(LISTED)]
 KINDS = {"exact", "planned", "miniature", "at full size", "input", "formula", "none"}
 WORKS = {file.stem for file in (ROOT / "works").glob("*.bib")}
 
 
-def kept() -> Any:
-    return json.loads(KEPT.read_text("utf-8"))["studies"]
+def stored_plans() -> Any:
+    return json.loads(STORED.read_text("utf-8"))["studies"]
 
 
-def test_the_page_is_what_is_kept() -> None:
+def test_the_page_has_the_stored_plans() -> None:
     text = PAGE.read_text("utf-8")
-    assert page(text) == text, f"run {WRITER}"
+    assert render_page(text) == text, f"run {WRITER}"
 
 
-def test_works_are_those_that_recipes_name() -> None:
-    """The second work of Teuken-7B is told with the first."""
+def test_the_works_are_the_citations_of_recipes() -> None:
+    """The second work of Teuken-7B is listed with the first."""
     assert {*LISTED} == WORKS - {"opengptx_hpc"}
 
 
 def test_every_shipped_study_is_listed() -> None:
     files = (ROOT / "studies").glob("*.yaml")
-    # A ladder is our own, and of no work.
+    # A ladder does not reproduce a work.
     studies = {file.stem for file in files if "\nladder:" not in file.read_text("utf-8")}
     assert studies == {row["study"] for row in ROWS if "study" in row}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['place']}, {row['shows']}")
-def test_what_is_far_apart_or_lacks_a_figure_says_why(row: dict[str, Any]) -> None:
-    figures = compared(row, kept())
+def test_a_row_with_a_large_deviation_or_without_a_figure_has_a_reason(
+    row: dict[str, Any],
+) -> None:
+    figures = read_figures(row, stored_plans())
     assert tables.kind_of(row, figures) in KINDS
-    far = figures.worst is not None and abs(figures.worst) > MOST_APART
+    deviates = figures.worst is not None and abs(figures.worst) > MOST_DEVIATION
     lacks = len(figures.deviations) < figures.published or not figures.published
-    assert row.get("why") or not (far or lacks)
+    assert row.get("why") or not (deviates or lacks)
 
 
-def test_kept_figures_are_read_from_their_files() -> None:
-    row = {"kept": [{"file": "tables.json", "at": ["studies", "mula_weak", "published"],
-                     "says": "{} points"}]}  # fmt: skip
-    assert compared(row, {}).told == [f"{kept()['mula_weak']['published']} points"]
+def test_stored_figures_are_read_from_their_files() -> None:
+    row = {"results": [{"file": "tables.json", "path": ["studies", "mula_weak", "published"],
+                     "text": "{} points"}]}  # fmt: skip
+    assert read_figures(row, {}).unmatched == [
+        f"{stored_plans()['mula_weak']['published']} points"
+    ]
 
 
 @pytest.mark.long
-def test_studies_plan_today_what_is_kept() -> None:
-    assert tables.plan_studies() == kept(), f"run {WRITER} plan"
+def test_the_stored_plans_of_studies_are_current() -> None:
+    assert tables.plan_studies() == stored_plans(), f"run {WRITER} plan"

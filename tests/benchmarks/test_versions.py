@@ -3,9 +3,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.versions import page as versions_page
-from benchmarks.versions.environments import ENVIRONMENTS, REFERENCE, build, chosen
-from benchmarks.versions.page import cells, holds, table, write_page
-from benchmarks.versions.versions import apart, found_by
+from benchmarks.versions.environments import (
+    ENVIRONMENTS,
+    REFERENCE,
+    build_environment,
+    select_environments,
+)
+from benchmarks.versions.page import has_passed, render_table, row_cells, write_page
+from benchmarks.versions.versions import loss_gap, run_check
 from components.errors import RecipeError
 from components.versions import PYTHON, TORCH, TORCH_RELEASES, release_of
 
@@ -21,62 +26,64 @@ ROW = {
 }
 
 
-def test_the_tried_releases_are_the_ends_of_the_range_and_lie_within() -> None:
+def test_the_tested_releases_are_the_ends_of_the_supported_range() -> None:
     releases = [release_of(torch) for torch in TORCH_RELEASES]
     assert (releases[0], releases[-1]) == (TORCH.first, TORCH.last)
     assert REFERENCE in ENVIRONMENTS
-    pythons = {release_of(one.python) for one in ENVIRONMENTS}
+    pythons = {release_of(environment.python) for environment in ENVIRONMENTS}
     assert (min(pythons), max(pythons)) == (PYTHON.first, PYTHON.last)
 
 
 def test_environments_are_chosen_by_torch_or_by_torch_and_python() -> None:
-    assert list(chosen([])) == list(ENVIRONMENTS)
-    assert [one.name for one in chosen(["2.11.0"])] == ["2.11.0-py3.11"]
-    newest = [one for one in ENVIRONMENTS if one.torch == TORCH_RELEASES[-1]]
-    assert list(chosen([TORCH_RELEASES[-1]])) == newest
-    assert list(chosen([newest[-1].name])) == newest[-1:]
+    assert list(select_environments([])) == list(ENVIRONMENTS)
+    assert [environment.name for environment in select_environments(["2.11.0"])] == [
+        "2.11.0-py3.11"
+    ]
+    newest = [tried for tried in ENVIRONMENTS if tried.torch == TORCH_RELEASES[-1]]
+    assert list(select_environments([TORCH_RELEASES[-1]])) == newest
+    assert list(select_environments([newest[-1].name])) == newest[-1:]
 
 
-def test_what_is_not_tried_is_refused_with_what_is() -> None:
-    with pytest.raises(RecipeError, match=r"'1\.0\.0' is not tried\n  choose of 2\.10\.0-py3"):
-        list(chosen(["1.0.0"]))
+def test_an_unknown_version_is_an_error_that_lists_the_tested_ones() -> None:
+    with pytest.raises(
+        RecipeError, match=r"'1\.0\.0' is not tested\n  choose from 2\.10\.0-py3"
+    ):
+        list(select_environments(["1.0.0"]))
 
 
-def test_a_python_that_is_not_here_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_missing_python_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RecipeError, match=r"there is no python3\.11 here"):
-        build(REFERENCE)
+    with pytest.raises(RecipeError, match=r"this machine has no python3\.11"):
+        build_environment(REFERENCE)
 
 
-def test_an_environment_that_has_these_locks_is_kept(
+def test_an_environment_with_the_same_locks_is_not_rebuilt(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from benchmarks.versions.environments import digest
+    from benchmarks.versions.environments import hash_locks
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     REFERENCE.folder.mkdir(parents=True)
-    (REFERENCE.folder / "ready").write_text(digest())
-    build(REFERENCE)
+    (REFERENCE.folder / "ready").write_text(hash_locks())
+    build_environment(REFERENCE)
 
 
-def test_losses_differ_by_the_worst_step_and_want_as_many() -> None:
-    assert apart([2.0, 4.0], [2.0, 4.4]) == pytest.approx(1 / 11)
+def test_the_difference_of_losses_is_that_of_the_worst_step() -> None:
+    assert loss_gap([2.0, 4.0], [2.0, 4.4]) == pytest.approx(1 / 11)
     with pytest.raises(ValueError, match="longer"):
-        apart([2.0], [2.0, 4.0])
+        loss_gap([2.0], [2.0, 4.0])
 
 
-def test_what_fails_is_kept_as_an_error_and_does_not_hold() -> None:
-    def fails() -> None:
+def test_a_failed_check_is_stored_as_an_error_and_does_not_pass() -> None:
+    def fail() -> None:
         raise RuntimeError("no")
 
-    found = found_by(fails)
-    assert found == {"error": "no"}
-    assert cells(ROW | {"train": found})[2] == "FAILS"
-    assert not holds(ROW | {"train": found})
+    finding = run_check(fail)
+    assert finding == {"error": "no"}
+    assert row_cells(ROW | {"train": finding})[2] == "FAILS"
+    assert not has_passed(ROW | {"train": finding})
 
 
 @pytest.mark.parametrize(
@@ -89,16 +96,17 @@ def test_what_fails_is_kept_as_an_error_and_does_not_hold() -> None:
         {"tests": {"passed": 1, "skipped": 0, "failed": 1, "failures": ["a::b"]}},
     ],
 )
-def test_a_row_holds_unless_one_of_its_findings_does_not(worse: dict[str, object]) -> None:
-    assert holds(ROW)
-    assert not holds(ROW | worse)
+def test_a_row_passes_only_if_all_its_findings_do(worse: dict[str, object]) -> None:
+    assert has_passed(ROW)
+    assert not has_passed(ROW | worse)
 
 
-def test_the_page_has_a_line_a_row_in_the_order_of_versions_and_keeps_its_text(
+def test_the_page_has_sorted_rows_and_its_other_text(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     page = tmp_path / "versions.md"
-    page.write_text(f"above\n{versions_page.BEGIN}old\n{versions_page.END}below\n")
+    marks = "<!-- versions: written by `make versions` -->\n", "<!-- end of versions -->\n"
+    page.write_text(f"above\n{marks[0]}old\n{marks[1]}below\n")
     monkeypatch.setattr(versions_page, "PAGE", page)
     later = ROW | {"name": "2.15.0-py3.12", "tests": ROW["tests"]}
     write_page([later, ROW])
@@ -113,9 +121,9 @@ def test_the_page_has_a_line_a_row_in_the_order_of_versions_and_keeps_its_text(
     assert text.count(line) == 2
 
 
-def test_what_was_not_tried_is_a_dash_and_a_failing_test_is_named() -> None:
+def test_a_missing_check_is_a_dash_and_a_failed_test_is_listed() -> None:
     failing = {"passed": 1, "skipped": 0, "failed": 1, "failures": ["a::b"]}
     row = {**{key: ROW[key] for key in ("name", "versions", "train")}, "tests": failing}
-    said = table([row])
-    assert "| 3e-07 | - | - | - | 1 passed, 0 skipped, 1 failed |" in said
-    assert "- 2.11.0-py3.11: `a::b` fails" in said
+    text = render_table([row])
+    assert "| 3e-07 | - | - | - | 1 passed, 0 skipped, 1 failed |" in text
+    assert "- 2.11.0-py3.11: `a::b` fails" in text

@@ -1,37 +1,37 @@
 """Jobs of recipes on clusters, as a user who has said a few things, or nothing, gets them."""
 
-from functools import cache
 from pathlib import Path
 
-from benchmarks.recipes import published_recipes, recipe_tree
-from cluster.chain import JobAttempt
-from cluster.chain_events import (
+from cluster.chain import (
     BeganEvent,
     CancelledEvent,
     EndedEvent,
+    JobAttempt,
     SubmitEvent,
     SubmittedEvent,
 )
-from cluster.job import JobSettings, job_settings, render, run_folder
-from cluster.records import Jobs, now, saved_tokens
+from cluster.job import JobSettings, job_settings, render_job_script, run_folder
+from cluster.records import Jobs, saved_tokens, utc_now
 from cluster.user import read_user
 from command.arguments import read_point
-from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
+from tests.recipes.compositions import RECIPES, compose, home_of
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = published_recipes()
 CHECKOUT = Path("/path/to/kochbuch")
+# The templates on their own: what a site adds is left out.
+BARE = (
+    *("cluster.site.directives=[]", "cluster.site.modules=[]", "cluster.site.setup=[]"),
+    *("cluster.site.environment={}", "cluster.site.host_suffix=''"),
+    *("cluster.site.proxy=null", "cluster.site.no_proxy=null"),
+    *("cluster.site.binding.cores=null", "cluster.site.login_shell=false"),
+)
 IN_IMAGES = ("lumi", "alps")  # started by a command and by a file
 
 
-def home_of(name: str) -> str:
-    return str(recipe_tree(name)["home"])
-
-
-@cache
 def recipe_of(*words: str) -> Recipe:
-    return compose_recipe(read_point(list(words)))
+    """Compose the recipe that the first word names."""
+    return compose(words[0].removeprefix("recipe="), *words[1:])
 
 
 def job_of(*words: str, repository: Path = CHECKOUT) -> JobSettings:
@@ -43,11 +43,11 @@ def job_of(*words: str, repository: Path = CHECKOUT) -> JobSettings:
 
 
 def script_of(*words: str) -> str:
-    return render(job_of(*words))
+    return render_job_script(job_of(*words))
 
 
 def scripts() -> dict[str, tuple[str, ...]]:
-    """Name the golden scripts: recipes at home, one moved to PBS, copies, images, trees."""
+    """Name the golden scripts: recipes at home, and variants of a few of them."""
     at_home = {
         f"{name}-{home_of(name)}": (f"recipe={name}", f"cluster={home_of(name)}")
         for name in RECIPES
@@ -66,19 +66,22 @@ def scripts() -> dict[str, tuple[str, ...]]:
         "mula1b-aurora-copies": copied_pbs,
         "teuken7b-juwels-tree": (moved[0], "cluster=juwels", tree),
         "mula1b-aurora-tree": (*copied_pbs[:2], tree),
+        "teuken7b-juwels-bare": (moved[0], "cluster=juwels", *BARE),
+        "mula1b-aurora-bare": (*copied_pbs[:2], *BARE),
         **{f"teuken7b-{name}": (moved[0], f"cluster={name}", image) for name in IN_IMAGES},
     }
 
 
 def submitted(jobs: Jobs, chain: str, count: int = 4) -> None:
     """Record that a chain of ``count`` jobs was handed over."""
-    jobs.note(
-        SubmitEvent(at=now(), jobs=count, words=()), SubmittedEvent(at=now(), chain=chain)
+    jobs.append_events(
+        SubmitEvent(at=utc_now(), jobs=count, words=()),
+        SubmittedEvent(at=utc_now(), chain=chain),
     )
 
 
 def cancelled(jobs: Jobs) -> None:
-    jobs.note(CancelledEvent(at=now()))
+    jobs.append_events(CancelledEvent(at=utc_now()))
 
 
 def began(
@@ -86,8 +89,10 @@ def began(
 ) -> JobAttempt:
     """Record that a job begins where the run is."""
     saved = saved_tokens(jobs.folder)
-    jobs.note(BeganEvent(at=now(), job=job, attempt=attempt, nodes=nodes, tokens=saved))
-    return jobs.chain().attempts[-1]
+    jobs.append_events(
+        BeganEvent(at=utc_now(), job=job, attempt=attempt, nodes=nodes, tokens=saved)
+    )
+    return jobs.load_chain().attempts[-1]
 
 
 def ended(
@@ -95,7 +100,7 @@ def ended(
 ) -> JobAttempt:
     """Record how an attempt ended, where the run is."""
     event = EndedEvent(
-        at=now(),
+        at=utc_now(),
         job=record.job,
         attempt=record.attempt,
         tokens=saved_tokens(jobs.folder),
@@ -103,5 +108,5 @@ def ended(
         why=why,
         bad_nodes=bad,
     )
-    jobs.note(event)
-    return jobs.chain().attempts[-1]
+    jobs.append_events(event)
+    return jobs.load_chain().attempts[-1]

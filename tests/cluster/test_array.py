@@ -9,7 +9,7 @@ import pytest
 
 from cluster.array import ArrayWork, OnQueue, array_settings, indices_of
 from cluster.scheduler import user_name
-from cluster.script import fill
+from cluster.script import fill_template
 from cluster.user import User, read_user
 from components.config.recipe import Recipe
 from components.errors import RecipeError
@@ -83,7 +83,7 @@ def test_an_array_has_no_more_elements_than_a_user_may_have_jobs(
 
 def test_the_script_asks_for_a_node_an_element_and_starts_the_task(tmp_path: Path) -> None:
     settings = array_settings(recipe_of(*JUWELS), USER, WORK, repository=CHECKOUT)
-    script = fill("slurm_array.sh.j2", settings)
+    script = fill_template("slurm_array.sh.j2", settings)
     for line in (
         "#SBATCH --job-name=teuken7b-data",
         "#SBATCH --account=kitchen",
@@ -103,7 +103,7 @@ def test_the_script_asks_for_a_node_an_element_and_starts_the_task(tmp_path: Pat
 def test_the_tasks_are_dealt_to_the_elements_and_the_job_is_noted(
     prepare: Prepare, taking: Programs, tmp_path: Path
 ) -> None:
-    with pytest.raises(QueuedError, match=r"77 is queued\n  the same command goes on"):
+    with pytest.raises(QueuedError, match=r"77 is queued\n  repeat the command"):
         prepare(wait=False)
     array = read_array(the_pass(tmp_path))
     assert array is not None
@@ -129,14 +129,14 @@ def test_what_is_queued_is_not_submitted_twice(
 def test_an_array_that_ended_without_results_is_told_with_its_logs(
     prepare: Prepare, taking: Programs, tmp_path: Path
 ) -> None:
-    message = r"clean-\w+: \d+ of \d+ tasks ended without a result.*\n  .*what jobs said is in"
+    message = r"clean-\w+: \d+ of \d+ tasks ended without a result.*\n  .*job logs are in"
     with pytest.raises(RecipeError, match=message):
         prepare()
 
 
 def test_the_schedulers_refusal_is_told(prepare: Prepare, taking: Programs) -> None:
     taking.add("sbatch", error="sbatch: error: invalid account", status=1)
-    message = r"cluster\.scheduler: sbatch: .*invalid account\n  the script is .*array\.sh"
+    message = r"cluster\.scheduler: sbatch: .*invalid account\n  change .*array\.sh"
     with pytest.raises(RecipeError, match=message):
         prepare()
 
@@ -146,7 +146,7 @@ def test_a_queue_that_does_not_answer_is_asked_again_by_the_same_command(
 ) -> None:
     taking.add("squeue", error="socket timed out", status=1)
     with pytest.raises(
-        RecipeError, match=r"cluster\.scheduler: squeue: socket .*\n  try again"
+        RecipeError, match=r"cluster\.scheduler: squeue: socket .*\n  repeat the command"
     ):
         prepare()
 
@@ -155,7 +155,7 @@ def test_without_slurm_here_nothing_is_submitted(
     prepare: Prepare, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(programs.folder))
-    with pytest.raises(RecipeError, match="sbatch is not found: no Slurm here"):
+    with pytest.raises(RecipeError, match="sbatch is not found; Slurm is not available here"):
         prepare()
 
 
@@ -166,7 +166,7 @@ def test_a_cluster_without_a_scheduler_is_refused(prepare: Prepare, taking: Prog
 
 def test_on_pbs_the_script_asks_for_a_node_an_element_and_starts_the_task() -> None:
     settings = array_settings(recipe_of(*AURORA), USER, WORK, repository=CHECKOUT)
-    script = fill("pbs_array.sh.j2", settings)
+    script = fill_template("pbs_array.sh.j2", settings)
     directives = read_directives(script)
     assert directives["-N"] == ["teuken7b-data"]
     assert directives["-l"][0].startswith("select=1")
@@ -203,11 +203,11 @@ def test_what_the_site_asks_of_its_users_is_asked_here_too(
 ) -> None:
     with pytest.raises(RecipeError, match=r"site\.account: not set"):
         prepare(user=read_user("juwels", {}))
-    with pytest.raises(RecipeError, match=r"site\.venv: 'a b' cannot stand in a job script"):
+    with pytest.raises(RecipeError, match=r"site\.venv: 'a b' is not allowed in a job script"):
         prepare(user=replace(USER, venv="a b"))
 
 
 def test_an_array_is_read_as_it_was_written(tmp_path: Path) -> None:
     array = Array(groups=((0, 2), (1,)), workers="auto", job="7")
-    array.write(tmp_path)
+    array.save_array(tmp_path)
     assert read_array(tmp_path) == array

@@ -31,7 +31,7 @@ def test_the_checkpoint_is_there_before_the_job_and_again_where_it_was_lost(
         assert main([*words, "action=submit"]) == 0
     checkpoint = run / "checkpoints" / f"tokens-{2_048:015d}"
     check_alone(checkpoint)
-    assert [one["kind"] for one in read_lines(run / "journal.jsonl")] == ["branch"]
+    assert [one["kind"] for one in read_lines(run / "events.jsonl")] == ["branch"]
     shutil.rmtree(checkpoint)
     assert main(["action=cancel", f"run={run}"]) == 0
     with contextlib.chdir(home):
@@ -58,4 +58,4 @@ def test_a_resubmission_goes_back_to_the_checkpoint_that_is_named(
     assert (later.parent / "left" / later.name).exists()
     assert not later.exists()
     assert not (run / "results.json").exists()
-    assert read_lines(run / "journal.jsonl")[-1]["kind"] == "rewind"
+    assert read_lines(run / "events.jsonl")[-1]["kind"] == "rewind"

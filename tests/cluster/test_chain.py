@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.begin import OVER, begin
-from cluster.chain import ChainState, chain_of
-from cluster.chain_events import BeganEvent, EndedEvent
+from cluster.begin import OVER, start_job
+from cluster.chain import BeganEvent, ChainState, EndedEvent, chain_of
 from cluster.decisions import why_over
-from cluster.end import end
+from cluster.end import end_job
 from cluster.pbs import Pbs
 from cluster.records import Jobs
 from cluster.slurm import Slurm
@@ -32,21 +31,21 @@ def test_a_job_that_begins_is_noted_and_sweeps_away_what_the_one_before_left(
     jobs.folder.stop.touch()
     finish(jobs, "stopped")
     fail(jobs, 3, "an old error")
-    assert begin(jobs.folder.path, task(1)) == 0
+    assert start_job(jobs.folder.path, task(1)) == 0
     assert capfd.readouterr().err.startswith(
-        "job 77_1, attempt 0: from 512 tokens on jwb[0001-0128]"
+        "job 77_1, attempt 0: from 512 tokens on jwb0001 and 127 other nodes"
     )
     assert not jobs.folder.stop.exists()
     assert not jobs.folder.results.exists()
     assert list((jobs.folder.path / "ranks").iterdir()) == []
-    (job,) = jobs.chain().attempts
+    (job,) = jobs.load_chain().attempts
     assert (job.job, job.nodes, job.tokens_at_begin) == ("77_1", NODES, 512)
 
 
 def test_a_requeued_job_is_another_attempt(jobs: Jobs) -> None:
-    begin(jobs.folder.path, task(1))
-    begin(jobs.folder.path, task(1, restarts=1))
-    assert [(job.job, job.attempt) for job in jobs.chain().attempts] == [
+    start_job(jobs.folder.path, task(1))
+    start_job(jobs.folder.path, task(1, restarts=1))
+    assert [(job.job, job.attempt) for job in jobs.load_chain().attempts] == [
         ("77_1", 0),
         ("77_1", 1),
     ]
@@ -56,18 +55,18 @@ def test_a_job_of_a_finished_run_has_nothing_to_do(
     jobs: Jobs, capfd: pytest.CaptureFixture[str]
 ) -> None:
     finish(jobs, "finished")
-    assert begin(jobs.folder.path, task(2)) == OVER
-    assert "the run has finished: nothing is left to do" in capfd.readouterr().err
-    assert jobs.chain().attempts == ()
+    assert start_job(jobs.folder.path, task(2)) == OVER
+    assert "the run has finished" in capfd.readouterr().err
+    assert jobs.load_chain().attempts == ()
 
 
 def test_a_job_of_a_cancelled_run_ends_though_it_was_about_to_begin(
     jobs: Jobs, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cancelled(jobs)
-    assert begin(jobs.folder.path, task(1)) == OVER
-    assert "the run was cancelled: no further job begins" in capfd.readouterr().err
-    assert jobs.chain().attempts == ()
+    assert start_job(jobs.folder.path, task(1)) == OVER
+    assert "the run was cancelled" in capfd.readouterr().err
+    assert jobs.load_chain().attempts == ()
 
 
 def begins(jobs: Jobs, programs: Programs, number: int, *, before: str) -> int:
@@ -75,7 +74,7 @@ def begins(jobs: Jobs, programs: Programs, number: int, *, before: str) -> int:
     names = r"\n".join(NODES)
     known = f"*hostnames*) printf '{names}';; *) echo JobState={before} Reason=None;;"
     programs.script("scontrol", f"case $* in {known} esac")
-    return begin(jobs.folder.path, task(number))
+    return start_job(jobs.folder.path, task(number))
 
 
 def test_two_jobs_that_saved_nothing_new_end_the_chain_and_the_record_says_why(
@@ -84,14 +83,14 @@ def test_two_jobs_that_saved_nothing_new_end_the_chain_and_the_record_says_why(
     run = jobs.folder.path
     save(jobs, 512)
     for number in (1, 2):
-        assert begin(run, task(number)) == 0
+        assert start_job(run, task(number)) == 0
         fail(jobs, 3, "ValueError: loss")
-        end(run, 1)
-    assert begin(run, task(3)) == OVER
-    why = "2 jobs in a row saved nothing new: 77_2: rank 3: ValueError: loss"
+        end_job(run, 1)
+    assert start_job(run, task(3)) == OVER
+    why = "2 jobs in a row saved nothing: 77_2: rank 3: ValueError: loss"
     assert f"{why}; the chain ends here" in capfd.readouterr().err
     assert programs.calls()[-1] == "scancel --state=PENDING 77"
-    assert jobs.chain().over == why
+    assert jobs.load_chain().over == why
     programs.add("squeue")
     found = status_of(run, Slurm())
     assert (found.state, found.why) == ("failed", why)
@@ -103,25 +102,25 @@ def test_a_requeued_job_that_is_overtaken_is_none_that_saved_nothing(
 ) -> None:
     """A killed daemon puts 77_2 back; 77_3 starts first."""
     save(jobs, 512)
-    begin(jobs.folder.path, task(1))
-    end(jobs.folder.path, 1)
-    assert begin(jobs.folder.path, task(2)) == 0
+    start_job(jobs.folder.path, task(1))
+    end_job(jobs.folder.path, 1)
+    assert start_job(jobs.folder.path, task(2)) == 0
     assert begins(jobs, programs, 3, before="PENDING") == 0
-    two = jobs.chain().attempts[1]
-    assert (two.ended, two.why) == ("lost", "was put back into the queue")
-    assert jobs.chain().over == ""
-    end(jobs.folder.path, 1)  # it fails, too: now there are two that did
-    assert begin(jobs.folder.path, task(2, restarts=1)) == OVER
-    assert jobs.chain().over.startswith("2 jobs in a row saved nothing new: 77_3: ")
+    two = jobs.load_chain().attempts[1]
+    assert (two.ended, two.why) == ("lost", "was requeued")
+    assert jobs.load_chain().over == ""
+    end_job(jobs.folder.path, 1)  # it fails, too: now there are two that did
+    assert start_job(jobs.folder.path, task(2, restarts=1)) == OVER
+    assert jobs.load_chain().over.startswith("2 jobs in a row saved nothing: 77_3: ")
 
 
 @pytest.mark.parametrize(
     ("state", "why", "most"),
     [
-        ("NODE_FAIL", "was lost with one of its nodes", 5),
-        ("TIMEOUT", "was killed at its wall, before it had saved", 2),
-        ("OUT_OF_MEMORY", "was killed: a node's memory was full", 2),
-        ("NOBODY_KNOWS", "ended without a word: killed, or lost with its node", 5),
+        ("NODE_FAIL", "was lost because a node failed", 5),
+        ("TIMEOUT", "was killed at its time limit before it saved a checkpoint", 2),
+        ("OUT_OF_MEMORY", "was killed because a node ran out of memory", 2),
+        ("NOBODY_KNOWS", "ended without a message: it was killed or its node failed", 5),
     ],
 )
 def test_jobs_that_are_lost_without_progress_end_the_chain_at_last(
@@ -131,36 +130,36 @@ def test_jobs_that_are_lost_without_progress_end_the_chain_at_last(
     while len(found) < 9 and OVER not in found:
         found.append(begins(jobs, programs, len(found) + 1, before=state))
     assert found == [0] * most + [OVER]
-    assert {one.why for one in jobs.chain().attempts} == {why}
-    assert why in jobs.chain().over
+    assert {one.why for one in jobs.load_chain().attempts} == {why}
+    assert why in jobs.load_chain().over
 
 
 def test_a_job_that_saved_lets_the_chain_go_on(jobs: Jobs) -> None:
     run = jobs.folder.path
     for number in (1, 2):
-        begin(run, task(number))
-        end(run, 1)
+        start_job(run, task(number))
+        end_job(run, 1)
     save(jobs, 512)
-    assert begin(run, task(3)) == 0
+    assert start_job(run, task(3)) == 0
 
 
 def test_submitted_again_a_stuck_run_has_two_more_jobs(jobs: Jobs) -> None:
     run = jobs.folder.path
     for number in (1, 2):
-        begin(run, task(number))
-        end(run, 1)
+        start_job(run, task(number))
+        end_job(run, 1)
     submitted(jobs, "78", 4)
-    assert begin(run, task(1)) == 0
+    assert start_job(run, task(1)) == 0
 
 
 def test_a_chain_that_is_over_is_over_though_the_scheduler_kept_its_jobs(
     jobs: Jobs, programs: Programs
 ) -> None:
     programs.add("scancel", error="Unable to contact slurm controller", status=1)
-    begin(jobs.folder.path, task(1))
+    start_job(jobs.folder.path, task(1))
     fail(jobs, 0, "RecipeError: data.sources.eu: is missing\n  prepare it again")
-    end(jobs.folder.path, 1)
-    assert begin(jobs.folder.path, task(2)) == OVER
+    end_job(jobs.folder.path, 1)
+    assert start_job(jobs.folder.path, task(2)) == OVER
 
 
 @pytest.mark.parametrize(
@@ -181,7 +180,7 @@ def test_stuck_means_that_the_last_two_began_where_the_run_still_is(
     chain = ChainState()
     for number, tokens in enumerate(began_at):
         key = {"at": "", "job": str(number), "attempt": 0}
-        chain = chain.after(
+        chain = chain.apply_events(
             BeganEvent.model_validate({**key, "nodes": (), "tokens": tokens}),
             EndedEvent.model_validate({**key, "ended": "failed", "tokens": tokens}),
         )
@@ -193,62 +192,65 @@ def test_a_job_without_a_launcher_ends_at_once_and_says_so(
 ) -> None:
     monkeypatch.setenv("PATH", f"{programs.folder}:/bin/none")
     (programs.folder / "srun").unlink()
-    assert begin(jobs.folder.path, task(1)) == 1
-    why = "srun is not found on jwb0001: does a module of the site bring it?"
-    assert (jobs.chain().attempts[0].ended, jobs.chain().attempts[0].why) == ("failed", why)
+    assert start_job(jobs.folder.path, task(1)) == 1
+    why = "srun is not found on jwb0001; check that a site module provides it"
+    assert (jobs.load_chain().attempts[0].ended, jobs.load_chain().attempts[0].why) == (
+        "failed",
+        why,
+    )
 
 
 def test_a_finished_run_takes_the_waiting_jobs_back(jobs: Jobs, programs: Programs) -> None:
-    begin(jobs.folder.path, task(1))
+    start_job(jobs.folder.path, task(1))
     save(jobs, 1_024)
     finish(jobs, "finished")
-    assert end(jobs.folder.path, 0) == 0
-    (job,) = jobs.chain().attempts
+    assert end_job(jobs.folder.path, 0) == 0
+    (job,) = jobs.load_chain().attempts
     assert (job.ended, job.tokens_at_end, job.why) == ("finished", 1_024, "")
     assert programs.calls()[-1] == "scancel --state=PENDING 77"
 
 
 def test_a_stopped_run_leaves_the_next_job_in_the_queue(jobs: Jobs, programs: Programs) -> None:
-    begin(jobs.folder.path, task(1))
+    start_job(jobs.folder.path, task(1))
     save(jobs, 1_024)
     finish(jobs, "stopped")
-    assert end(jobs.folder.path, 143) == 0  # saved in time: whatever the launcher says
-    assert jobs.chain().attempts[0].ended == "stopped"
+    assert end_job(jobs.folder.path, 143) == 0  # saved in time: whatever the launcher says
+    assert jobs.load_chain().attempts[0].ended == "stopped"
     assert not any(call.startswith("scancel") for call in programs.calls())
 
 
 def test_a_mistake_of_the_recipe_ends_the_chain_and_says_so(
     jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    begin(jobs.folder.path, task(1))
+    start_job(jobs.folder.path, task(1))
     fail(jobs, 5, "RecipeError: data.sources.eu: is missing\n  prepare it again")
-    assert end(jobs.folder.path, 1) == 1
-    assert "no other job would mend this: the chain ends here" in capfd.readouterr().err
-    (job,) = jobs.chain().attempts
+    assert end_job(jobs.folder.path, 1) == 1
+    assert "a new job would fail the same way: the chain ends here" in capfd.readouterr().err
+    (job,) = jobs.load_chain().attempts
     assert (job.ended, job.bad_nodes) == ("failed", ())
     assert job.why.startswith("rank 5: RecipeError: data.sources.eu: is missing")
     assert programs.calls()[-1] == "scancel --state=PENDING 77"
 
 
 def test_ranks_of_a_lost_job_that_still_train_do_not_end_the_chain(jobs: Jobs) -> None:
-    begin(jobs.folder.path, task(1))
+    start_job(jobs.folder.path, task(1))
     fail(
         jobs,
         0,
         f"RecipeError: run: {jobs.folder.path} is being trained by process 7 on host n1",
     )
-    assert end(jobs.folder.path, 1) == 1
-    assert jobs.chain().over == ""
+    assert end_job(jobs.folder.path, 1) == 1
+    assert jobs.load_chain().over == ""
 
 
 def test_a_failure_without_a_suspect_leaves_chain_and_nodes_alone(
     jobs: Jobs, programs: Programs
 ) -> None:
-    begin(jobs.folder.path, task(1))
+    start_job(jobs.folder.path, task(1))
     before = programs.calls()
-    assert end(jobs.folder.path, 0) == 1  # the ranks left no results: no success
+    assert end_job(jobs.folder.path, 0) == 1  # the ranks left no results: no success
     assert programs.calls() == before
-    assert jobs.chain().attempts[0].why == "exit status 0, and no rank said why"
+    assert jobs.load_chain().attempts[0].why == "exit status 0, and no rank reported an error"
 
 
 @pytest.fixture
@@ -265,17 +267,17 @@ def test_on_pbs_a_job_that_is_run_again_does_not_read_the_attempt_before(
 ) -> None:
     jobs, seen = pbs
     log = jobs.folder.path / "ranks" / "12.log"
-    begin(jobs.folder.path, seen)
+    start_job(jobs.folder.path, seen)
     assert not log.exists()
     log.write_text("x2: rank 1 died from signal 9\n")
-    assert end(jobs.folder.path, 1) == 1
-    begin(jobs.folder.path, seen)
+    assert end_job(jobs.folder.path, 1) == 1
+    start_job(jobs.folder.path, seen)
     with log.open("a") as file:
         file.write("no trouble\n")
-    assert end(jobs.folder.path, 1) == 1
-    first, second = jobs.chain().attempts
+    assert end_job(jobs.folder.path, 1) == 1
+    first, second = jobs.load_chain().attempts
     assert (first.attempt, first.bad_nodes) == (0, ("x2",))
-    assert (second.attempt, second.why) == (1, "exit status 1, and no rank said why")
+    assert (second.attempt, second.why) == (1, "exit status 1, and no rank reported an error")
 
 
 def test_on_pbs_each_job_queues_the_next_but_for_the_last_of_the_chain(
@@ -284,11 +286,11 @@ def test_on_pbs_each_job_queues_the_next_but_for_the_last_of_the_chain(
     jobs, seen = pbs
     programs.add("qsub", says="13.pbs-0001\n")
     submitted(jobs, "12.pbs-0001", 2)
-    assert begin(jobs.folder.path, seen, chained=True) == 0
+    assert start_job(jobs.folder.path, seen, chained=True) == 0
     after = f"qsub -W depend=afterany:12.pbs-0001 {jobs.script}"
     assert [call for call in programs.calls() if call.startswith("qsub")] == [after]
-    assert jobs.chain().ids == ["12.pbs-0001", "13.pbs-0001"]
-    begin(jobs.folder.path, seen | {"PBS_JOBID": "13.pbs-0001"}, chained=True)
+    assert jobs.load_chain().job_ids == ["12.pbs-0001", "13.pbs-0001"]
+    start_job(jobs.folder.path, seen | {"PBS_JOBID": "13.pbs-0001"}, chained=True)
     assert [call for call in programs.calls() if call.startswith("qsub")] == [after]
 
 
@@ -298,8 +300,8 @@ def test_who_submits_by_hand_sets_no_limit(
     jobs, seen = pbs
     programs.add("qsub", says="13.pbs-0001\n")
     for number in range(12, 16):
-        begin(jobs.folder.path, seen | {"PBS_JOBID": f"{number}.pbs-0001"}, chained=True)
-        end(jobs.folder.path, 1)
+        start_job(jobs.folder.path, seen | {"PBS_JOBID": f"{number}.pbs-0001"}, chained=True)
+        end_job(jobs.folder.path, 1)
         save(jobs, number)
     assert len([call for call in programs.calls() if call.startswith("qsub")]) == 4
 
@@ -313,14 +315,14 @@ def test_a_node_without_qsub_leaves_no_successor_and_status_says_so(
     jobs, seen = pbs
     submitted(jobs, "12.pbs-0001", 3)
     monkeypatch.setenv("PATH", str(programs.folder))
-    assert begin(jobs.folder.path, seen, chained=True) == 0
+    assert start_job(jobs.folder.path, seen, chained=True) == 0
     why = f"qsub is not found on {socket.gethostname()}"
-    assert f"no job is queued after this one: {why}" in capfd.readouterr().err
+    assert f"cannot queue the next job: {why}" in capfd.readouterr().err
     finish(jobs, "stopped")
-    end(jobs.folder.path, 0)
+    end_job(jobs.folder.path, 0)
     programs.add("qselect")
     found = status_of(jobs.folder.path, Pbs())
-    assert (found.state, found.why) == ("stopped", f"no job was queued after it: {why}")
+    assert (found.state, found.why) == ("stopped", f"could not queue the next job: {why}")
     assert f"python run.py resume={jobs.folder.path}" in found.next
 
 
@@ -334,13 +336,13 @@ def test_of_two_chains_in_one_folder_each_job_records_its_own_end(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, other = jobs.folder.path, {**task(1), "SLURM_ARRAY_JOB_ID": "78"}
-    assert begin(run, task(1)) == 0
-    assert begin(run, other) == 0
+    assert start_job(run, task(1)) == 0
+    assert start_job(run, other) == 0
     for name, value in task(1).items():
         monkeypatch.setenv(name, value)
     finish(jobs, "stopped")
-    end(run, 0)
-    assert {one.job: one.ended for one in jobs.chain().attempts} == {
+    end_job(run, 0)
+    assert {one.job: one.ended for one in jobs.load_chain().attempts} == {
         "77_1": "stopped",
         "78_1": None,
     }

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from cluster.chain import ChainState, Fate, JobAttempt
-from cluster.chain_events import (
+from cluster.chain import (
     BeganEvent,
     CancelledEvent,
+    ChainState,
     EndedEvent,
+    Fate,
+    JobAttempt,
     LostEvent,
     OverEvent,
     QueuedEvent,
@@ -55,25 +57,25 @@ class World:
     def key(self) -> tuple[object, ...]:
         """What the decisions read, and no more: two worlds with one key go on alike."""
         chain, idle = self.chain, list[JobAttempt]()
-        for one in reversed(chain.current):
+        for one in reversed(chain.current_attempts):
             if one.tokens_at_begin != self.saved:
                 break
             idle.append(one)
-        bad = frozenset((one.bad_step, one.bad_nodes) for one in chain.current)
-        begun = frozenset(one.job for one in chain.current)
+        bad = frozenset((one.bad_step, one.bad_nodes) for one in chain.current_attempts)
+        begun = frozenset(one.job for one in chain.current_attempts)
         launches = sum(
-            one.ended == "failed" for one in chain.current if one.job == self.running
+            one.ended == "failed" for one in chain.current_attempts if one.job == self.running
         )
         blamed = frozenset(one.job for one in idle if one.ended and one.failed_by_itself)
         told = chain.cancelled, bool(chain.over), chain.successor, bool(chain.unqueued)
-        last = chain.open.job if chain.open else None
+        last = chain.open_attempt.job if chain.open_attempt else None
         queue = frozenset(self.waiting), self.running, self.finished, self.fate
         return begun, bad, last, launches, blamed, len(idle), told, queue, self.saved
 
 
 def start(arrays: bool) -> World:
     waiting = tuple(f"7_{number}" for number in range(1, JOBS + 1)) if arrays else ("1",)
-    chain = ChainState().after(
+    chain = ChainState().apply_events(
         SubmitEvent(at="", jobs=JOBS), SubmittedEvent(at="", chain=waiting[0])
     )
     return World(chain, waiting)
@@ -95,24 +97,24 @@ def begin(world: World, job: str, *, arrays: bool, queues: bool = True) -> World
         at="",
         fate_of=fate_of,
     )
-    chain = world.chain.after(*opening.events)
+    chain = world.chain.apply_events(*opening.events)
     if opening.over:
         return replace(world, chain=chain, waiting=())
     assert world.running is None, "two jobs train at a time"
-    assert chain.current[-1].tokens_at_begin == world.saved, "work is lost"
+    assert chain.current_attempts[-1].tokens_at_begin == world.saved, "work is lost"
     if not arrays and queues_next(chain):
         following = str(int(job) + 1) if queues else None
         why = "" if queues else "qsub is not found"
-        chain = chain.after(QueuedEvent(at="", job=job, successor=following, why=why))
+        chain = chain.apply_events(QueuedEvent(at="", job=job, successor=following, why=why))
         waiting += () if following is None else (following,)
     return replace(world, chain=chain, waiting=waiting, running=job)
 
 
 def end(world: World, how: str, *, over: str = "") -> World:
     """Do what `cluster.end` does when the ranks have ended."""
-    one = world.chain.current[-1]
-    told = EndedEvent(at="", job=one.job, attempt=one.attempt, tokens=world.saved, ended=how)
-    chain = world.chain.after(told, *([OverEvent(at="", why=over)] if over else []))
+    one = world.chain.current_attempts[-1]
+    ended = EndedEvent(at="", job=one.job, attempt=one.attempt, tokens=world.saved, ended=how)
+    chain = world.chain.apply_events(ended, *([OverEvent(at="", why=over)] if over else []))
     waiting = () if over or how == "finished" else world.waiting
     finished = how == "finished"
     return replace(world, chain=chain, waiting=waiting, running=None, finished=finished)
@@ -120,9 +122,9 @@ def end(world: World, how: str, *, over: str = "") -> World:
 
 def not_finite(world: World, nodes: tuple[str, ...]) -> World:
     """Let a job's ranks end before the step after the checkpoint: it is not finite on nodes."""
-    one, step = world.chain.current[-1], world.saved + 1
+    one, step = world.chain.current_attempts[-1], world.saved + 1
     why = why_no_node(world.chain, step, nodes)
-    told = EndedEvent(
+    ended = EndedEvent(
         at="",
         job=one.job,
         attempt=one.attempt,
@@ -131,14 +133,14 @@ def not_finite(world: World, nodes: tuple[str, ...]) -> World:
         bad_nodes=() if why else nodes,
         bad_step=step,
     )
-    chain = world.chain.after(told, *([OverEvent(at="", why=why)] if why else []))
+    chain = world.chain.apply_events(ended, *([OverEvent(at="", why=why)] if why else []))
     return replace(world, chain=chain, waiting=() if why else world.waiting, running=None)
 
 
 def relaunch(world: World) -> World | None:
     """Fail, and launch the ranks again inside the job, if `cluster.end` decides so."""
     failed = end(world, "failed")
-    job, chain = world.chain.current[-1].job, failed.chain
+    job, chain = world.chain.current_attempts[-1].job, failed.chain
     why = why_not_relaunched(
         chain, restarts=RESTARTS, needed=0, saved=world.saved, stopping=False, seconds_left=1e6
     )
@@ -179,7 +181,9 @@ def following(world: World, *, arrays: bool) -> Iterator[tuple[str, World]]:
         yield "a node is lost", gone(world, "node", again=arrays)
         yield "requeue", gone(world, "put back", again=arrays)
     if not world.chain.cancelled and not world.finished:
-        taken = replace(world, waiting=(), chain=world.chain.after(CancelledEvent(at="")))
+        taken = replace(
+            world, waiting=(), chain=world.chain.apply_events(CancelledEvent(at=""))
+        )
         yield "cancel", taken
 
 
@@ -194,10 +198,10 @@ def check_way_on(world: World) -> None:
 
 def closed(world: World) -> ChainState:
     """Ask the scheduler what became of a job, as `status` does."""
-    one = world.chain.open
+    one = world.chain.open_attempt
     if one is None:
         return world.chain
-    return world.chain.after(
+    return world.chain.apply_events(
         LostEvent(at="", job=one.job, attempt=one.attempt, fate=world.fate)
     )
 
@@ -214,7 +218,9 @@ def test_in_every_order_of_events_there_is_a_way_on_and_an_end(arrays: bool) -> 
         leads[world.key] = set()
         for what, other in following(world, arrays=arrays):
             assert other.saved >= world.saved, what
-            assert len(other.chain.current) <= JOBS + JOBS * MOST_LOST * BUDGET, "endless"
+            assert len(other.chain.current_attempts) <= JOBS + JOBS * MOST_LOST * BUDGET, (
+                "endless"
+            )
             leads[world.key].add(other.key)
             if other.key not in seen:
                 seen[other.key] = other
@@ -261,7 +267,7 @@ def test_losses_between_two_failures_do_not_forgive_them() -> None:
     world = end(begin(world, "7_3", arrays=True), "failed")
     world = begin(world, "7_2", arrays=True)
     assert world.running is None
-    assert world.chain.over.startswith(f"{MOST_FAILED} jobs in a row saved nothing new")
+    assert world.chain.over.startswith(f"{MOST_FAILED} jobs in a row saved nothing")
 
 
 def test_a_step_that_is_not_finite_on_other_nodes_too_is_no_fault_of_theirs() -> None:
@@ -270,7 +276,7 @@ def test_a_step_that_is_not_finite_on_other_nodes_too_is_no_fault_of_theirs() ->
     assert not world.chain.over
     world = not_finite(begin(world, "7_2", arrays=True), ("n2",))
     assert not world.waiting
-    assert world.chain.over.startswith("step 1 was not finite on n1 and then on n2, so it is")
+    assert world.chain.over.startswith("step 1 was not finite on n1 and then on n2, so its")
     assert "guard.non_finite.action=skip" in world.chain.over
 
 
@@ -279,12 +285,14 @@ def test_the_same_node_or_another_step_may_be_the_nodes_fault() -> None:
     running = begin(world, "7_2", arrays=True)
     assert why_no_node(running.chain, 1, ("n2",)) == ""
     assert why_no_node(running.chain, 2, ("n3",)) == ""
-    assert "n1, n2 and then on no node in particular" in why_no_node(running.chain, 1, ())
+    assert "n1, n2 and then on an unknown node" in why_no_node(running.chain, 1, ())
 
 
 def test_who_submits_again_has_every_node_suspected_anew() -> None:
     world = not_finite(begin(start(True), "7_1", arrays=True), ("n1",))
-    chain = world.chain.after(SubmitEvent(at="", jobs=JOBS), SubmittedEvent(at="", chain="8_1"))
+    chain = world.chain.apply_events(
+        SubmitEvent(at="", jobs=JOBS), SubmittedEvent(at="", chain="8_1")
+    )
     assert why_no_node(chain, 1, ("n2",)) == ""
 
 
@@ -295,7 +303,7 @@ def launched(
     chain = start(True).chain
     for attempt, bad in enumerate(failures):
         at: dict[str, Any] = {"at": "", "job": "7_1", "attempt": attempt, "tokens": attempt}
-        chain = chain.after(
+        chain = chain.apply_events(
             BeganEvent(nodes=nodes, **at), EndedEvent(ended="failed", bad_nodes=bad, **at)
         )
     return chain
@@ -317,15 +325,13 @@ def test_a_job_launches_again_on_its_good_nodes_and_says_why_not() -> None:
     assert good_nodes(once) == ("a", "c")
     assert good_nodes(launched(("b",), nodes=("a.hsn", "b.hsn", "c.hsn"))) == ("a.hsn", "c.hsn")
     assert why_not(once) == ""
-    assert why_not(once, needed=3) == "2 of its nodes are good, 3 are needed"
-    assert why_not(once, stopping=True) == "it was asked to stop"
-    assert why_not(once, seconds_left=100) == "its wall is near: 100 s are left to train"
-    assert (
-        why_not(once, restarts=0) == "it has launched its ranks 1 times (watchdog.restarts=0)"
-    )
+    assert why_not(once, needed=3) == "2 nodes are good, 3 are needed"
+    assert why_not(once, stopping=True) == "a stop was requested"
+    assert why_not(once, seconds_left=100) == "the time limit is near: 100 s left to train"
+    assert why_not(once, restarts=0) == "ranks were launched 1 times (watchdog.restarts=0)"
     assert why_not(launched((), ())) == ""
-    assert "launched its ranks 3 times" in why_not(launched((), (), ()))
-    assert why_not(once.after(CancelledEvent(at=""))).startswith("the run was cancelled")
+    assert "ranks were launched 3 times" in why_not(launched((), (), ()))
+    assert why_not(once.apply_events(CancelledEvent(at=""))).startswith("the run was cancelled")
 
 
 def test_launches_that_save_nothing_are_one_job_of_those_that_end_the_chain() -> None:
@@ -339,4 +345,4 @@ def test_launches_that_save_nothing_are_one_job_of_those_that_end_the_chain() ->
     assert world.running == "7_2", "one job has failed, however often it launched"
     assert relaunch(world) is None
     world = begin(end(world, "failed"), "7_3", arrays=True)
-    assert world.chain.over.startswith(f"{MOST_FAILED} jobs in a row saved nothing new: 7_2: ")
+    assert world.chain.over.startswith(f"{MOST_FAILED} jobs in a row saved nothing: 7_2: ")

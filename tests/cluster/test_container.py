@@ -11,7 +11,7 @@ import pytest
 
 from cluster.array import ArrayWork, array_settings
 from cluster.container import check_container, container_text
-from cluster.script import fill
+from cluster.script import fill_template
 from cluster.user import User
 from components.config.schema.cluster import Variable
 from components.errors import RecipeError
@@ -86,7 +86,9 @@ def test_an_array_starts_its_python_in_the_image(tmp_path: Path) -> None:
     work = ArrayWork(
         kind="data", module="data_prep.task", words=("x",), logs=tmp_path, elements=2
     )
-    script = fill("slurm_array.sh.j2", array_settings(recipe, user, work, repository=CHECKOUT))
+    script = fill_template(
+        "slurm_array.sh.j2", array_settings(recipe, user, work, repository=CHECKOUT)
+    )
     programs = tmp_path / "programs"
     programs.mkdir()
     (programs / "srun").write_text(f'#!/bin/bash\necho "$@" > {tmp_path}/said\n')
@@ -108,7 +110,9 @@ def test_an_array_starts_its_python_in_the_image(tmp_path: Path) -> None:
 
 
 def test_copies_of_an_image_that_a_file_starts_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"imports: node_local, but the image is started by"):
+    with pytest.raises(
+        RecipeError, match=r"imports: node_local, but with a container file each"
+    ):
         job_of(*ALPS, IMAGE, "cluster.imports=node_local")
     job_of(*ALPS, "cluster.imports=node_local")  # of an environment they are not
 
@@ -116,6 +120,8 @@ def test_copies_of_an_image_that_a_file_starts_are_refused() -> None:
 def test_a_file_is_for_slurm_alone() -> None:
     job = job_of(*ALPS, IMAGE)
     elsewhere = job.cluster.model_copy(update={"scheduler": "pbs"})
-    with pytest.raises(RecipeError, match=r"container_file: tasks of pbs are not started by a"):
+    with pytest.raises(
+        RecipeError, match=r"container_file: pbs cannot start tasks by a container file"
+    ):
         check_container(elsewhere, job.site, job.user)
     check_container(elsewhere, job.site, User())

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from command.arguments import ROOT
 from components.run.history import read_lines
-from components.run.provenance import required
+from components.run.provenance import list_required
 from tests.cluster.slurm import LocalSlurm
 from tests.cluster.test_preflight_life import SHORT
 from tests.cluster.test_slurm_life import (
@@ -50,11 +50,11 @@ def needed(names: Iterable[str]) -> set[str]:
         if name in found:
             continue
         try:
-            asked = [Requirement(text) for text in distribution(name).requires or ()]
+            requirements = [Requirement(text) for text in distribution(name).requires or ()]
         except PackageNotFoundError:
             continue  # for another system
         found.add(name)
-        for one in asked:
+        for one in requirements:
             if one.marker is None or one.marker.evaluate({"extra": ""}):
                 waiting.append(one.name)
     return found
@@ -113,7 +113,7 @@ def test_ranks_open_nothing_of_the_shared_environment_and_their_losses_are_the_s
     same_as_uninterrupted: Callable[[Path], None],
     tmp_path: Path,
 ) -> None:
-    venv = environment(tmp_path / "venv", needed(["torch", *required(("run",))]))
+    venv = environment(tmp_path / "venv", needed(["torch", *list_required(("run",))]))
     local = (f"cluster.site.node_folder={slurm.local}", "cluster.imports=node_local")
     traced = slurm.nodes[0]  # the script runs there, too
     slurm.stop(traced)
@@ -160,7 +160,7 @@ def test_a_node_without_room_for_the_copies_is_left_out_and_a_spare_one_takes_it
     finally:
         slurm.on_node(full, "umount", "--lazy", str(slurm.local))
     assert end.state == "finished"
-    events = read_lines(run / "journal.jsonl")
+    events = read_lines(run / "events.jsonl")
     (event,) = (one for one in events if one["kind"] == "preflight")
     assert event["evidence"] == {"nodes": 3, "needed": 2, "excluded": {full: ["copies"]}}
     assert f"{full}: copies: no copy: {slurm.local}: " in event["cause"]

@@ -41,8 +41,8 @@ def test_every_profile_is_in_one_of_these_lists() -> None:
 @pytest.mark.parametrize("name", CORES)
 def test_a_job_reserves_all_cores_and_srun_deals_them_to_its_ranks(name: str) -> None:
     script = script_on(name)
-    asked = dict(re.findall(r"^#SBATCH --(\S+)=(\d+)$", script, re.MULTILINE))
-    assert int(asked["cpus-per-task"]) * int(asked["ntasks-per-node"]) == CORES[name]
+    directives = dict(re.findall(r"^#SBATCH --(\S+)=(\d+)$", script, re.MULTILINE))
+    assert int(directives["cpus-per-task"]) * int(directives["ntasks-per-node"]) == CORES[name]
     assert 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"' in script
 
 
@@ -83,12 +83,12 @@ def test_slurm_expands_nothing_of_a_runs_path() -> None:
 
 
 def test_pbs_would_take_a_part_of_a_path_for_a_host() -> None:
-    with pytest.raises(RecipeError, match=r"run: '/p/a:b': PBS takes what is before a colon"):
+    with pytest.raises(RecipeError, match=r"run: '/p/a:b': PBS reads the text before a colon"):
         job_of("recipe=mula1b", "cluster=aurora", "run=/p/a:b")
 
 
 def test_the_page_lists_every_infiniband_value_that_does_not_fit_its_field() -> None:
-    text = Path("docs/clusters.md").read_text().partition("## InfiniBand timeouts")[2]
+    text = Path("docs/cluster_profiles.md").read_text().partition("## InfiniBand timeouts")[2]
     found = 0
     for name in CORES:
         script = script_on(name)

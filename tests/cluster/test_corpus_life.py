@@ -113,7 +113,7 @@ def test_without_waiting_each_call_goes_on_where_the_last_one_left(
 
 
 def queue_is_empty(job: str, folder: Path) -> Callable[[], bool]:
-    return lambda: not Slurm().states(job, folder / "jobs")
+    return lambda: not Slurm().list_jobs(job, folder / "jobs")
 
 
 def test_a_killed_command_finds_its_array_and_lost_elements_are_submitted_again(
@@ -139,7 +139,7 @@ def test_a_killed_command_finds_its_array_and_lost_elements_are_submitted_again(
         slurm.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
     assert main([*words, SLURM]) == 2
     said = capsys.readouterr().err
-    assert f"{first.job} is queued already" in said
+    assert f"{first.job} is already queued" in said
     assert "tasks ended without a result" in said
     assert main([*words, SLURM]) == 0
     again = read_array(folder)

@@ -54,21 +54,21 @@ def test_each_checkpoint_is_evaluated_once_and_a_lost_job_is_submitted_again(
     found, said = ask(trained, capsys)
     job, array = submitted(trained)
     assert found == []
-    assert f"0 of 3 checkpoints are evaluated; submitted {job}" in said
+    assert f"evaluated 0 of 3 checkpoints; submitted {job}" in said
     assert array.groups == [[tokens] for tokens in TOKENS]
     _, said = ask(trained, capsys)
-    assert "0 of 3 checkpoints are evaluated; 0 jobs run, 3 wait" in said
+    assert "evaluated 0 of 3 checkpoints; 0 jobs running, 3 queued" in said
     slurm.call("scancel", f"{job}_1")
     for node in slurm.nodes:
         slurm.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
     logs = array_folder(RunFolder(trained)) / "jobs"
-    slurm.wait_for(lambda: not Slurm().states(job, logs), 200)
+    slurm.wait_for(lambda: not Slurm().list_jobs(job, logs), 200)
     found, said = ask(trained, capsys)
     assert [one["tokens_trained"] for one in found] == [TOKENS[0], TOKENS[2]]
-    assert "2 of 3 checkpoints are evaluated; submitted" in said
+    assert "evaluated 2 of 3 checkpoints; submitted" in said
     again, array = submitted(trained)
     assert array.groups == [[TOKENS[1]]]
-    slurm.wait_for(lambda: not Slurm().states(again, logs), 200)
+    slurm.wait_for(lambda: not Slurm().list_jobs(again, logs), 200)
     found, said = ask(trained, capsys)
     assert [one["tokens_trained"] for one in found] == TOKENS
     for one in found:

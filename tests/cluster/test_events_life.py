@@ -1,4 +1,4 @@
-"""A rank is killed and a wall comes near on a real Slurm; the journal tells the whole story."""
+"""A rank is killed and a wall comes near on a real Slurm; the event log has all of it."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_a_run_that_loses_a_rank_and_then_its_job_ends_at_its_budget_and_tells_w
     assert [one.ended for one in end.jobs] == ["failed", "stopped", "finished"]
     same_as_uninterrupted(run)
 
-    events = read_lines(run / "journal.jsonl")
+    events = read_lines(run / "events.jsonl")
     told = [(one["kind"], one["step"]) for one in chapters(events)]
     saved = KILLED_STEP - 1 - (KILLED_STEP - 1) % SAVED_STEPS
     by_kind = {kind: [one for one in events if one["kind"] == kind] for kind, _ in told}
@@ -90,7 +90,7 @@ def test_a_run_that_loses_a_rank_and_then_its_job_ends_at_its_budget_and_tells_w
     steps = [one["step"] for one in events if one["kind"] == "checkpoint"]
     assert {*range(SAVED_STEPS, STEPS + 1, SAVED_STEPS), stop["step"]} == set(steps)
 
-    goodput = load_run(run).journal.goodput
+    goodput = load_run(run).history.goodput
     assert goodput.lost_seconds["steps computed again"] > 0
     page = tmp_path / "report.html"
     assert main(["action=report", f"run={run}", f"file={page}"]) == 0

@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 
-from cluster.begin import begin
-from cluster.chain import FATES
-from cluster.chain_events import ExcludedEvent
+from cluster.begin import start_job
+from cluster.chain import FATES, ExcludedEvent
 from cluster.decisions import avoided_until
-from cluster.end import end
-from cluster.records import Jobs, now
+from cluster.end import end_job
+from cluster.records import Jobs, utc_now
 from components.config.check import read_recipe
 from components.fault_tolerance.soft_failure import NotFiniteError
 from components.run.history import read_lines
@@ -31,17 +30,17 @@ def excluded(programs: Programs) -> list[str]:
 def break_on(jobs: Jobs, number: int, rank: int) -> None:
     """Let a device of the node that ``rank`` is on break in job ``number``."""
     save(jobs, number)
-    begin(jobs.folder.path, task(number))
+    start_job(jobs.folder.path, task(number))
     fail(jobs, rank, "RuntimeError: CUDA error: uncorrectable ECC error encountered")
-    assert end(jobs.folder.path, 7) == 7
+    assert end_job(jobs.folder.path, 7) == 7
 
 
 def test_a_node_that_took_no_copy_is_avoided(jobs: Jobs) -> None:
-    begin(jobs.folder.path, task(1))
+    start_job(jobs.folder.path, task(1))
     (jobs.folder.path / "copies").mkdir()
     (jobs.folder.path / "copies" / "jwb0002.failed").write_text("no room\n")
-    assert end(jobs.folder.path, 1) == 1
-    (one,) = jobs.chain().attempts
+    assert end_job(jobs.folder.path, 1) == 1
+    (one,) = jobs.load_chain().attempts
     assert (one.why, one.bad_nodes) == ("copies: jwb0002: no room", ("jwb0002",))
 
 
@@ -68,21 +67,21 @@ def test_of_a_chain_whose_job_runs_only_those_that_wait_are_kept_off_a_node(
 
 def not_finite_on(jobs: Jobs, number: int, node: str) -> int:
     """Let a step be not finite in job ``number``, where the ranks of ``node`` begin it."""
-    begin(jobs.folder.path, task(number))
+    start_job(jobs.folder.path, task(number))
     ranks = {node: [4 * (int(node[-4:]) - 1)]}
     error = NotFiniteError(step=9, tokens=4_096, cause="loss not finite", ranks=ranks)
     fail(jobs, 4, f"{type(error).__name__}: {error}")
-    return end(jobs.folder.path, 1)
+    return end_job(jobs.folder.path, 1)
 
 
 def test_a_node_whose_numbers_are_not_finite_is_avoided_and_the_chain_goes_on(
     jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert not_finite_on(jobs, 1, "jwb0002") == 1
-    (one,) = jobs.chain().attempts
+    (one,) = jobs.load_chain().attempts
     assert (one.bad_nodes, one.bad_step) == (("jwb0002",), 9)
     assert excluded(programs) == ["jwb0002"]
-    assert not jobs.chain().over
+    assert not jobs.load_chain().over
     assert "the next job avoids jwb0002" in capfd.readouterr().err
 
 
@@ -91,9 +90,10 @@ def test_the_same_step_on_another_node_ends_the_chain_with_the_way_out(
 ) -> None:
     not_finite_on(jobs, 1, "jwb0002")
     assert not_finite_on(jobs, 2, "jwb0007") == 1
-    chain = jobs.chain()
+    chain = jobs.load_chain()
     assert (
-        "job 77_2 failed, and no other job would mend this: step 9, after 4,096 " in chain.over
+        "job 77_2 failed, and a new job would fail the same way: step 9, after 4,096 "
+        in chain.over
     )
     assert "step 9 was not finite on jwb0002 and then on jwb0007" in chain.over
     assert "submit again with guard.non_finite.action=skip" in chain.over
@@ -102,7 +102,7 @@ def test_the_same_step_on_another_node_ends_the_chain_with_the_way_out(
 
 
 def told(jobs: Jobs) -> list[tuple[str, str, dict[str, Any]]]:
-    events = read_lines(jobs.folder.journal)
+    events = read_lines(jobs.folder.events)
     return [(one["kind"], one["cause"], one["evidence"]) for one in events]
 
 
@@ -113,19 +113,19 @@ def test_the_journal_is_told_how_a_job_ended_and_which_nodes_the_next_avoids(
     run, nodes = jobs.folder.path, ["jwb0001", "jwb0002"]
     recipe = read_recipe(jobs.folder.recipe)
     save(jobs, 7 * recipe.budget.global_batch_tokens)
-    begin(run, task(1))
+    start_job(run, task(1))
     fail(jobs, 4, "RuntimeError: CUDA error: uncorrectable ECC error encountered")
-    end(run, 1)
-    begin(run, task(2))
+    end_job(run, 1)
+    start_job(run, task(2))
     finish(jobs, "stopped")
-    end(run, 0)
+    end_job(run, 0)
     why = "rank 4: RuntimeError: CUDA error: uncorrectable ECC error encountered"
     assert told(jobs) == [
         ("job_end", f"failed: {why}", {"job": "77_1", "attempt": 0, "nodes": nodes}),
         ("exclusion", why, {"job": "77_1", "avoided": ["jwb0002"]}),
         ("job_end", "stopped", {"job": "77_2", "attempt": 0, "nodes": nodes}),
     ]
-    (*_, last) = read_lines(jobs.folder.journal)
+    (*_, last) = read_lines(jobs.folder.events)
     assert (last["step"], last["tokens"]) == (7, 7 * recipe.budget.global_batch_tokens)
 
 
@@ -133,9 +133,9 @@ def test_of_a_job_that_ended_without_a_word_the_next_one_tells(
     jobs: Jobs, programs: Programs
 ) -> None:
     programs.add("scontrol", says="jwb0001")
-    begin(jobs.folder.path, task(1))
+    start_job(jobs.folder.path, task(1))
     assert told(jobs) == []
-    begin(jobs.folder.path, task(1, restarts=1))
+    start_job(jobs.folder.path, task(1, restarts=1))
     evidence = {"job": "77_1", "attempt": 0, "nodes": ["jwb0001"]}
     assert told(jobs) == [("job_end", f"lost: {FATES['put back']}", evidence)]
 
@@ -147,19 +147,19 @@ def test_beyond_a_quarter_of_the_nodes_it_is_not_the_nodes(
     for number, rank in enumerate((0, 4, 8), start=1):
         break_on(jobs, number, rank)
     assert excluded(programs) == ["jwb0001", "jwb0001,jwb0002"]
-    assert "3 nodes are suspected by now, so it may be none of them" in capfd.readouterr().err
+    assert "3 nodes are suspected, too many to avoid" in capfd.readouterr().err
 
 
 def test_an_exclusion_ends_by_itself(
     jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    at = now()
-    jobs.note(ExcludedEvent(at=at, nodes=("jwb0001",), until=at))
-    jobs.note(ExcludedEvent(at=at, nodes=("jwb0002",), until=avoided_until(at)))
-    begin(jobs.folder.path, task(1))
+    at = utc_now()
+    jobs.append_events(ExcludedEvent(at=at, nodes=("jwb0001",), until=at))
+    jobs.append_events(ExcludedEvent(at=at, nodes=("jwb0002",), until=avoided_until(at)))
+    start_job(jobs.folder.path, task(1))
     assert excluded(programs) == ["jwb0002"]
-    assert list(jobs.chain().avoided) == ["jwb0002"]
-    assert "no longer avoided: jwb0001" in capfd.readouterr().err
+    assert list(jobs.load_chain().avoided) == ["jwb0002"]
+    assert "readmitted nodes: jwb0001" in capfd.readouterr().err
 
 
 def test_a_chain_does_not_block_itself_with_what_it_avoids(
@@ -174,11 +174,11 @@ def test_a_chain_does_not_block_itself_with_what_it_avoids(
     programs.add("sinfo", says="n1 alloc\nn2 mix\nn3 idle\nn4 drain\nn5 idle*")
     submitted(jobs, "77")
     break_on(jobs, 1, 0)
-    assert list(jobs.chain().avoided) == ["n1"]  # n2 and n3 are left
+    assert list(jobs.load_chain().avoided) == ["n1"]  # n2 and n3 are left
     programs.add("sinfo", says="n1 alloc\nn2 mix\nn3 drng")
     break_on(jobs, 2, 0)
-    assert list(jobs.chain().avoided) == []
-    said = "not avoided, without them fewer than the 2 nodes of a job could be had: n1"
+    assert list(jobs.load_chain().avoided) == []
+    said = "readmitted nodes, otherwise fewer than 2 nodes would be available for a job: n1"
     assert said in capfd.readouterr().err
     assert excluded(programs) == ["n1", ""]
 
@@ -195,18 +195,18 @@ def test_nodes_suspected_before_the_last_submission_are_forgotten(
 def test_a_scheduler_that_does_not_answer_costs_no_job_its_status(
     jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    begin(jobs.folder.path, task(1))
+    start_job(jobs.folder.path, task(1))
     error = "slurm_load_jobs error: Unable to contact slurm controller"
     programs.add("squeue", error=error, status=1)
     programs.add("scancel", error=error, status=1)
     fail(jobs, 0, "RuntimeError: hardware error")
-    assert end(jobs.folder.path, 9) == 9
+    assert end_job(jobs.folder.path, 9) == 9
     said = capfd.readouterr().err
     assert f"squeue: {error}" in said
-    assert "tell the site of jwb0001" in said
+    assert "report jwb0001 to the site" in said
     assert "cannot avoid nodes" not in said  # nobody has asked it yet
     finish(jobs, "finished")
-    assert end(jobs.folder.path, 0) == 0
+    assert end_job(jobs.folder.path, 0) == 0
     assert f"squeue: {error}" in capfd.readouterr().err
 
 
@@ -217,7 +217,7 @@ def test_neither_end_nor_suspicion_touches_a_job_of_somebody_else(
     programs.add("squeue", says=queued(jobs.path, line, user="walnut"))
     break_on(jobs, 1, 0)
     finish(jobs, "finished")
-    assert end(jobs.folder.path, 0) == 0
+    assert end_job(jobs.folder.path, 0) == 0
     assert {call.split()[0] for call in programs.calls()} == {"scontrol", "squeue"}
     assert excluded(programs) == []
-    assert capfd.readouterr().err.count("job 77_4 is of user walnut and writes into") == 2
+    assert capfd.readouterr().err.count("job 77_4 belongs to user walnut and writes into") == 2

@@ -105,39 +105,6 @@ def test_a_device_that_breaks_makes_its_node_suspect(
     assert (found.nodes, found.of_node) == (("jwb0001",), True)
 
 
-HANGS = "HW Exception by GPU node-9 (Agent handle: 0x631351bb5a20) reason :GPU Hang"
-FAULT = "Memory access fault by GPU node-4 (Agent handle: 0x152e220) on address (nil)."
-
-
-@pytest.mark.parametrize(
-    ("said", "of_node"), [(HANGS, True), (FAULT, False), ("nothing of a device", True)]
-)
-def test_a_rank_that_amd_s_runtime_aborted_has_its_last_words(
-    tmp_path: Path, said: str, of_node: bool
-) -> None:
-    name, label = ("5", "") if of_node else ("jwb0002", " 5: ")
-    (tmp_path / "6-5.log").write_text(f"{FAULT}\n")
-    (tmp_path / f"7-{name}.log").write_text(f"{label}step\n" * 2_000 + f"{label}{said}\n 4: ok")
-    (tmp_path / "7-15.log").write_text(f"{FAULT}\n")
-    (tmp_path / "7-preflight-jwb0002.log").write_text(f" 5: {FAULT}\n")
-    os.utime(tmp_path / "6-5.log", (1, 1))
-    found = find(tmp_path, log=SRUN.replace("Killed", "Aborted (core dumped)"))
-    told = "" if said.startswith("nothing") else f": {said}"
-    assert found.why == f"rank 5 on jwb0002: Aborted (core dumped){told}"
-    assert (found.nodes, found.of_node) == (("jwb0002",), of_node)
-
-
-@pytest.mark.parametrize("host", ["localhost", "login-5", "jwb0002"])
-def test_the_last_words_of_a_rank_are_found_under_any_name_of_its_host(
-    tmp_path: Path, host: str
-) -> None:
-    (tmp_path / f"7-{host}.log").write_text(f" 5: {HANGS}\n 6: later\n")
-    (tmp_path / "7-other.log").write_text(" 4: other\n")
-    os.utime(tmp_path / f"7-{host}.log", (2, 2))
-    found = find(tmp_path, log=SRUN.replace("Killed", "Aborted (core dumped)"))
-    assert HANGS in found.why
-
-
 def test_a_mistake_in_the_recipe_is_the_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,12 +146,11 @@ FULL = RecipeError("/r/checkpoints", "cannot be written: no space", "make room")
 def test_an_error_file_that_a_full_disk_cut_costs_no_other_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever it is cut: what is left of it tells, or the rank's log and exit status."""
+    """Wherever it is cut: the exit status shows that a person has to act."""
     raise_in(monkeypatch, tmp_path, 6, FULL)
     whole = (tmp_path / "error-6.json").read_bytes()
     raise_in(monkeypatch, tmp_path, 1, RuntimeError("Connection closed by peer"))
     log = "srun: error: jwb0002: tasks 4-7: Exited with exit code 2\n"
-    (tmp_path / "7-jwb0002.log").write_text(f"5: late\n6: step 4\n6: {FULL}\n6:   make room\n")
     for size in range(len(whole) + 1):
         (tmp_path / "error-6.json").write_bytes(whole[:size])
         found = find(tmp_path, log)
@@ -193,10 +159,9 @@ def test_an_error_file_that_a_full_disk_cut_costs_no_other_job(
         assert found.of_user
         assert "{" not in found.why
         if size < whole.index(b"RecipeError"):
-            assert found.why == f"rank 6: {FULL.path}: {FULL.problem}"
+            assert found.why.endswith(f"rank 6: {CUT_SHORT}")
     (tmp_path / "error-6.json").write_bytes(b"")
     assert not find(tmp_path, log.replace("code 2", "code 1")).of_user
-    (tmp_path / "7-jwb0002.log").unlink()
     assert find(tmp_path, log).why == f"rank 6: {CUT_SHORT}"
 
 
@@ -213,7 +178,7 @@ FIRST, OTHER = (
         (MEMORY, "rank 5 on jwb0002: Out Of Memory", True),
         (FIRST, "rank 0 on jwb0001: Out Of", False),
         (MEMORY + OTHER, "rank 5 on jwb0002: O", False),
-        (STEP + SRUN, "rank 5 on jwb0002: Killed (the memory of its node was full)", True),
+        (STEP + SRUN, "rank 5 on jwb0002: Killed (its node ran out of memory)", True),
     ],
 )  # fmt: skip
 def test_memory_that_was_full_is_the_node_s_where_it_was_so_on_one_that_has_the_usual_work(
@@ -324,7 +289,7 @@ def test_no_output_of_a_launcher_is_an_error_of_its_reader(tmp_path: Path) -> No
 
 def test_where_nobody_said_anything_the_status_is_told(tmp_path: Path) -> None:
     found = find(tmp_path, log="srun: error: jwb0001: tasks 0-3: Terminated\n")
-    assert found.why == "exit status 1, and no rank said why"
+    assert found.why == "exit status 1, and no rank reported an error"
     assert (found.nodes, found.of_node) == ((), False)
 
 

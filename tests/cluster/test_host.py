@@ -100,7 +100,7 @@ def test_begin_and_end_need_no_more_than_the_packages_of_the_host(
     assert (began.returncode, began.stderr) == (0, "job 77, attempt 0: from 0 tokens on n1\n")
     ended = on_host("cluster.end", str(submitted_run), "9")
     assert ended.returncode == 9
-    assert "failed: exit status 9, and no rank said why" in ended.stderr
+    assert "failed: exit status 9, and no rank reported an error" in ended.stderr
     assert "the host has no torch" in on_host("torch").stderr
 
 
@@ -146,6 +146,6 @@ def test_a_job_runs_whole_though_its_image_has_no_scheduler(
 
     done = subprocess.run(["bash", "-c", script], env=seen, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (job,) = Jobs(RunFolder(submitted_run)).chain().attempts
+    (job,) = Jobs(RunFolder(submitted_run)).load_chain().attempts
     assert (job.ended, job.nodes) == ("finished", ("n1",))
     assert entries(submitted_run, "step")

@@ -13,8 +13,8 @@ TEUKEN = ("recipe=teuken7b", "cluster=juwels")
 
 def test_a_chain_is_as_long_as_the_plan_s_upper_bound_says() -> None:
     job, plan = job_of(*TEUKEN), plan_recipe(recipe_of(*TEUKEN))
-    assert plan.bill is not None
-    longest = plan.bill.days * 24 * 3_600 * (1 + plan.error_fraction)
+    assert plan.cost_estimate is not None
+    longest = plan.cost_estimate.days * 24 * 3_600 * (1 + plan.error_fraction)
     useful = job.walltime_seconds - job.lead_seconds
     assert (job.jobs - 1) * useful < longest <= job.jobs * useful
 
@@ -51,7 +51,7 @@ def test_the_user_s_queue_wins_and_its_limits_hold_where_they_are_known() -> Non
     with pytest.raises(RecipeError, match=r"128 nodes: develbooster 1 to 4"):
         job_of(*TEUKEN, "site.queue=develbooster")
     with pytest.raises(
-        RecipeError, match=r"cluster\.hours: the profile of juwels knows no limit"
+        RecipeError, match=r"cluster\.hours: the profile of juwels has no limit"
     ):
         job_of(*TEUKEN, "site.queue=mine")
 
@@ -76,7 +76,7 @@ def test_the_chain_s_length_is_the_user_s_where_nobody_can_plan() -> None:
     words = ("recipe=lucie_7b", "cluster=jean_zay_h100")
     job = job_of(*words)
     assert job.jobs == 1
-    assert job.notes[0].startswith("cluster.jobs: the plan lacks figures")
+    assert job.notes[0].startswith("cluster.jobs: the plan lacks measurements")
     job = job_of(*words, "cluster.jobs=10")
     assert (job.jobs, job.notes) == (10, ())
 
@@ -84,7 +84,7 @@ def test_the_chain_s_length_is_the_user_s_where_nobody_can_plan() -> None:
 def test_a_chain_that_no_array_holds_is_cut_and_said() -> None:
     job = job_of(*TEUKEN, "cluster.hours=1")
     assert job.jobs == MOST_JOBS
-    assert "jobs, an array has 1,000 at most" in job.notes[0]
+    assert "jobs, but an array has at most 1,000" in job.notes[0]
 
 
 AURORA64 = (
@@ -146,7 +146,7 @@ def test_an_account_carries_the_kind_of_device_where_a_site_wants_it() -> None:
     assert job_of(*words, "site.account=abc").account == "abc@a100"
     assert [error.path for error in job_of(*words).missing] == ["site.account"]
     with pytest.raises(
-        RecipeError, match=r"site\.account: not set, and jean_zay bills every job"
+        RecipeError, match=r"site\.account: not set, and jean_zay requires an account"
     ):
         job_of(*words).check_complete()
     job_of(*words, "site.account=abc").check_complete()
@@ -189,14 +189,18 @@ def test_runs_are_where_the_user_keeps_them_or_says() -> None:
     [
         (
             ("recipe=teuken7b",),
-            r"local has no scheduler, .*\n  cluster=juwels is this recipe's",
+            r"local has no scheduler, .*\n  set cluster=juwels, or train here with "
+            r"action=train",
         ),
         ((*TEUKEN, "cluster.site=none"), r"cluster\.site: the profile of juwels does not"),
-        ((*TEUKEN, "cluster.hours=30"), r"cluster\.hours: 30, but for 128 nodes booster allow"),
-        ((*TEUKEN, "cluster.hours=0.1"), r"360 seconds, but a step and a checkpoint may take"),
+        (
+            (*TEUKEN, "cluster.hours=30"),
+            r"cluster\.hours: 30, but booster allow at most 24 for 128",
+        ),
+        ((*TEUKEN, "cluster.hours=0.1"), r"360 seconds, but one step and checkpoint can take"),
         (
             (*TEUKEN, "cluster.smoke=true", "cluster.site.spare_seconds=1_800"),
-            r"1,800 seconds, but a step and .*\n  leave cluster\.smoke out, or set",
+            r"1,800 seconds, but one step and .*\n  remove cluster\.smoke, or set",
         ),
         (
             ("recipe=teuken7b", "cluster=jean_zay"),
@@ -204,17 +208,17 @@ def test_runs_are_where_the_user_keeps_them_or_says() -> None:
         ),
         (
             ("recipe=bloom176b", "cluster=jean_zay", "cluster.hours=100"),
-            r"qos_gpu_a100-t3 allow at most 20\n.*by request \(.*\), site\.queue=qos_gpu-gc",
+            r"qos_gpu_a100-t3 allow at most 20 .*\n.*by request \(.*\), site\.queue=qos_gpu-gc",
         ),
-        ((*TEUKEN, "run=/a folder"), r"run: '/a folder' cannot stand in a job script"),
+        ((*TEUKEN, "run=/a folder"), r"run: '/a folder' is not allowed in a job script"),
         (
             ("recipe=gpt175b", "cluster=smng_p2", "site.image=/b.sif"),
-            r"site\.image: /b\.sif, but the profile does not say how",
+            r"site\.image: /b\.sif, but the profile does not define",
         ),
         (("recipe=teuken7b", "cluster.smoke=true"), r"cluster\.smoke: local has no scheduler"),
         (
             ("recipe=gpt175b", "cluster=smng_p2", "cluster.smoke=true"),
-            r"cluster\.smoke: two nodes of smng_p2 are 16 ranks, one replica .* has 128",
+            r"cluster\.smoke: two nodes have 16 ranks, but one replica needs 128",
         ),
     ],
 )

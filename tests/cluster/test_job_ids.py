@@ -46,7 +46,7 @@ def test_what_is_no_id_is_refused_with_its_file(scheduler: Scheduler, job: str) 
     with pytest.raises(RecipeError) as refused:
         check_id(scheduler, job, Path("jobs"))
     assert refused.value.path == "jobs"
-    assert refused.value.problem == f"{job!r} is no job id of {scheduler.name}"
+    assert refused.value.problem == f"{job!r} is not a job id of {scheduler.name}"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_each_scheduler_knows_its_own_ids(
 ) -> None:
     for job in ids:
         check_id(scheduler, job, Path("jobs"))
-    with pytest.raises(RecipeError, match=f"'{not_its}' is no job id"):
+    with pytest.raises(RecipeError, match=f"'{not_its}' is not a job id"):
         check_id(scheduler, not_its, Path("jobs"))
 
 
@@ -72,7 +72,7 @@ def test_nothing_is_called_with_what_is_no_id(
 ) -> None:
     submitted(jobs, job, 4)
     assert main([f"action={action}", f"run={jobs.folder.path}", "force=true"][:2]) == 2
-    assert f"{jobs.path}: {job!r} is no job id of Slurm" in capfd.readouterr().err
+    assert f"{jobs.path}: {job!r} is not a job id of Slurm" in capfd.readouterr().err
     assert programs.calls() == []
 
 
@@ -95,16 +95,18 @@ def test_a_strangers_job_is_not_cancelled(
     words = ["action=cancel", f"run={run}", f"force={force}"]
     assert main(words) == 2
     said = capfd.readouterr().err
-    assert said.startswith(f"{run}: job 77 is of user walnut and writes into {jobs.path}; ")
-    assert f"this is user {user_name()}, and what is asked for writes into {jobs.path}" in said
+    assert said.startswith(
+        f"{run}: job 77 belongs to user walnut and writes into {jobs.path}; "
+    )
+    assert f"expected user {user_name()} and folder {jobs.path}" in said
     assert "nothing was cancelled" in said
     programs.add("squeue", says=queued(Path("/elsewhere"), "77|RUNNING|None|n1"))
     assert main(words) == 2
-    assert f"job 77 is of user {user_name()} and writes into /elsewhere; " in (
+    assert f"job 77 belongs to user {user_name()} and writes into /elsewhere; " in (
         capfd.readouterr().err
     )
     assert {call.split()[0] for call in programs.calls()} == {"squeue"}
-    assert not jobs.chain().cancelled
+    assert not jobs.load_chain().cancelled
     assert not jobs.folder.stop.exists()
 
 
@@ -114,9 +116,9 @@ def test_in_a_table_of_runs_a_strangers_job_has_its_line(
     submitted(jobs, "77", 4)
     programs.add("squeue", says=queued(jobs.path, "77|RUNNING|None|n1", user="walnut"))
     assert main(["action=status", f"run={jobs.folder.path}", "output=json"]) == 0
-    told = json.loads(capfd.readouterr().out)
-    assert told["state"] == "unknown"
-    assert told["why"].startswith("job 77 is of user walnut")
+    shown = json.loads(capfd.readouterr().out)
+    assert shown["state"] == "unknown"
+    assert shown["why"].startswith("job 77 belongs to user walnut")
 
 
 def test_a_run_is_its_own_by_whatever_path_it_is_named(

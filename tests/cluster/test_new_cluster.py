@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.job import render
+from cluster.job import render_job_script
 from command.actions.show import as_json
 from command.files import trusted_paths
 from components.planner.plan import plan_recipe
@@ -76,11 +76,11 @@ def test_one_file_adds_a_cluster_of_six_devices_a_node(added: str) -> None:
     shown = as_json(recipe)["recipe"]
     assert isinstance(shown, dict)
     assert (shown["cluster"]["nodes"], shown["cluster"]["devices_per_node"]) == (32, 6)
-    assert plan_recipe(recipe).bill is not None
-    script = render(job_of(*words))
+    assert plan_recipe(recipe).cost_estimate is not None
+    script = render_job_script(job_of(*words))
     found = read_directives(script)
     assert found["-l"] == ["select=32:ncpus=42:ngpus=6", "walltime=06:00:00"]
     assert found["-q"] == ["batch"]
     ranks = 'mpiexec -n $((nodes * 6)) --ppn 6 --hostfile "$run/preflight/nodes" --depth=7 '
     assert ranks in script
-    assert '"$PBS_NODEFILE")-ib  # as other nodes reach it' in script
+    assert '"$PBS_NODEFILE")-ib  # the name for other nodes' in script

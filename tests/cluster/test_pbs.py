@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.chain_events import QueuedEvent
+from cluster.chain import QueuedEvent
 from cluster.pbs import Pbs
-from cluster.records import Jobs, now
+from cluster.records import Jobs, utc_now
 from cluster.scheduler import NotOwnError, SchedulerError, user_name
 from cluster.status import status_of
 from command.main import main
@@ -56,7 +56,7 @@ def put(
 
 
 def jobs_of(chain: str) -> list[str]:
-    return [job.job for job in Pbs().states(chain, logs_of("a"))]
+    return [job.job for job in Pbs().list_jobs(chain, logs_of("a"))]
 
 
 def test_the_jobs_of_a_run_are_those_that_write_into_its_folder(queue: Path) -> None:
@@ -67,7 +67,7 @@ def test_the_jobs_of_a_run_are_those_that_write_into_its_folder(queue: Path) -> 
     put("b", after=second)
     for chain in (first, second, third, ""):
         assert jobs_of(chain) == [second, third, other]
-    running, waiting, _ = Pbs().states(first, logs_of("a"))
+    running, waiting, _ = Pbs().list_jobs(first, logs_of("a"))
     assert (running.state, waiting.state, waiting.why) == ("running", "pending", "a")
 
 
@@ -76,7 +76,7 @@ def test_a_run_that_waits_for_this_one_is_not_taken_for_a_part_of_it(queue: Path
     other = put("b", after=first)
     second = put("a", after=first)
     assert jobs_of(first) == [first, second]
-    Pbs().cancel(first, logs_of("a"), running=False)
+    Pbs().cancel_jobs(first, logs_of("a"), running=False)
     assert openpbs.read(second)["job_state"] == "F"
     assert openpbs.read(other)["job_state"] == "H"
 
@@ -90,7 +90,7 @@ def test_a_job_that_ends_between_two_questions_hides_no_other(
     programs.script("qselect", once)
     assert jobs_of(there) == [there]
     programs.add("qselect", says=f"{gone}\n{there}\n")
-    with pytest.raises(SchedulerError, match="jobs end faster than they are listed"):
+    with pytest.raises(SchedulerError, match="jobs end faster than qstat lists them"):
         jobs_of(there)
 
 
@@ -116,15 +116,15 @@ def test_an_array_is_its_elements_and_each_is_cancelled(
     whole, alone = (json.dumps({"Jobs": one}) for one in (jobs, {"7[].s": jobs["7[].s"]}))
     programs.script("qstat", f"case $* in *-t*) echo '{whole}';; *) echo '{alone}';; esac")
     programs.add("qdel")
-    found = Pbs().states("7[].s", logs_of("a"))
+    found = Pbs().list_jobs("7[].s", logs_of("a"))
     assert [(one.job, one.state) for one in found] == [
         ("7[1].s", "running"),
         ("7[2].s", "pending"),
     ]
-    Pbs().cancel("7[].s", logs_of("a"), running=False)
+    Pbs().cancel_jobs("7[].s", logs_of("a"), running=False)
     assert programs.calls()[-1] == "qdel 7[2].s"
     with pytest.raises(NotOwnError):
-        Pbs().states("7[].s", logs_of("b"))
+        Pbs().list_jobs("7[].s", logs_of("b"))
 
 
 def test_to_cancel_what_has_ended_meanwhile_is_no_error(
@@ -132,11 +132,11 @@ def test_to_cancel_what_has_ended_meanwhile_is_no_error(
 ) -> None:
     job = put("a")
     programs.add("qdel", error=f"qdel: Job {job} has finished", status=35)
-    Pbs().cancel(job, logs_of("a"), running=True)
+    Pbs().cancel_jobs(job, logs_of("a"), running=True)
     assert programs.calls() == [f"qdel {job}"]
     programs.add("qdel", error="qdel: Unauthorized Request", status=1)
     with pytest.raises(SchedulerError, match="qdel: qdel: Unauthorized Request"):
-        Pbs().cancel(job, logs_of("a"), running=True)
+        Pbs().cancel_jobs(job, logs_of("a"), running=True)
 
 
 def test_a_job_of_another_folder_is_refused_with_both_named(
@@ -146,17 +146,17 @@ def test_a_job_of_another_folder_is_refused_with_both_named(
     programs.add("qdel")
     with pytest.raises(
         NotOwnError,
-        match=rf"job {job} is of user {user_name()} and writes into /runs/b/jobs; "
-        rf"this is user {user_name()}, and what is asked for writes into /runs/a/jobs",
+        match=rf"job {job} belongs to user {user_name()} and writes into /runs/b/jobs; "
+        rf"expected user {user_name()} and folder /runs/a/jobs",
     ):
-        Pbs().cancel(job, logs_of("a"), running=True)
+        Pbs().cancel_jobs(job, logs_of("a"), running=True)
     assert programs.calls() == []
 
 
 def test_a_job_of_another_user_is_left_alone(queue: Path, programs: Programs) -> None:
     job = put("a", state="R", user="walnut")
     programs.add("qdel")
-    Pbs().cancel(job, logs_of("a"), running=True)
+    Pbs().cancel_jobs(job, logs_of("a"), running=True)
     assert programs.calls() == []
 
 
@@ -168,7 +168,7 @@ def test_a_strangers_job_that_waits_for_this_run_is_no_part_of_it(queue: Path) -
 
 def test_nothing_is_cancelled_where_nothing_waits(queue: Path, programs: Programs) -> None:
     programs.add("qdel")
-    Pbs().cancel(put("a", state="R"), logs_of("a"), running=False)
+    Pbs().cancel_jobs(put("a", state="R"), logs_of("a"), running=False)
     assert programs.calls() == []
 
 
@@ -195,8 +195,8 @@ def test_where_a_site_keeps_no_history_the_queue_alone_is_asked(no_history: Path
     assert jobs_of(first) == [first, second]
     openpbs.change(first, job_state="F")
     assert jobs_of(first) == [second]
-    assert Pbs().fate(first) == "gone"
-    Pbs().cancel(first, logs_of("a"), running=True)  # nothing of it, and no error
+    assert Pbs().find_exit_reason(first) == "gone"
+    Pbs().cancel_jobs(first, logs_of("a"), running=True)  # nothing of it, and no error
 
 
 def test_without_history_a_chain_between_two_jobs_is_found_by_the_one_queued_behind(
@@ -208,7 +208,7 @@ def test_without_history_a_chain_between_two_jobs_is_found_by_the_one_queued_beh
     second = put(str(run), after=first)
     submitted(jobs, first)
     one = began(jobs, first)
-    jobs.note(QueuedEvent(at=now(), job=first, successor=second))
+    jobs.append_events(QueuedEvent(at=utc_now(), job=first, successor=second))
     ended(jobs, one, "stopped")
     openpbs.change(first, job_state="F")
     found = status_of(run, Pbs())
@@ -219,26 +219,18 @@ def test_without_history_a_chain_between_two_jobs_is_found_by_the_one_queued_beh
     assert status_of(run, Pbs()).state == "stopped"
 
 
+HELD = "is held (Hold_Types={}): release the job with qrls, or ask the site"
+
+
 @pytest.mark.parametrize(
     ("state", "known", "why"),
     [
-        ("H", {"Hold_Types": "s", "depend": AFTER}, "waits for the job before it"),
-        (
-            "H",
-            {"Hold_Types": "us", "depend": AFTER},
-            "was held by its user: qrls it",
-        ),
-        ("H", {"Hold_Types": "u"}, "was held by its user: qrls it"),
-        ("H", {"Hold_Types": "o"}, "was held by an operator: ask the site"),
-        (
-            "H",
-            {"Hold_Types": "s", "comment": "held, too"},
-            "held, too; was held by the site: ask them",
-        ),
-        ("H", {}, "is held"),
+        ("H", {"Hold_Types": "s", "depend": AFTER}, "waits for the previous job"),
+        ("H", {"Hold_Types": "us", "depend": AFTER}, HELD.format("us")),
+        ("H", {"Hold_Types": "s", "comment": "held, too"}, f"held, too; {HELD.format('s')}"),
+        ("H", {}, HELD.format("n")),
         ("Q", {"comment": "Not Running: none free"}, "Not Running: none free"),
-        ("Q", {}, "waits for its turn; the scheduler has not said why"),
-        ("W", {}, "waits for the time at which it may begin"),
+        ("Q", {}, ""),
     ],
 )
 def test_a_job_that_waits_says_why_with_a_comment_or_without(
@@ -247,19 +239,16 @@ def test_a_job_that_waits_says_why_with_a_comment_or_without(
     job = put("a", state=state)
     tree = {key: value for key, value in openpbs.read(job).items() if key != "comment"}
     openpbs.write(job, tree | known)
-    (found,) = Pbs().states(job, logs_of("a"))
+    (found,) = Pbs().list_jobs(job, logs_of("a"))
     assert found.why == why
 
 
-def test_the_nodes_of_a_job_are_folded(queue: Path) -> None:
+def test_a_node_of_a_job_is_named_once(queue: Path) -> None:
     job = put("a", state="R")
     hosts = [f"x1000c0s{slot}b0n0/0*208" for slot in (1, 2, 3)]
     openpbs.change(job, exec_host="+".join([*hosts, hosts[0], "login/1"]))
-    (found,) = Pbs().states(job, logs_of("a"))
-    assert found.nodes == "login,x1000c0s1b0n0,x1000c0s2b0n0,x1000c0s3b0n0"
-    openpbs.change(job, exec_host="+".join(f"jwb{one:04d}/0*48" for one in (3, 1, 2, 7)))
-    (found,) = Pbs().states(job, logs_of("a"))
-    assert found.nodes == "jwb[0001-0003,0007]"
+    (found,) = Pbs().list_jobs(job, logs_of("a"))
+    assert found.nodes == "x1000c0s1b0n0,x1000c0s2b0n0,x1000c0s3b0n0,login"
 
 
 @pytest.mark.parametrize(
@@ -275,8 +264,8 @@ def test_what_became_of_a_job_is_read_from_the_history(
 ) -> None:
     job = put("a")
     openpbs.change(job, **known)
-    assert Pbs().fate(job) == fate
-    assert Pbs().fate("404.nowhere") == "gone"
+    assert Pbs().find_exit_reason(job) == fate
+    assert Pbs().find_exit_reason("404.nowhere") == "gone"
 
 
 def test_a_waiting_job_asks_for_a_node_more_for_each_that_is_avoided(queue: Path) -> None:
@@ -286,7 +275,7 @@ def test_a_waiting_job_asks_for_a_node_more_for_each_that_is_avoided(queue: Path
         openpbs.change(job, Resource_List={"select": "2:ncpus=48:ngpus=4"})
 
     def asks(*nodes: str) -> list[str]:
-        assert Pbs().exclude(first, logs_of("a"), nodes, needed=2)
+        assert Pbs().exclude_nodes(first, logs_of("a"), nodes, needed=2)
         return [openpbs.read(job)["Resource_List"]["select"] for job in (first, second)]
 
     kept = "2:ncpus=48:ngpus=4"
@@ -304,15 +293,15 @@ def test_an_answer_that_is_no_json_is_the_schedulers_failure(
     programs.add("qselect", says="1.s\n")
     programs.add("qstat", says=says)
     with pytest.raises(
-        SchedulerError, match=rf"qstat: no JSON about 1\.s: '{re.escape(says)}'"
+        SchedulerError, match=rf"qstat: no JSON about 1\.s, got '{re.escape(says)}'"
     ):
-        Pbs().states("1.s", logs_of("a"))
+        Pbs().list_jobs("1.s", logs_of("a"))
 
 
 def test_another_trouble_of_the_server_is_told(programs: Programs) -> None:
     programs.add("qselect", error="qselect: cannot connect to server pbs", status=1)
     with pytest.raises(SchedulerError, match="cannot connect to server pbs"):
-        Pbs().states("1.s", logs_of("a"))
+        Pbs().list_jobs("1.s", logs_of("a"))
 
 
 def test_a_script_is_handed_over_with_what_it_waits_for(
@@ -320,8 +309,8 @@ def test_a_script_is_handed_over_with_what_it_waits_for(
 ) -> None:
     programs.add("qsub", says="2.pbs-0001\n")
     script = tmp_path / "job.sh"
-    assert Pbs().submit(script, after="1.pbs-0001") == "2.pbs-0001"
-    assert Pbs().submit(script, after=None) == "2.pbs-0001"
+    assert Pbs().submit_script(script, after="1.pbs-0001") == "2.pbs-0001"
+    assert Pbs().submit_script(script, after=None) == "2.pbs-0001"
     assert programs.calls() == [
         f"qsub -W depend=afterany:1.pbs-0001 {script}",
         f"qsub {script}",
@@ -330,7 +319,7 @@ def test_a_script_is_handed_over_with_what_it_waits_for(
 
 def test_a_job_knows_its_own_nodes(tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text("x1\nx1\nx2\nx2\n")
-    place = Pbs().place({"PBS_JOBID": "1.s", "PBS_NODEFILE": str(tmp_path / "nodes")})
+    place = Pbs().read_job_place({"PBS_JOBID": "1.s", "PBS_NODEFILE": str(tmp_path / "nodes")})
     assert (place.job, place.attempt, place.nodes) == ("1.s", 0, ("x1", "x2"))
 
 

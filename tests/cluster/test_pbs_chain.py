@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster.names import fold_names
 from cluster.pbs import Pbs
 from cluster.status import RunStatus, status_of
 from tests.cluster import openpbs
@@ -146,14 +145,14 @@ def test_a_killed_rank_is_named_and_a_cancelled_successor_saves_first(
     shown = capfd.readouterr().out
     assert failed.why in shown
     running, waiting = (job.job for job in status(run).queued or ())
-    three = fold_names(openpbs.NODES[:3])  # one more than ranks need, for the avoided one
+    three = ",".join(openpbs.NODES[:3])  # one more than ranks need, for the avoided one
     assert f"job {running} on {three}" in " ".join(shown.split())
     others = " ".join((openpbs.NODES[0], openpbs.NODES[2]))
     launched = (openpbs.folder() / "ranks").read_text().splitlines()
     assert launched[-1].split(" ", 1)[1] == others
     assert act(home, "action=cancel", f"run={run}") == 0
     assert capfd.readouterr().out.splitlines() == [
-        f"{running}: saves after the step it is in, then ends",
+        f"{running}: saves after the current step, then ends",
         f"{waiting}: cancelled",
     ]
     wait_until(run, lambda: not status(run).queued, 200)

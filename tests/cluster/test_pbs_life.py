@@ -55,13 +55,13 @@ def submit(pbs: LocalPbs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Su
         folder = tmp_path / "jobs"
         text = SCRIPT.format(wall=wall, rerun=rerun, folder=folder, seconds=seconds)
         (tmp_path / "script").write_text(text)
-        return Pbs().submit(tmp_path / "script", after=after)
+        return Pbs().submit_script(tmp_path / "script", after=after)
 
     return hand_over
 
 
 def states(job: str, tmp_path: Path) -> list[tuple[str, str]]:
-    return [(one.state, one.why) for one in Pbs().states(job, tmp_path / "jobs")]
+    return [(one.state, one.why) for one in Pbs().list_jobs(job, tmp_path / "jobs")]
 
 
 def letter(job: str) -> str:
@@ -76,13 +76,13 @@ def test_a_job_killed_at_its_wall_is_told_where_history_is_kept_and_gone_where_n
     pbs.keep_history(kept=kept)
     job = submit(60, wall="00:00:03")
     pbs.wait_for(lambda: letter(job) == "R", 30)
-    (running,) = Pbs().states(job, tmp_path / "jobs")
+    (running,) = Pbs().list_jobs(job, tmp_path / "jobs")
     assert (running.state, running.nodes) == ("running", "n1")
     pbs.wait_for(lambda: letter(job) in {"", "F"}, 60)
     assert states(job, tmp_path) == []
-    assert Pbs().fate(job) == ("wall" if kept else "gone")
+    assert Pbs().find_exit_reason(job) == ("wall" if kept else "gone")
     assert (tmp_path / "jobs" / f"{job}.OU").exists()
-    Pbs().cancel(job, tmp_path / "jobs", running=True)  # nothing left, nothing said
+    Pbs().cancel_jobs(job, tmp_path / "jobs", running=True)  # nothing left, nothing said
 
 
 def test_a_chain_is_followed_and_its_held_jobs_say_why(
@@ -91,17 +91,17 @@ def test_a_chain_is_followed_and_its_held_jobs_say_why(
     first = submit()
     second = submit(after=first)
     pbs.wait_for(lambda: letter(first) == "R", 30)
-    running, waiting = Pbs().states(first, tmp_path / "jobs")
+    running, waiting = Pbs().list_jobs(first, tmp_path / "jobs")
     assert (running.job, waiting.job) == (first, second)
-    assert waiting.why == "waits for the job before it"
+    assert waiting.why == "waits for the previous job"
     third = submit(after=second)
     pbs.call("qhold", third)
     ((state, why),) = states(third, tmp_path)
     assert state == "pending"
-    assert re.fullmatch(r"Job held by root on .*; was held by its user: qrls it", why)
+    assert re.fullmatch(r"Job held by root on .*; is held \(Hold_Types=u\): release .*", why)
     pbs.call("qhold", "-h", "o", third)
-    assert "was held by an operator: ask the site" in states(third, tmp_path)[0][1]
-    Pbs().cancel(first, tmp_path / "jobs", running=True)
+    assert "; is held (Hold_Types=" in states(third, tmp_path)[0][1]
+    Pbs().cancel_jobs(first, tmp_path / "jobs", running=True)
     pbs.wait_for(lambda: not states(first, tmp_path), 60)
     assert {letter(job) for job in (first, second, third)} == {""}
 
@@ -115,12 +115,12 @@ def test_a_job_that_is_run_again_was_put_back(
     try:
         pbs.call("qrerun", job)
         pbs.wait_for(lambda: letter(job) == "Q", 30)
-        assert Pbs().fate(job) == "put back"
+        assert Pbs().find_exit_reason(job) == "put back"
         assert states(job, tmp_path)[0][0] == "pending"
     finally:
         pbs.call("qmgr", "-c", "set server scheduling=True")
     pbs.wait_for(lambda: letter(job) == "R", 30)
-    Pbs().cancel(job, tmp_path / "jobs", running=True)
+    Pbs().cancel_jobs(job, tmp_path / "jobs", running=True)
     pbs.wait_for(lambda: letter(job) == "", 60)
 
 
@@ -176,7 +176,7 @@ def test_after_a_job_killed_at_its_wall_the_next_goes_on_from_what_it_saved(
     walled, second = status(run).jobs
     assert (walled.job, walled.ended, walled.fate) == (first.job, "lost", "wall")
     assert second.tokens_at_begin >= 10_240
-    Pbs().cancel(first.job, run / "jobs", running=True)
+    Pbs().cancel_jobs(first.job, run / "jobs", running=True)
     wait_until(pbs, run, lambda: not status(run).queued, 100)
 
 

@@ -60,7 +60,7 @@ def test_a_killed_rank_s_node_is_left_out_and_the_same_job_goes_on(
     second = openpbs.read(openpbs.job_id(2))
     assert "session" not in second  # it waited for the whole time, and was taken back
     assert not (openpbs.folder() / f"{openpbs.job_id(3)}.json").exists()
-    (restart,) = (one for one in read_lines(run / "journal.jsonl") if one["kind"] == "restart")
+    (restart,) = (one for one in read_lines(run / "events.jsonl") if one["kind"] == "restart")
     assert restart["evidence"] == {
         "restart": 1,
         "job": job,

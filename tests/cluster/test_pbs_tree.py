@@ -45,7 +45,7 @@ def test_the_jobs_of_a_tree_submit_what_follows_from_their_checkpoints(
         "teuken7b",
         *(f"teuken7b-{name}" for name in ("cooled", "judged", "mean")),
     ]
-    cooled = nodes["cooled"].path
+    cooled = nodes["cooled"].folder_path
     assert [one["tokens"] for one in entries(cooled, "step")][-1] == 1_536
-    assert len(Jobs(RunFolder(cooled)).chain().submissions) == 1
+    assert len(Jobs(RunFolder(cooled)).load_chain().submissions) == 1
     assert {one["tokens_trained"] for one in read_evaluations(cooled)} == {1_536}

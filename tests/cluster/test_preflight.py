@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
-from cluster.begin import begin
-from cluster.chain_events import ExcludedEvent
+from cluster.begin import start_job
+from cluster.chain import ExcludedEvent
 from cluster.decisions import avoided_until
-from cluster.end import end
+from cluster.end import end_job
 from cluster.preflight import look_at_allocation, look_at_nodes
-from cluster.records import Jobs, now
+from cluster.records import Jobs, utc_now
 from components.config.check import read_recipe
 from components.errors import RecipeError
 from components.preflight.verdict import (
@@ -52,7 +52,7 @@ def jobs(run_on: Callable[..., Jobs], programs: Programs) -> Jobs:
     jobs = run_on("juwels", *SMALL)
     programs.add("squeue", says=queued(jobs.path, "77_4|PENDING|Dependency|"))
     submitted(jobs, "81", 4)
-    begin(jobs.folder.path, SEEN)
+    start_job(jobs.folder.path, SEEN)
     return jobs
 
 
@@ -89,12 +89,12 @@ def test_bad_nodes_are_left_out_noted_and_avoided_by_the_next_job(
     assert "3 of 4 nodes are good, 2 are needed" in err
     chosen = (jobs.folder.path / "preflight" / "nodes").read_text().split()
     assert chosen == [NODES[1], NODES[2]]  # as many as there are ranks for
-    (event,) = read_lines(jobs.folder.journal)
+    (event,) = read_lines(jobs.folder.events)
     assert event["kind"] == "preflight"
     assert event["evidence"]["excluded"] == {NODES[0]: ["run folder"]}
     jobs.folder.write_json("results.json", {"status": "stopped"})
-    assert end(jobs.folder.path, 0) == 0
-    assert jobs.chain().attempts[0].bad_nodes == (NODES[0],)
+    assert end_job(jobs.folder.path, 0) == 0
+    assert jobs.load_chain().attempts[0].bad_nodes == (NODES[0],)
     assert programs.calls()[-1] == f"scontrol update JobId=77_4 ExcNodeList={NODES[0]}"
 
 
@@ -103,8 +103,8 @@ def test_too_few_good_nodes_fail_the_job_and_its_record_says_why(
 ) -> None:
     said = [report(NODES[0]), *(with_bad(name, "packages") for name in NODES[1:])]
     assert look(jobs.folder.path, said) == 1
-    assert end(jobs.folder.path, 1) == 1
-    (job,) = jobs.chain().attempts
+    assert end_job(jobs.folder.path, 1) == 1
+    (job,) = jobs.load_chain().attempts
     assert job.why.startswith(f"preflight: {NODES[1]}: packages: x, expected y | ")
     assert job.bad_nodes == NODES[1:]
     # Three of four nodes are more than a quarter: it may be none of them.
@@ -115,9 +115,9 @@ def test_what_no_node_passes_ends_the_chain_and_blames_none(
     jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert look(jobs.folder.path, [with_bad(name, "data") for name in NODES]) == 1
-    assert end(jobs.folder.path, 1) == 1
-    assert "no other job would mend this: the chain ends here" in capfd.readouterr().err
-    (job,) = jobs.chain().attempts
+    assert end_job(jobs.folder.path, 1) == 1
+    assert "a new job would fail the same way: the chain ends here" in capfd.readouterr().err
+    (job,) = jobs.load_chain().attempts
     assert job.why.startswith("preflight: data on every node; ")
     assert job.bad_nodes == ()
     assert programs.calls()[-1] == "scancel --state=PENDING 77"  # what the queue has
@@ -127,8 +127,8 @@ def test_of_ranks_that_fail_the_node_is_one_of_those_that_were_chosen(jobs: Jobs
     assert look(jobs.folder.path, [with_bad(NODES[0], "clock"), *map(report, NODES[1:])]) == 0
     error = {"message": "RuntimeError: CUDA error: uncorrectable ECC error encountered"}
     jobs.folder.write_json("ranks/error-1.json", error)
-    assert end(jobs.folder.path, 1) == 1
-    assert jobs.chain().attempts[0].bad_nodes == (
+    assert end_job(jobs.folder.path, 1) == 1
+    assert jobs.load_chain().attempts[0].bad_nodes == (
         NODES[0],
         NODES[2],
     )  # rank 1 is on the second of two
@@ -136,7 +136,7 @@ def test_of_ranks_that_fail_the_node_is_one_of_those_that_were_chosen(jobs: Jobs
 
 def test_a_job_that_begins_forgets_the_verdict_of_the_one_before(jobs: Jobs) -> None:
     write_verdict(jobs.folder, PreflightVerdict(needed=1, nodes=(), seconds=1.0))
-    begin(jobs.folder.path, SEEN)
+    start_job(jobs.folder.path, SEEN)
     assert read_verdict(jobs.folder) is None
     assert (jobs.folder.path / "preflight" / "hosts").read_text().split() == list(NODES)
 
@@ -147,8 +147,8 @@ def test_where_no_node_answers_the_next_job_may_be_luckier(
     silent = (finding("answer", "bad"),)
     nodes = tuple(NodeVerdict(node=name, findings=silent) for name in NODES)
     write_verdict(jobs.folder, PreflightVerdict(needed=2, nodes=nodes, seconds=1.0))
-    assert end(jobs.folder.path, 1) == 1
-    (job,) = jobs.chain().attempts
+    assert end_job(jobs.folder.path, 1) == 1
+    (job,) = jobs.load_chain().attempts
     assert job.why.startswith("preflight: answer on every node; ")
     assert job.bad_nodes == ()
     assert not any(call.startswith(("scancel", "scontrol update")) for call in programs.calls())
@@ -161,7 +161,7 @@ def pbs(run_on: Callable[..., Jobs], tmp_path: Path) -> dict[str, str]:
     nodefile = tmp_path / "nodefile"
     nodefile.write_text("".join(f"{name}.hsn.example\n" * 3 for name in NODES))
     seen = {"PBS_JOBID": "81.pbs", "PBS_NODEFILE": str(nodefile)}
-    begin(run_on("aurora", *SMALL, "watchdog.restarts=3").folder.path, seen)
+    start_job(run_on("aurora", *SMALL, "watchdog.restarts=3").folder.path, seen)
     return seen
 
 
@@ -177,8 +177,8 @@ def test_under_pbs_ranks_start_on_as_many_nodes_as_they_need_by_the_names_in_its
     folder = RunFolder(tmp_path / "run")
     error = {"message": "RuntimeError: NVRM: Xid 79, GPU has fallen off the bus"}
     folder.write_json("ranks/error-1.json", error)
-    assert end(folder.path, 1) == 1
-    assert Jobs(folder).chain().attempts[0].bad_nodes == (
+    assert end_job(folder.path, 1) == 1
+    assert Jobs(folder).load_chain().attempts[0].bad_nodes == (
         NODES[1],
         NODES[2],
     )  # rank 1 is on the second
@@ -188,8 +188,10 @@ def test_under_pbs_a_node_that_is_avoided_is_left_out_though_it_is_good(
     pbs: dict[str, str], tmp_path: Path
 ) -> None:
     jobs = Jobs(RunFolder(tmp_path / "run"))
-    jobs.note(
-        ExcludedEvent(at=now(), nodes=(f"{NODES[0]}.hsn.example",), until=avoided_until(now()))
+    jobs.append_events(
+        ExcludedEvent(
+            at=utc_now(), nodes=(f"{NODES[0]}.hsn.example",), until=avoided_until(utc_now())
+        )
     )
     assert look(tmp_path / "run", [report(name) for name in NODES], pbs) == 0
     chosen = (tmp_path / "run" / "preflight" / "nodes").read_text().split()
@@ -220,7 +222,7 @@ def test_without_a_launcher_an_allocation_says_what_is_missing(
         monkeypatch.setenv(name, value)
     recipe = read_recipe(jobs.folder.recipe)
     (programs.folder / "srun").unlink()
-    with pytest.raises(RecipeError, match=r"srun is not found, though this is a job"):
+    with pytest.raises(RecipeError, match=r"srun is not found in this job"):
         look_at_allocation(recipe, jobs.folder, "python")
 
 
@@ -232,5 +234,5 @@ def test_from_a_login_node_the_nodes_of_a_job_are_not_looked_at(
     for name, value in SEEN.items():
         monkeypatch.setenv(name, value)
     recipe = read_recipe(jobs.folder.recipe)
-    with pytest.raises(RecipeError, match=r"this shell is on none of its nodes"):
+    with pytest.raises(RecipeError, match=r"this shell is not on a node"):
         look_at_allocation(recipe, jobs.folder, "python")

@@ -26,8 +26,8 @@ ON_NODE = "SLURMD_NODENAME"
 
 
 def verdict(run: Path) -> dict[str, Any]:
-    """Read what the journal tells of the run's one job and its nodes."""
-    (event,) = (one for one in read_lines(run / "journal.jsonl") if one["kind"] == "preflight")
+    """Read what the event log tells of the run's one job and its nodes."""
+    (event,) = (one for one in read_lines(run / "events.jsonl") if one["kind"] == "preflight")
     return event
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cluster.job import JobSettings, render
+from cluster.job import JobSettings, render_job_script
 from components.distributed.devices import check_devices
 from components.energy.counters import EnergyReading, Meter
 from components.errors import RecipeError
@@ -43,7 +43,7 @@ def launched(job: JobSettings, folder: Path) -> list[dict[str, str]]:
     for name, text in (("srun", SRUN), ("singularity", SINGULARITY)):
         (folder / name).write_text(text.format(folder=folder), "utf-8")
         (folder / name).chmod(0o755)
-    (command,) = RANKS.findall(render(replace(job, run=str(folder))))
+    (command,) = RANKS.findall(render_job_script(replace(job, run=str(folder))))
     script = f"run={folder}; nodes=1\n{command}"
     path = {"PATH": f"{folder}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", script], env=path, text=True, capture_output=True)
@@ -96,11 +96,11 @@ def test_each_rank_sees_its_own_device_and_a_card_is_counted_once(
     assert (tmp_path / "asked").read_text().count("\n") == 2  # by the node's first rank alone
     # 500 W a card, which the two dies of each share, for ten seconds.
     write_smi(tmp_path, [6_000.0, 0.0, 7_000.0, 0.0, 8_000.0, 0.0, 9_000.0, 0.0])
-    readings = [meter.count(10.0) for meter in meters]
+    readings = [meter.measure_energy(10.0) for meter in meters]
     node = sum(readings, EnergyReading(joules=0.0, counted_seconds=0.0, passed_seconds=0.0))
     assert node.joules == pytest.approx(4 * 500.0 * 10)
     assert (node.passed_seconds, node.is_whole) == (80.0, True)
-    assert node.watts == pytest.approx(hardware.device_watts)
+    assert node.mean_watts == pytest.approx(hardware.device_watts)
 
 
 @pytest.mark.usefixtures("amd")
@@ -126,7 +126,7 @@ def test_who_looks_at_a_whole_node_sees_all_of_its_devices(
         ),
         (
             0,
-            r"cluster\.device: rocm, but torch .* sees no such device here\n  tell the site",
+            r"cluster\.device: rocm, but torch .* sees no such device here\n  report this",
         ),
     ],
 )

@@ -10,8 +10,8 @@ from urllib.request import proxy_bypass
 
 import pytest
 
-from cluster.job import JobSettings, render
-from cluster.script import word
+from cluster.job import JobSettings, render_job_script
+from cluster.script import quote_word
 from tests.cluster.directives import read_directives
 from tests.cluster.jobs import job_of, script_of
 
@@ -112,7 +112,7 @@ def tidied(machine: dict[str, str]) -> str:
 def run(
     job: JobSettings, machine: dict[str, str], **says: str
 ) -> subprocess.CompletedProcess[str]:
-    command = ["bash", "-c", render(job)]
+    command = ["bash", "-c", render_job_script(job)]
     return subprocess.run(command, env=machine | says, text=True, capture_output=True)
 
 
@@ -148,7 +148,8 @@ def test_the_scheduler_s_warning_makes_the_stop_file_and_the_ranks_status_is_kep
 ) -> None:
     job = here(job_of(*TEUKEN), tmp_path)
     process = subprocess.Popen(
-        ["bash", "-c", render(job)], env=machine | {"PATIENCE": "100", "TRAIN": status}
+        ["bash", "-c", render_job_script(job)],
+        env=machine | {"PATIENCE": "100", "TRAIN": status},
     )
     for _ in range(100):
         if Path(machine["NOTES"]).exists() and any("port" in line for line in notes(machine)):
@@ -227,9 +228,9 @@ def test_a_rank_of_a_chain_logs_by_the_name_of_its_job() -> None:
 
 def test_a_pbs_job_with_a_successor_is_never_run_again() -> None:
     chained, alone = job_of(*MULA), job_of(*MULA, "cluster.jobs=1")
-    assert read_directives(render(chained))["-r"] == ["n"]
-    assert read_directives(render(alone))["-r"] == ["y"]
-    assert "qsub" not in render(alone)
+    assert read_directives(render_job_script(chained))["-r"] == ["n"]
+    assert read_directives(render_job_script(alone))["-r"] == ["y"]
+    assert "qsub" not in render_job_script(alone)
 
 
 def test_everything_the_user_says_is_in_the_script_and_it_still_fits() -> None:
@@ -354,10 +355,10 @@ def test_what_is_past_the_proxy_is_read_so_by_python(monkeypatch: pytest.MonkeyP
     script = script_of(*MULA)
     assert script.startswith("#!/bin/bash -l\n")
     (line,) = (line for line in script.splitlines() if line.startswith("export no_proxy="))
-    told = subprocess.run(
+    completed = subprocess.run(
         ["bash", "-c", f'{line}\nprintf %s "$no_proxy"'], text=True, capture_output=True
     )
-    monkeypatch.setenv("no_proxy", told.stdout)
+    monkeypatch.setenv("no_proxy", completed.stdout)
     for host in ("x4109c0s0b0n0.hsn.cm.aurora.alcf.anl.gov", "localhost", "127.0.0.1"):
         assert proxy_bypass(host)
     assert not proxy_bypass("huggingface.co")
@@ -368,4 +369,4 @@ def test_what_is_past_the_proxy_is_read_so_by_python(monkeypatch: pytest.MonkeyP
     [("0,1", "0,1"), ("a b", "'a b'"), ("", "''"), ("/tmp/$USER", '"/tmp/$USER"')],
 )
 def test_a_value_is_one_word_of_shell(value: str, quoted: str) -> None:
-    assert word(value) == quoted
+    assert quote_word(value) == quoted

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.job import JobSettings, render
+from cluster.job import JobSettings, render_job_script
 from tests.cluster.jobs import ROOT, job_of
 from tests.cluster.test_render import MULA, PYTHON, TEUKEN, here, machine, notes, run
 
@@ -104,7 +104,7 @@ def test_caches_of_kernels_are_the_node_s_unless_the_site_says_otherwise(
 ) -> None:
     site = "cluster.site.environment.TRITON_CACHE_DIR={value: /fast/triton, reason: theirs}"
     job = here(job_of(*words, site), tmp_path)
-    script = render(job).partition("\nrun=")[0]
+    script = render_job_script(job).partition("\nrun=")[0]
     asked = 'for name in TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR; do echo "${!name}"; done'
     command = ["bash", "-c", f"{script}\n{asked}"]
     done = subprocess.run(command, env=machine, text=True, capture_output=True, check=True)
@@ -129,7 +129,7 @@ def test_memory_of_nvidias_devices_grows_unless_the_allocator_is_set_already(
     machine: dict[str, str],
     tmp_path: Path,
 ) -> None:
-    script = render(here(job_of(*words), tmp_path)).partition("\nrun=")[0]
+    script = render_job_script(here(job_of(*words), tmp_path)).partition("\nrun=")[0]
     command = ["bash", "-c", f'{script}\necho "$PYTORCH_ALLOC_CONF"']
     said = subprocess.check_output(command, env=machine | seen, text=True)
     assert said.strip() == expected

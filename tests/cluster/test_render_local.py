@@ -37,7 +37,7 @@ def test_ranks_outside_of_jobs_have_a_folder_of_their_user() -> None:
 
 
 def test_a_folder_of_local_copies_may_stand_in_a_script() -> None:
-    with pytest.raises(RecipeError, match=r"checkpoint\.local\.folder: .*cannot stand"):
+    with pytest.raises(RecipeError, match=r"checkpoint\.local\.folder: .*is not allowed"):
         script_of(*TEUKEN, "checkpoint.local={folder: '/a b', every_steps: 5}")
 
 

@@ -62,4 +62,4 @@ def test_without_restarts_a_script_launches_once() -> None:
     for words in (TEUKEN, MULA):
         script = script_of(*words, "cluster.spare_nodes=0")
         assert 'cluster.begin "$run" again' not in script
-        assert script.endswith("its status is the job's\n")
+        assert script.endswith("its status is the job's status\n")

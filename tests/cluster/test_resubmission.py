@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.chain_events import SubmitEvent
-from cluster.records import Jobs, now
+from cluster.chain import SubmitEvent
+from cluster.records import Jobs, utc_now
 from cluster.slurm import Slurm
 from cluster.status import status_of
 from command.main import main
@@ -121,7 +121,7 @@ def test_the_command_that_status_prints_is_accepted(
     assert submit("cluster.jobs=1" if how == "used" else "cluster.jobs=2") == 0
     jobs = Jobs(RunFolder(run))
     if how == "unknown":
-        jobs.note(SubmitEvent(at=now(), words=jobs.chain().words, jobs=1))
+        jobs.append_events(SubmitEvent(at=utc_now(), words=jobs.load_chain().words, jobs=1))
     elif how == "cancelled":
         assert main(["action=cancel", f"run={run}"]) == 0
     elif how != "left":
@@ -130,9 +130,9 @@ def test_the_command_that_status_prints_is_accepted(
             ended(jobs, record, "stopped" if how == "used" else how)
     if how == "running":
         taking.add("squeue", says=queued(jobs.path, "77_1|RUNNING|None|n1"))
-    told = status_of(run, Slurm()).next
+    next_step = status_of(run, Slurm()).next
     taking.add("squeue")
-    program, script, *words = shlex.split(told[told.index("python run.py") :])
+    program, script, *words = shlex.split(next_step[next_step.index("python run.py") :])
     assert (program, script) == ("python", "run.py")
     taking.add("sbatch", says="78\n")
     capfd.readouterr()
@@ -148,7 +148,7 @@ def test_a_run_of_somebody_else_writes_no_job_script(
     assert main([f"resume={run}", "data.sources.eu.files=[]", "site.account=kitchen"]) == 2
     assert main([f"resume={run}", "site.account=kitchen", f"data.folder={run}"]) == 2
     said = capfd.readouterr().err
-    assert "was not made by you" in said
+    assert "was received" in said
     assert not any(call.startswith("sbatch") for call in taking.calls()[calls:])
     assert "run=" in status_of(run, Slurm()).next
     assert "again=true" in status_of(run, Slurm()).next
@@ -168,7 +168,7 @@ def test_without_an_answer_the_job_is_found_by_where_it_writes(
     run = tmp_path / "run"
     assert submit() == 0
     jobs = Jobs(RunFolder(run))
-    jobs.note(SubmitEvent(at=now(), jobs=1))
+    jobs.append_events(SubmitEvent(at=utc_now(), jobs=1))
     others = queued(tmp_path / "other" / "jobs", "99|RUNNING|None|n2")
     taking.add("squeue", says=others + queued(jobs.path, "78|PENDING|Priority|"))
     assert [job.job for job in status_of(run, Slurm()).queued or ()] == ["78"]
@@ -241,4 +241,4 @@ def test_a_run_comes_from_a_cluster_that_cannot_be_asked_from_here(
         assert submit(*words, "again=true") == 0
     finally:
         os.environ["PATH"] = path
-    assert Jobs(RunFolder(run)).chain().ids == ["5.pbs-0001"]
+    assert Jobs(RunFolder(run)).load_chain().job_ids == ["5.pbs-0001"]

@@ -29,7 +29,7 @@ SECTIONS = (
     "The first job",
     "After a failure",
     "Report",
-    "Traps",
+    "Known problems",
     CHANGES.removeprefix("## "),
 )
 OWN = ("run=", "file=")

@@ -125,9 +125,11 @@ def losses(run: Path) -> dict[int, float]:
 def ended_jobs(run: Path) -> tuple[JobAttempt, ...]:
     """Wait for what jobs note after their run has finished; without the word it is None."""
     jobs, end = Jobs(RunFolder(run)), time.monotonic() + 600
-    while any(job.ended is None for job in jobs.chain().attempts) and time.monotonic() < end:
+    while (
+        any(job.ended is None for job in jobs.load_chain().attempts) and time.monotonic() < end
+    ):
         time.sleep(0.5)
-    return jobs.chain().attempts
+    return jobs.load_chain().attempts
 
 
 def check_runs(site: Path) -> Path:
@@ -147,7 +149,7 @@ def check_runs(site: Path) -> Path:
     assert "rehearsal" in compared.read_text()
     (taken_home,) = site.glob("**/first.html")
     assert taken_home.read_bytes() == (first / "report.html").read_bytes()
-    (kept,) = site.glob("**/kept/first/tokens-*")
+    (kept,) = site.glob("**/saved/first/tokens-*")
     assert (kept / "progress.json").is_file()
     return rehearsal
 
@@ -173,7 +175,7 @@ def test_the_page_of_a_slurm_site_leads_from_nothing_to_a_report(
         slurm.profile.write_text(login_profile(shell))
         follow(page, tmp_path, shell)
     rehearsal = check_runs(tmp_path)
-    killed, last = Jobs(RunFolder(rehearsal)).chain().attempts
+    killed, last = Jobs(RunFolder(rehearsal)).load_chain().attempts
     assert killed.bad_nodes[0] not in last.nodes
     (avoided,) = entries(rehearsal, "exclusion")
     assert avoided["evidence"]["avoided"] == list(killed.bad_nodes)
@@ -189,5 +191,5 @@ def test_the_page_of_a_pbs_site_leads_from_nothing_to_a_report(
     openpbs.link(programs, state)
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     follow(page, tmp_path, login_shell(tmp_path, os.environ | {"PATH": path}))
-    killed, _ = Jobs(RunFolder(check_runs(tmp_path))).chain().attempts
+    killed, _ = Jobs(RunFolder(check_runs(tmp_path))).load_chain().attempts
     assert killed.bad_nodes == (openpbs.NODES[1],)

@@ -61,7 +61,7 @@ def test_when_a_node_dies_the_spare_one_goes_on_inside_the_same_job(
     assert end.state == "finished"
     assert [each.job for each in end.jobs] == [job.job, job.job]  # none waited in the queue
     assert [each.attempt for each in end.jobs] == [0, 1]
-    events = read_lines(run / "journal.jsonl")
+    events = read_lines(run / "events.jsonl")
     (restart,) = (event for event in events if event["kind"] == "restart")
     assert restart["evidence"]["restart"] == 1
     assert (run / "preflight" / "nodes").read_text().split() == [script, spare]
@@ -72,13 +72,13 @@ def test_when_a_node_dies_the_spare_one_goes_on_inside_the_same_job(
 
 
 def saved(run: Path) -> list[dict[str, object]]:
-    events = read_lines(run / "journal.jsonl")
+    events = read_lines(run / "events.jsonl")
     return [event for event in events if event["kind"] == "checkpoint"]
 
 
 def tell_times(run: Path, killed: float) -> None:
     """Print what came when after a kill, up to the first step that was taken again."""
-    events = [one for one in read_lines(run / "journal.jsonl") if one["time"] > killed]
+    events = [one for one in read_lines(run / "events.jsonl") if one["time"] > killed]
     kinds = ("job_end", "restart", "preflight", "resume")
     for event in (event for event in events if event["kind"] in kinds):
         sys.stdout.write(

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.chain_events import ExcludedEvent
+from cluster.chain import ExcludedEvent
 from cluster.decisions import avoided_until
-from cluster.records import Jobs, now
+from cluster.records import Jobs, utc_now
 from cluster.scheduler import user_name
 from cluster.slurm import Slurm
-from cluster.status import REASONS, RunStatus, explain, status_of
+from cluster.status import RunStatus, status_of
 from command.arguments import read_point
 from command.main import main
 from command.recipe.path_checks import named_runs
@@ -63,15 +63,15 @@ def test_a_run_of_this_machine_is_what_its_lock_and_its_files_say(run_on: Run) -
         assert (found.chain, found.jobs) == (None, ())
         return found.state, found.why
 
-    go_on = f"go on: {command_line(f'resume={folder.path}')}"
-    assert said() == ("killed", "it ended before its first step")
+    go_on = f"continue: {command_line(f'resume={folder.path}')}"
+    assert said() == ("killed", "the run ended before its first step")
     assert status_of(folder.path, None).next == go_on
-    log = EventLog(file=folder.journal, writes=True, retry_seconds=0)
+    log = EventLog(file=folder.events, writes=True, retry_seconds=0)
     with train_alone(folder.path, "run", print):
         state, why = said()
         assert (state, why.partition(" on host")[0]) == ("running", f"process {os.getpid()}")
-        log.note("start", RunProgress(0, 0), "a run begins", {})
-    assert said() == ("killed", "it ended without a word")
+        log.write_event("start", RunProgress(0, 0), "a run begins", {})
+    assert said() == ("killed", "the run ended without a message")
     assert status_of(folder.path, None).last == "start at step 0: a run begins"
     folder.write_json("results.json", {"status": "stopped"})
     assert said() == ("stopped", "")
@@ -91,7 +91,10 @@ def test_a_run_of_somebody_else_whose_lock_is_closed_is_unknown(
     monkeypatch.setattr("cluster.status.writer_of", closed)  # root may open everything
     found = status_of(folder.path, None)
     assert found.state == "unknown"
-    assert found.why == "whether it runs: writer.lock cannot be opened: Permission denied"
+    assert (
+        found.why
+        == "cannot check if the run is active: cannot open writer.lock: Permission denied"
+    )
 
 
 def test_runs_of_this_machine_have_a_row_each_and_no_jobs(
@@ -123,27 +126,7 @@ def test_a_run_that_waits_says_for_what(jobs: Jobs, programs: Programs) -> None:
     programs.add("squeue", says=queued(jobs.path, "77_1|PENDING|AssocGrpBillingMinutes|"))
     found = ask(jobs)
     assert found.state == "pending"
-    assert found.why.endswith("will not start before the account has budget again")
-
-
-@pytest.mark.parametrize(
-    ("reason", "said"),
-    [
-        (
-            "ReqNodeNotAvail, UnavailableNodes:n1",
-            f"ReqNodeNotAvail: {REASONS['ReqNodeNotAvail']}",
-        ),
-        ("(Priority)", f"Priority: {REASONS['Priority']}"),
-        ("SomethingNew", "SomethingNew"),
-        (
-            "Not Running: Insufficient amount of resource",
-            "Not Running: Insufficient amount of resource",
-        ),
-        ("", ""),
-    ],
-)
-def test_a_reason_is_put_in_words_where_they_are_known(reason: str, said: str) -> None:
-    assert explain(reason) == said
+    assert found.why == "AssocGrpBillingMinutes"
 
 
 def test_a_run_that_has_finished_is_not_asked_about(jobs: Jobs, programs: Programs) -> None:
@@ -160,14 +143,14 @@ def test_a_run_that_stopped_or_failed_says_why(jobs: Jobs) -> None:
 
 def test_a_run_whose_job_ended_without_a_word_is_lost(jobs: Jobs, programs: Programs) -> None:
     begin(jobs, "77_1")
-    gone = "job 77_1 ended without a word: killed, or lost with its node"
-    log = "jobs/77_1.log has its last"
+    gone = "job 77_1 ended without a message: it was killed or its node failed"
+    log = "see jobs/77_1.log"
     programs.add("scontrol", error="slurm_load_jobs error: Invalid job id", status=1)
     found = ask(jobs)
     assert (found.state, found.why) == ("lost", f"{gone}: {log}")
     assert f"python run.py resume={jobs.folder.path}" in found.next
     programs.add("scontrol", says="JobId=77 JobState=TIMEOUT Reason=TimeLimit")
-    killed = "job 77_1 was killed at its wall, before it had saved"
+    killed = "job 77_1 was killed at its time limit before it saved a checkpoint"
     assert ask(jobs).why == f"{killed}: {log}"
 
 
@@ -179,7 +162,7 @@ def test_a_job_that_no_queue_has_is_not_shown_as_not_ended(
     assert main(["action=status", f"run={jobs.folder.path}"]) == 0
     shown = capfd.readouterr().out
     assert "not ended" not in shown
-    assert "killed at its wall" in shown
+    assert "killed at its time limit" in shown
     programs.add("squeue", says=queued(jobs.path, "77_1|RUNNING|None|n1"))
     assert main(["action=status", f"run={jobs.folder.path}"]) == 0
     assert capfd.readouterr().out.count("running") == 2  # the run and its job, listed once
@@ -193,79 +176,64 @@ def test_what_happened_last_and_what_happens_next_is_told(
     programs.add("squeue", says=waits)
     found = ask(jobs)
     assert found.last.endswith(" UTC: job 77_1 failed at 0 tokens: rank 3: loss is NaN")
-    assert found.next == "job 77_2 goes on from 0 tokens when it begins"
+    assert found.next == "job 77_2 continues from 0 tokens when it starts"
     assert main(["action=status", f"run={jobs.folder.path}"]) == 0
     shown = " ".join(capfd.readouterr().out.split())
-    assert "next job 77_2 goes on from 0 tokens when it begins" in shown
+    assert "next job 77_2 continues from 0 tokens when it starts" in shown
     begin(jobs, "77_2")
     running = queued(jobs.path, "77_2|RUNNING|None|n1")
     programs.add("squeue", says=running + queued(jobs.path, "77_3|PENDING|Dependency|"))
-    assert ask(jobs).next == "it saves before its wall; then job 77_3 goes on"
+    assert ask(jobs).next == "saves before its time limit; then job 77_3 continues"
     programs.add("squeue", says=running)
-    assert ask(jobs).next.startswith(
-        "it saves before its wall, and no job waits behind it: then"
-    )
+    assert ask(jobs).next.startswith("saves before its time limit; no next job is queued: then")
     cancelled(jobs)
-    assert ask(jobs).next == "it saves after the step it is in, then ends"
+    assert ask(jobs).next == "saves a checkpoint after the current step, then ends"
     programs.add("squeue")
     end(jobs, "77_2", how="stopped")
-    assert (ask(jobs).state, ask(jobs).why) == ("stopped", "its user cancelled it")
-    assert ask(jobs).next.startswith("nothing by itself; submit it once more: ")
+    assert (ask(jobs).state, ask(jobs).why) == ("stopped", "the user cancelled it")
+    assert ask(jobs).next.startswith("no automatic step; submit again: ")
 
 
 def test_a_chain_that_has_used_its_jobs_says_so(jobs: Jobs) -> None:
     for number in range(1, 5):
         end(jobs, f"77_{number}", how="stopped")
-    assert (ask(jobs).state, ask(jobs).why) == ("stopped", "its chain has used its 4 jobs")
+    assert (ask(jobs).state, ask(jobs).why) == ("stopped", "the chain has used all 4 jobs")
 
 
 def test_a_run_cancelled_before_any_job_began_is_cancelled(jobs: Jobs) -> None:
     cancelled(jobs)
-    assert (ask(jobs).state, ask(jobs).why) == ("cancelled", "its user cancelled it")
+    assert (ask(jobs).state, ask(jobs).why) == ("cancelled", "the user cancelled it")
 
 
-def avoiding(jobs: Jobs, programs: Programs, *lines: str) -> RunStatus:
-    """Let 77_2 of three nodes wait without n1, while nodes are in these states."""
-    end(jobs, "77_1", how="failed", why="rank 3: device lost")
-    jobs.note(ExcludedEvent(at=now(), nodes=("n1",), until=avoided_until(now())))
-    programs.add("squeue", says=queued(jobs.path, "77_2|PENDING|ReqNodeNotAvail|"))
-    programs.add("scontrol", says="JobId=77 JobState=PENDING Partition=booster")
-    programs.add("sinfo", says="\n".join(lines))
-    return ask(jobs)
-
-
-def test_a_run_that_blocks_itself_is_told_with_the_way_out(
+def test_the_status_of_a_run_names_avoided_nodes_and_how_to_use_them_again(
     run_on: Run, programs: Programs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("squeue", "sbatch"):
+    for name in ("squeue", "sbatch", "scontrol"):
         programs.add(name)
     jobs = run_on("juwels", "scale=mini", "cluster.nodes=2")
     submitted(jobs, "77")
-    found = avoiding(jobs, programs, "n1 idle", "n2 drain", "n3 alloc", "n4 down*")
-    words = ["action=status", f"run={jobs.folder.path}", "exclude=none"]
-    way = command_line(*words)
-    assert found.next == (
-        "it cannot begin: 1 nodes are up that it does not avoid, of 2; it avoids n1; "
-        f"to let it use them: {way}; job 77_2 goes on from 0 tokens when it begins"
+    end(jobs, "77_1", how="failed", why="rank 3: device lost")
+    jobs.append_events(
+        ExcludedEvent(at=utc_now(), nodes=("n1",), until=avoided_until(utc_now()))
     )
+    programs.add("squeue", says=queued(jobs.path, "77_2|PENDING|ReqNodeNotAvail|"))
+    show = ["action=status", f"run={jobs.folder.path}"]
+    words = [*show, "exclude=none"]
+    found = ask(jobs)
+    assert found.next.startswith("avoids n1, the first until 2")
+    assert f"to readmit them: {command_line(*words)}; job 77_2 continues from 0" in found.next
+    # To print the status changes nothing.
+    record = jobs.record.read_text()
+    assert main(show) == 0
+    assert "avoids n1" in " ".join(capfd.readouterr().out.split())
+    assert jobs.record.read_text() == record
+    assert {call.partition(" ")[0] for call in programs.calls()} == {"squeue"}
     assert main(words) == 0
     assert capfd.readouterr().out == f"{jobs.folder.path}: its jobs may use n1 again\n"
     assert programs.calls()[-1] == "scontrol update JobId=77_2 ExcNodeList="
-    assert jobs.chain().avoided == {}
+    assert jobs.load_chain().avoided == {}
     assert main(words) == 0
-    assert capfd.readouterr().out == f"{jobs.folder.path} avoids no nodes\n"
-
-
-def test_a_run_that_avoids_a_node_and_can_begin_names_it_too(
-    run_on: Run, programs: Programs
-) -> None:
-    for name in ("squeue", "sbatch"):
-        programs.add(name)
-    jobs = run_on("juwels", "scale=mini", "cluster.nodes=2")
-    submitted(jobs, "77")
-    found = avoiding(jobs, programs, "n1 idle", "n2 idle", "n3 alloc")
-    assert found.next.startswith("it avoids n1, the first until 2")
-    assert f"action=status run={jobs.folder.path} exclude=none" in found.next
+    assert capfd.readouterr().out == f"{jobs.folder.path} has no excluded nodes\n"
 
 
 def test_a_run_whose_jobs_left_the_queue_before_any_began_is_lost(jobs: Jobs) -> None:
@@ -273,7 +241,7 @@ def test_a_run_whose_jobs_left_the_queue_before_any_began_is_lost(jobs: Jobs) ->
     submitted(jobs, "78", 4)
     found = ask(jobs)
     assert found.state == "lost"
-    assert found.why.endswith("before any of them began: were they cancelled?")
+    assert found.why.endswith("before they started, perhaps cancelled")
     assert len(found.jobs) == 1
 
 
@@ -288,11 +256,13 @@ def test_a_scheduler_that_does_not_answer_leaves_the_state_unknown(
     found = ask(jobs)
     assert (found.state, found.queued) == ("unknown", None)
     assert found.why == "squeue: Unable to contact slurm controller"
-    assert status_of(jobs.folder.path, None).why == "the scheduler is not reached from here"
+    assert status_of(jobs.folder.path, None).why == "the scheduler is not reachable from here"
 
 
 def test_a_folder_without_a_recipe_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"run: .* is no run folder: it has no recipe\.json"):
+    with pytest.raises(
+        RecipeError, match=r"run: .* is not a run folder: it has no recipe\.json"
+    ):
         status_of(tmp_path, None)
 
 
@@ -311,7 +281,7 @@ def test_without_a_run_there_is_nothing_to_ask_about(
 ) -> None:
     assert main([f"action={action}"]) == 2
     assert (
-        "run: no run is named\n  write run=FOLDER, or runs=[FOLDER,...]"
+        "run: a run is required\n  write run=FOLDER, or runs=[FOLDER,...]"
         in capfd.readouterr().err
     )
 

@@ -58,8 +58,8 @@ def test_nine_of_twelve_points_run_and_three_are_explained(
     assert main(words) == 2
     said = capfd.readouterr()
     assert said.err.count("] submitted ") == 9
-    assert said.err.count("budget.global_batch_tokens: 5 sequences a step do not") == 3
-    assert said.out.count("budget.global_batch_tokens=") == 9  # one table, a row a run
+    assert said.err.count("budget.global_batch_tokens: 5 sequences per step are not") == 3
+    assert "12 points" in said.out
     runs = sorted(folder.iterdir())
     assert len(runs) == 9
 
@@ -78,7 +78,7 @@ def test_nine_of_twelve_points_run_and_three_are_explained(
 
     assert main(words) == 2
     said = capfd.readouterr()
-    assert said.err.count("left as it is: the run in ") == 9
+    assert said.err.count("not submitted: the run in ") == 9
     assert " submitted " not in said.err
     assert main(["action=status", f"run={folder}", "output=json"]) == 0
     shown = json.loads(capfd.readouterr().out)["runs"]
@@ -87,7 +87,7 @@ def test_nine_of_twelve_points_run_and_three_are_explained(
 
 STUDY = """
 name: rates
-why: Which rate and batch learn most of a few sequences.
+description: Which rate and batch learn most of a few sequences.
 recipe: teuken7b
 cluster: juwels
 set: {cluster.hours: 0.5}
@@ -125,7 +125,7 @@ def test_a_study_submits_a_few_points_at_a_time_and_learns_from_their_results(
     for trial in found["trials"]:
         rate, sequences = (trial["point"][key] for key in ("optimizer.lr", "sequences"))
         if sequences == 5:
-            assert "5 sequences a step" in trial["why"]
+            assert "5 sequences per step" in trial["why"]
             continue
         run = here / "study" / f"optimizer.lr={rate},sequences={sequences}"
         results = json.loads((run / "results.json").read_text())

@@ -21,10 +21,10 @@ from unittest.mock import Mock
 import pytest
 
 from cluster import scheduler_command, script
-from cluster.chain_events import CancelledEvent
-from cluster.records import Jobs, now
+from cluster.chain import CancelledEvent
+from cluster.records import Jobs, utc_now
 from command.arguments import read_point
-from command.composition.compose import compose, compose_recipe
+from command.composition.compose import compose_recipe, compose_run
 from command.main import main
 from command.run_tree.nodes import nodes_of, state_of
 from command.tree import submission
@@ -63,7 +63,7 @@ def composed() -> Recipe:
 def trunk(tmp_path: Path) -> Path:
     """A trunk whose checkpoint, that an export waits for, is there."""
     trunk = create_run_folder(composed(), tmp_path / "trunk").path
-    write_provenance(nodes_of(trunk)[0].parent, ["site.account=kitchen"])
+    write_provenance(nodes_of(trunk)[0].parent_run, ["site.account=kitchen"])
     (trunk / "jobs").mkdir()
     saved = trunk / "checkpoints" / f"tokens-{nodes_of(trunk)[0].child.at_tokens:015d}"
     saved.mkdir()
@@ -81,8 +81,10 @@ def job(
     programs.script("python", PYTHON.format(python=sys.executable))
 
     def start(then: str) -> "subprocess.Popen[bytes]":
-        job = SimpleNamespace(has_children=True, restarts=0, host_python="python")
-        end = script.fill("launch.sh.j2", job).replace("sleep 60", "sleep 1")
+        watchdog = SimpleNamespace(restarts=0)
+        recipe = SimpleNamespace(children=True, watchdog=watchdog)
+        job = SimpleNamespace(recipe=recipe, host_python="python")
+        end = script.fill_template("launch.sh.j2", job).replace("sleep 60", "sleep 1")
         text = BEFORE.format(root=ROOT, trunk=trunk, folder=tmp_path, then=then)
         return subprocess.Popen(["bash", "-c", text + end], start_new_session=True)
 
@@ -91,7 +93,7 @@ def job(
 
 def noted(trunk: Path) -> str | None:
     node = nodes_of(trunk)[0]
-    return json.loads(node.note.read_text())["job"] if node.note.exists() else None
+    return json.loads(node.job_file.read_text())["job"] if node.job_file.exists() else None
 
 
 def test_a_submission_is_noted_before_the_job_ends(
@@ -167,7 +169,7 @@ def test_a_job_that_ended_before_its_node_was_done_is_submitted_again_by_a_perso
     programs.add("sbatch", says="78\n")
     submit_due(trunk, reopened_by=words)
     assert noted(trunk) == "78"
-    node.note.write_text('{"job": null}')  # the command was killed before the answer came
+    node.job_file.write_text('{"job": null}')  # the command was killed before the answer came
     assert states() == ("unknown", "unknown")
     programs.add("squeue", says=queued(logs, "78_0|PENDING|Priority|"))
     assert states() == ("unknown", "submitted")
@@ -180,7 +182,7 @@ def test_nothing_is_submitted_of_a_tree_that_is_cancelled_meanwhile(
 ) -> None:
     """A job submits while a person cancels; that person waits for it."""
     programs.add("sbatch", says="77\n")
-    Jobs(RunFolder(trunk)).note(CancelledEvent(at=now()))
+    Jobs(RunFolder(trunk)).append_events(CancelledEvent(at=utc_now()))
     submit_due(trunk)
     assert programs.calls() == []
     submit_due(trunk, reopened_by=read_point([f"resume={trunk}"]))
@@ -211,10 +213,11 @@ def test_what_keeps_a_job_from_the_lock_of_its_tree_is_told_and_ends_no_job(
             flock = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
             monkeypatch.setattr(fcntl, "flock", flock)
         assert main_of_tree([str(trunk)]) == 0
-    said = {"held": "is being submitted or cancelled by process", "no locks": "no locks on"}
-    assert (
-        said.get(obstacle, "is no plain file, and cannot be a lock") in capfd.readouterr().err
-    )
+    said = {
+        "held": "is being submitted or cancelled by process",
+        "no locks": "file system has no locks",
+    }
+    assert said.get(obstacle, "cannot be a lock: it is not a") in capfd.readouterr().err
     assert (state_of(nodes_of(trunk)[0]) == "submitted") == (obstacle == "no locks")
     assert not (tmp_path / "elsewhere").exists()
 
@@ -223,13 +226,13 @@ def test_a_child_that_somebody_else_made_is_not_submitted_by_a_person(
     tmp_path: Path, programs: Programs, capfd: pytest.CaptureFixture[str]
 ) -> None:
     child = "{at_tokens: 100_000_000_000, with: weights, set: {budget.sequence_length: 2_048}}"
-    composed = compose(read_point([*TREE[:-1], f"children.given={child}"]))
+    composed = compose_run(read_point([*TREE[:-1], f"children.given={child}"]))
     recipe, children = composed.recipe, composed.children
     trunk = create_run_folder(recipe, tmp_path / "trunk").path
     write_provenance(RunFolder(trunk), ["site.account=kitchen"])
     (trunk / "jobs").mkdir()
     (node,) = nodes_of(trunk)
-    folder = create_run_folder(children["given"], node.path)
+    folder = create_run_folder(children["given"], node.folder_path)
     saved = trunk / "checkpoints" / f"tokens-{node.child.at_tokens:015d}"
     saved.mkdir()
     (saved / "progress.json").write_text("{}")
@@ -238,7 +241,7 @@ def test_a_child_that_somebody_else_made_is_not_submitted_by_a_person(
     seal_of(folder.recipe).unlink()
     submit_due(trunk, reopened_by=read_point([f"resume={trunk}"]))
     assert (
-        f"[given] not submitted: resume: {node.path} was not made by you"
+        f"[given] not submitted: resume: {node.folder_path} was received"
         in capfd.readouterr().err
     )
     assert programs.calls() == []

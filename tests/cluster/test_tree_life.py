@@ -48,9 +48,11 @@ def test_a_tree_of_seven_nodes_comes_to_its_end_though_one_is_put_back(
     saves = (f"checkpoint.every_tokens={SAVED}", "checkpoint.keep=1", "parallelism.data=4")
     trunk = submit("trunk", *own, *saves, "site.account=kitchen", "cluster.hours=0.2", *named)
     nodes = {node.name: node for node in nodes_of(trunk)}
-    child = nodes["cool_b"].path
-    wait_until(slurm, trunk, lambda: Jobs(RunFolder(child)).chain().open is not None, 400)
-    attempt = Jobs(RunFolder(child)).chain().open
+    child = nodes["cool_b"].folder_path
+    wait_until(
+        slurm, trunk, lambda: Jobs(RunFolder(child)).load_chain().open_attempt is not None, 400
+    )
+    attempt = Jobs(RunFolder(child)).load_chain().open_attempt
     assert attempt is not None
     slurm.call("scontrol", "requeue", attempt.job)
 
@@ -58,15 +60,17 @@ def test_a_tree_of_seven_nodes_comes_to_its_end_though_one_is_put_back(
         return {state_of(one) for one in nodes.values()} == {"finished"}
 
     wait_until(slurm, trunk, grown, 900)
-    attempts = Jobs(RunFolder(child)).chain().attempts
+    attempts = Jobs(RunFolder(child)).load_chain().attempts
     assert len(attempts) > 1
     assert [one["tokens"] for one in entries(child, "step")][-1] == 5_120
     for name in ("cool_a", "cool_b", "long"):
-        submissions = Jobs(RunFolder(nodes[name].path)).chain().submissions
+        submissions = Jobs(RunFolder(nodes[name].folder_path)).load_chain().submissions
         assert len(submissions) == 1, name
-    assert len(Jobs(RunFolder(trunk)).chain().attempts) == 1
+    assert len(Jobs(RunFolder(trunk)).load_chain().attempts) == 1
     assert {one["tokens_trained"] for one in read_evaluations(trunk)} == {2_048, 4_096}
-    assert {one["tokens_trained"] for one in read_evaluations(nodes["cool_a"].path)} == {3_072}
+    assert {one["tokens_trained"] for one in read_evaluations(nodes["cool_a"].folder_path)} == {
+        3_072
+    }
 
 
 CANCELLED = {
@@ -112,5 +116,5 @@ def test_a_tree_that_was_cancelled_midway_is_continued_by_resume(
     finally:
         slurm.call("scontrol", "update", "PartitionName=booster", "State=UP")
     wait_until(slurm, trunk, lambda: {*states().values()} == {"finished"}, 400)
-    assert len(Jobs(RunFolder(trunk)).chain().attempts) == 1
-    assert len(Jobs(RunFolder(trunk / "children" / "cooled")).chain().attempts) == 1
+    assert len(Jobs(RunFolder(trunk)).load_chain().attempts) == 1
+    assert len(Jobs(RunFolder(trunk / "children" / "cooled")).load_chain().attempts) == 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.user import User, read_user, unsaid
+from cluster.user import User, missing_setting_error, read_user
 from components.errors import RecipeError
 
 
@@ -54,14 +54,14 @@ def test_an_image_on_the_command_line_takes_the_place_of_the_file_s_environment(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("juwels: [account]", r"site.yaml: juwels: \['account'\] is no mapping"),
-        ("- juwels", r"site.yaml: \['juwels'\] is no mapping"),
+        ("juwels: [account]", r"site.yaml: juwels: \['account'\] is not a mapping"),
+        ("- juwels", r"site.yaml: \['juwels'\] is not a mapping"),
         ("juwels: {acount: x}", r"juwels\.acount: unknown key\n  did you mean account\?"),
-        ("juwels: {account: 12}", r"juwels\.account: 12 is no text"),
-        ("juwels: {venv: /a, image: /b}", "both an image .* and a virtual environment"),
+        ("juwels: {account: 12}", r"juwels\.account: expected a string, got 12"),
+        ("juwels: {venv: /a, image: /b}", "an image .* and a virtual environment"),
         ("juwels: {account: [", "cannot be read: while parsing"),
         ("[" * 2_000, "cannot be read: maximum recursion depth exceeded"),
-        ("juwels: {device_hours: .nan}", "device_hours: nan is no number of hours"),
+        ("juwels: {device_hours: .nan}", "device_hours: expected a number of hours"),
     ],
 )
 def test_a_wrong_file_is_named_with_what_is_wrong(
@@ -75,7 +75,7 @@ def test_a_wrong_file_is_named_with_what_is_wrong(
 def test_a_pipe_in_its_place_holds_nobody_up(site_file: Path) -> None:
     site_file.parent.mkdir(parents=True)
     os.mkfifo(site_file)
-    with pytest.raises(RecipeError, match="cannot be read: no regular file"):
+    with pytest.raises(RecipeError, match="cannot be read: not a regular file"):
         read_user("juwels", {})
 
 
@@ -83,12 +83,12 @@ def test_a_pipe_in_its_place_holds_nobody_up(site_file: Path) -> None:
     ("words", "message"),
     [
         ({"acount": "x"}, r"site\.acount: unknown key\n  did you mean account\?"),
-        ({"account": "a; rm -rf x"}, "cannot stand in a job script"),
-        ({"account": "a\n#SBATCH --x"}, "cannot stand in a job script"),
-        ({"runs": "$NOWHERE/runs"}, "cannot stand in a job script"),
-        ({"venv": "~nobody_here/venv"}, "'~nobody_here/venv' cannot stand in a job script"),
-        ({"runs": "runs"}, "'runs' is no absolute path"),
-        ({"venv": "/a", "image": "/b"}, r"site\.image: both an image"),
+        ({"account": "a; rm -rf x"}, "is not allowed in a job script"),
+        ({"account": "a\n#SBATCH --x"}, "is not allowed in a job script"),
+        ({"runs": "$NOWHERE/runs"}, "is not allowed in a job script"),
+        ({"venv": "~nobody_here/venv"}, "'~nobody_here/venv' is not allowed in a job script"),
+        ({"runs": "runs"}, "'runs' is not an absolute path"),
+        ({"venv": "/a", "image": "/b"}, r"site\.image: an image \(/b\) and"),
     ],
 )
 def test_wrong_words_are_refused(words: dict[str, Any], message: str) -> None:
@@ -97,7 +97,7 @@ def test_wrong_words_are_refused(words: dict[str, Any], message: str) -> None:
 
 
 def test_what_is_missing_is_named_with_its_file_and_its_line(site_file: Path) -> None:
-    text = str(unsaid("account", "juwels", "jobs are billed"))
+    text = str(missing_setting_error("account", "juwels", "jobs are billed"))
     assert text.startswith("site.account: not set, and jobs are billed")
     assert f"{site_file}:\n    juwels:\n      account: ..." in text
     assert "site.account=..." in text

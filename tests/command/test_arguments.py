@@ -15,5 +15,5 @@ def test_a_layout_that_is_searched_for_is_no_file() -> None:
 
 
 def test_another_layout_is_unknown() -> None:
-    with pytest.raises(RecipeError, match=r"^parallelism: there is no parallelism 'fast'"):
+    with pytest.raises(RecipeError, match=r"^parallelism: unknown parallelism: 'fast'"):
         read_point(["recipe=teuken7b", "parallelism=fast"])

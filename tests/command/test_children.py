@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 from command.arguments import read_point
-from command.composition.compose import compose, compose_recipe
+from command.composition.compose import compose_recipe, compose_run
 from command.main import main
 from components.config.check import check_recipe
-from components.config.children import below, needed_tokens, saved_tokens
+from components.config.children import needed_tokens, saved_tokens, select_subtree
 from components.config.fingerprint import compute_fingerprint
-from components.config.key_groups import KeyGroup, split
+from components.config.key_groups import KeyGroup, split_by_group
 from components.config.recipe import Recipe
 from components.errors import RecipeError
 
@@ -55,7 +55,7 @@ def trunk() -> Recipe:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, dict[str, Recipe]]:
     with contextlib.chdir(tmp_path_factory.mktemp("tree")):
-        composed = compose(read_point(words(TREE)))
+        composed = compose_run(read_point(words(TREE)))
         return composed.recipe, dict(composed.children)
 
 
@@ -69,7 +69,7 @@ def test_children_are_no_mathematics_of_their_trunk(
 ) -> None:
     recipe, _ = found
     assert compute_fingerprint(recipe) == compute_fingerprint(trunk())
-    leaves = split(recipe.model_dump(mode="json"))
+    leaves = split_by_group(recipe.model_dump(mode="json"))
     groups = {group for group, keys in leaves.items() for key in keys if "children" in key}
     assert groups == {KeyGroup.RECORD}
     assert check_recipe(recipe.model_dump(mode="json")) == recipe
@@ -122,7 +122,7 @@ def test_a_miniature_has_the_whole_tree(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words({"cooled": COOLS})
-    composed = compose(read_point(["recipe=./tree.yaml"]))
+    composed = compose_run(read_point(["recipe=./tree.yaml"]))
     recipe, runs = composed.recipe, composed.children
     at, total = recipe.children["cooled"].at_tokens, recipe.budget.total_tokens
     assert at is not None
@@ -131,48 +131,48 @@ def test_a_miniature_has_the_whole_tree(
 
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "children.a: it is nothing to do": {"a": {"at_tokens": 1}},
-    "children.a: it is with and export": {"a": {"with": "weights", "export": {}}},
-    "children.a.of: there is no node z": {"a": {"of": "z", "export": {}}},
+    "children.a: expected one kind, got none": {"a": {"at_tokens": 1}},
+    "children.a: expected one kind, got with": {"a": {"with": "weights", "export": {}}},
+    "children.a.of: unknown node z": {"a": {"of": "z", "export": {}}},
     "children.b.of: a has no checkpoints": {
         "a": {"export": {}},
         "b": {"of": "a", "evaluate": {}},
     },
-    "children.a.of: a comes from b, which comes from a": {
+    "children.a.of: a is its own ancestor through b": {
         "a": {"of": "b", "with": "weights"},
         "b": {"of": "a", "with": "weights"},
     },
-    "children.a.set: only a run has keys of its own": {"a": {"export": {}, "set": {"x": 1}}},
-    "children.a.set: cluster.site.account is no key": {
+    "children.a.set: only a run (with) accepts set": {"a": {"export": {}, "set": {"x": 1}}},
+    "children.a.set: a child cannot set cluster.site.account": {
         "a": {"with": "weights", "set": {"cluster.site.account": "x"}}
     },
-    "children.a.every_tokens: only an evaluation is repeated": {
+    "children.a.every_tokens: only an evaluation without at_tokens": {
         "a": {"every_tokens": EVERY, "export": {}}
     },
-    "children.a.every_tokens: 150_000_000_000, and the parent saves": {
+    "children.a.every_tokens: 150,000,000,000 is not a multiple of the parent's": {
         "a": {"every_tokens": EVERY * 3 // 2, "evaluate": {}}
     },
-    "children.a.at_tokens: 90_000_000_000_000, but": {
+    "children.a.at_tokens: 90,000,000,000,000 is more than": {
         "a": {"at_tokens": 900 * EVERY, "export": {}}
     },
-    "not there": {"a": {"at_tokens": EVERY * 3 // 2, "export": {}}},
-    "children.a.merge.last: 3 checkpoints, but 2 are written": {
+    "the parent saves every": {"a": {"at_tokens": EVERY * 3 // 2, "export": {}}},
+    "children.a.merge.last: 3 is more than saved checkpoints, 2": {
         "a": {"at_tokens": 2 * EVERY, "merge": {"last": 3}}
     },
-    "children.a: budget.seed: 7, but its parent has": {
+    "children.a: budget.seed: from.with=optimizer requires the parent's": {
         "a": {"with": "optimizer", **COOLS, "set": {"budget.seed": 7}}
     },
     "optimizer.rate: unknown key": {"a": {"with": "weights", "set": {"optimizer.rate": 7}}},
-    "children.b.of: a is one average": {
+    "children.b.of: a merge has no optimizer state": {
         "a": {"merge": {"last": 2}},
         "b": {"of": "a", "with": "optimizer"},
     },
-    "children.b: a has one checkpoint": {
+    "children.b.at_tokens: a merge has only one checkpoint": {
         "a": {"merge": {"last": 2}},
         "b": {"of": "a", "with": "weights", "at_tokens": EVERY},
     },
     "children.a.wiht: unknown key": {"a": {"wiht": "weights"}},
-    "children.a.fingerprint: it is another run": {
+    "children.a.fingerprint: the child has changed": {
         "a": {"with": "weights", "fingerprint": "0" * 64}
     },
 }
@@ -182,10 +182,10 @@ REFUSED: dict[str, dict[str, Any]] = {
 def test_a_tree_that_cannot_grow_is_refused_by_the_name_of_its_node(
     message: str,
 ) -> None:
-    asked = read_point([*BASE, *SAVING])
-    values = {**asked.values, "children": REFUSED[message]}
+    arguments = read_point([*BASE, *SAVING])
+    values = {**arguments.values, "children": REFUSED[message]}
     with pytest.raises(RecipeError) as refused:
-        compose_recipe(replace(asked, values=values))
+        compose_recipe(replace(arguments, values=values))
     assert message in str(refused.value)
 
 
@@ -194,14 +194,14 @@ def test_a_tree_that_is_no_mapping_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["action=show", *BASE, "children=7"]) == 2
-    assert "children: 7 is no mapping" in capsys.readouterr().err
+    assert "children: 7 is not a mapping" in capsys.readouterr().err
 
 
 def test_a_tree_and_a_searched_layout_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RecipeError, match="each child has one of its own"):
+    with pytest.raises(RecipeError, match="does not support children"):
         compose_recipe(read_point([*words({"cooled": COOLS}), "parallelism=auto"]))
 
 
@@ -209,5 +209,5 @@ def test_the_part_of_a_tree_below_a_node_has_that_node_as_its_root(
     found: tuple[Recipe, dict[str, Recipe]],
 ) -> None:
     children = found[0].children
-    assert list(below(children, "long")) == ["given"]
-    assert below(children, "mean") == {}
+    assert list(select_subtree(children, "long")) == ["given"]
+    assert select_subtree(children, "mean") == {}

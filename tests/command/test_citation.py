@@ -5,13 +5,13 @@ import re
 
 import pytest
 
-from command.actions.show import WORKS, citations
+from command.actions.show import WORKS, read_citations
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from command.main import main
 from components.config.fingerprint import compute_fingerprint
 from components.errors import RecipeError
-from tests.recipes.differences import RECIPES, golden_tree
+from tests.recipes.compositions import RECIPES, composed_tree
 
 ENTRY = re.compile(r"@(?P<kind>[a-z]+)\{(?P<key>[a-z]+\d{4}[a-z]+),\n(?P<body>.*)\n\}\n", re.S)
 FIELD = re.compile(r"  ([a-z]+) *= \{(.*)\},")
@@ -51,7 +51,7 @@ def test_every_work_is_one_whole_entry_with_a_key_of_its_own() -> None:
 
 
 def test_every_recipe_cites_and_every_work_is_cited() -> None:
-    cited = {name: golden_tree(name, "full")["recipe"]["works"] for name in RECIPES}
+    cited = {name: composed_tree(name, "full")["recipe"]["citations"] for name in RECIPES}
     assert all(cited.values())
     assert set().union(*cited.values()) == {file.stem for file in WORKS.glob("*.bib")}
 
@@ -67,7 +67,7 @@ def test_as_json_the_entries_stand_under_the_names_of_their_works(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["recipe=gpt175b", "action=show", "cite=true", "output=json"]) == 0
-    works = json.loads(capsys.readouterr().out)["works"]
+    works = json.loads(capsys.readouterr().out)["citations"]
     assert {name: read_entry(text)[0] for name, text in works.items()} == {
         "smng_p2": "rajgopal2026scalable"
     }
@@ -76,21 +76,21 @@ def test_as_json_the_entries_stand_under_the_names_of_their_works(
 def test_what_is_cited_changes_no_fingerprint() -> None:
     own, other = (
         compose_recipe(read_point(["recipe=gpt3b6", *words]))
-        for words in ([], ["works=[bloom]"])
+        for words in ([], ["citations=[bloom]"])
     )
-    assert own.works != other.works
+    assert own.citations != other.citations
     assert compute_fingerprint(own) == compute_fingerprint(other)
 
 
 def test_a_recipe_without_works_says_how_to_name_some() -> None:
-    recipe = compose_recipe(read_point(["recipe=gpt3b6", "works=[]"]))
+    recipe = compose_recipe(read_point(["recipe=gpt3b6", "citations=[]"]))
     with pytest.raises(
-        RecipeError, match=r"works: .*'gpt3b6' names no work.*\n.*works=\[\w+\]"
+        RecipeError, match=r"citations: .*'gpt3b6' has no citations.*\n.*citations=\[\w+\]"
     ):
-        citations(recipe)
+        read_citations(recipe)
 
 
 def test_an_unknown_work_names_the_nearest() -> None:
-    recipe = compose_recipe(read_point(["recipe=gpt3b6", "works=[smng_p3]"]))
-    with pytest.raises(RecipeError, match=r"there is no work 'smng_p3'\n.*smng_p2"):
-        citations(recipe)
+    recipe = compose_recipe(read_point(["recipe=gpt3b6", "citations=[smng_p3]"]))
+    with pytest.raises(RecipeError, match=r"unknown work: 'smng_p3'\n.*smng_p2"):
+        read_citations(recipe)

@@ -77,16 +77,8 @@ def test_a_run_that_is_misspelt_is_offered_the_runs_beside_it(
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "recipe.json").touch()
     assert main(["action=export", f"run={tmp_path}/frist"]) == 2
-    offered = f"{tmp_path} holds: did you mean first?"
+    offered = f"{tmp_path} has: did you mean first?"
     assert offered in capfd.readouterr().err
-
-
-def test_a_file_that_is_misspelt_is_offered_the_files_beside_it(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "narrow.yaml").touch()
-    assert main([f"recipe={tmp_path}/narow.yaml", "action=show"]) == 2
-    assert f"did you mean {tmp_path}/narrow.yaml?" in capfd.readouterr().err
 
 
 def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:
@@ -178,10 +170,10 @@ def test_locks_are_written_and_compared_without_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("recipe=teuken7",), "recipe: there is no recipe 'teuken7'\n  did you mean teuken7b?"),
-        (("recipe=../recipes/teuken7b",), "there is no recipe '../recipes/teuken7b'"),
-        (("cluster=jewels",), "cluster: there is no cluster 'jewels'\n  did you mean juwels?"),
-        (("scale=medium",), "scale: there is no scale 'medium'"),
+        (("recipe=teuken7",), "recipe: unknown recipe: 'teuken7'\n  did you mean teuken7b?"),
+        (("recipe=../recipes/teuken7b",), "unknown recipe: '../recipes/teuken7b'"),
+        (("cluster=jewels",), "cluster: unknown cluster: 'jewels'\n  did you mean juwels?"),
+        (("scale=medium",), "scale: unknown scale: 'medium'"),
         (("modle.dim=3",), "modle: unknown key\n  did you mean model?"),
         (("model.dimm=3",), "model.dimm: unknown key\n  did you mean dim?"),
         (("model.mlp.dropout=0.1",), "model.mlp.dropout: unknown key"),
@@ -189,54 +181,63 @@ def test_locks_are_written_and_compared_without_torch(tmp_path: Path) -> None:
             ("budget.totl_tokens=3",),
             "budget.totl_tokens: unknown key\n  did you mean total_tokens",
         ),
-        (("budget.seed.x=3",), "budget.seed is a value, it has no keys"),
+        (("budget.seed.x=3",), "budget.seed is a value and has no keys"),
         (("model.dim=sixty",), "model.dim: input should be a valid integer, got 'sixty'"),
         (
             ("model.attention.num_kv_heads=3",),
             "model.attention.num_kv_heads: 3 does not divide",
         ),
-        (("budget.total_tokens=100",), "100 is less than one global batch of 4,096 tokens"),
-        (("data.shares={en: 0.5, de: 0.2}",), "2 shares add up to 0.700000, not to 1"),
+        (("budget.total_tokens=100",), "100 is less than budget.global_batch_tokens 4,096"),
+        (("data.shares={en: 0.5, de: 0.2}",), "2 shares add up to 0.700000, not 1"),
         (("data.shares.en=0.9",), "shares add up to"),
-        (("data.sources.xx.files=[a.txt]",), "data.sources.xx: no share is given"),
+        (("data.sources.xx.files=[a.txt]",), "data.sources.xx: this source has no share"),
         (("optimizer.lr=1e-4,3e-4",), "optimizer.lr: several values in"),
-        (("--cfg=all",), "--cfg: Hydra composes the recipe here and does nothing else"),
+        (("--cfg=all",), "--cfg: not supported: Hydra only composes the recipe here"),
         (("+model.x=1",), "model.x: unknown key"),
-        (("~model.dim",), "~model.dim: Hydra composes the recipe here and does nothing else"),
-        (("hydra.run.dir=x",), "hydra.run.dir: Hydra composes the recipe here"),
+        (("~model.dim",), "~model.dim: not supported: Hydra only composes the recipe here"),
+        (("hydra.run.dir=x",), "hydra.run.dir: not supported: Hydra only composes"),
         (("model.dim=[1",), "model.dim: "),
         (("budget.seed=1", "budget.seed=2"), "budget.seed: given twice"),
         (
             ("action=plan", "cluster=local"),
-            "cluster.hardware: nobody has measured the cluster 'local'",
+            "cluster.hardware: there is no measured hardware profile of the cluster 'local'",
         ),
-        (("action=trian",), "action: 'trian' is not known\n  did you mean train?"),
-        (("output=xml",), "output: 'xml' is not known"),
-        (("why=${oc.env:HOME}",), "why: '${oc.env:HOME}' is refused"),
-        (("model.mlp._target_=os.system",), "model.mlp._target_: 'os.system' is refused"),
-        (("run=",), "run: no path is given"),
-        (("file=a\0b",), "file: 'a\\x00b' has a character that no path has"),
-        (("cluster=juwels", "site.runs=nowhere"), "site.runs: 'nowhere' is no absolute path"),
-        (("cluster=juwels", "action=train"), "128 nodes of juwels are not this machine"),
-        (("scale=full", "action=prepare"), "data.sources.bg: no text is named for this source"),
-        (("precision.compute=float16",), "precision.loss_scale: float16 gradients vanish"),
+        (("action=trian",), "action: unknown action: 'trian'\n  did you mean train?"),
+        (("output=xml",), "output: input should be 'text' or 'json', got 'xml'"),
+        (("description=${oc.env:HOME}",), "description: '${oc.env:HOME}' is refused"),
+        (
+            ("model.mlp._target_=os.system",),
+            "model.mlp._target_: 'os.system' is not an",
+        ),
+        (("run=",), "run: the path is empty"),
+        (("file=a\0b",), "file: 'a\\x00b' contains a null character"),
+        (
+            ("cluster=juwels", "site.runs=nowhere"),
+            "site.runs: 'nowhere' is not an absolute",
+        ),
+        (("cluster=juwels", "action=train"), "this machine is not 128 nodes of juwels"),
+        (("scale=full", "action=prepare"), "data.sources.bg: this source has no text files"),
+        (
+            ("precision.compute=float16",),
+            "precision.loss_scale: none, but float16 gradients underflow",
+        ),
         (("optimizer.beta1=1.5",), "optimizer.beta1: input should be less than 1, got 1.5"),
         (
             ("schedule.phases.first.start=2.0",),
             "input should be less than or equal to 1, got 2.0",
         ),
         (("model.attention.head_dim=33",), "33 is odd, but rotary positions"),
-        (("action=report",), "run: no run is named"),
-        (("action=report", "run=nowhere"), "run: nowhere is no run folder"),
-        (("action=pack", "run=nowhere"), "run: nowhere is no run folder"),
-        (("resume=nowhere",), "resume: nowhere is no run folder"),
-        (("teuken7b",), "teuken7b: an argument is key=value\n  write recipe=teuken7b"),
-        (("show",), "show: an argument is key=value\n  write action=show"),
-        (("--cluster.ranks=2",), "an argument is key=value\n  write cluster.ranks=2"),
-        (("output", "action=show"), "output: an argument is key=value\n  write output=..."),
-        (("run", "action=report"), "run: an argument is key=value\n  write run=..."),
+        (("action=report",), "run: a run is required"),
+        (("action=report", "run=nowhere"), "run: nowhere is not a run folder"),
+        (("action=pack", "run=nowhere"), "run: nowhere is not a run folder"),
+        (("resume=nowhere",), "resume: nowhere is not a run folder"),
+        (("teuken7b",), "teuken7b: expected key=value\n  write recipe=teuken7b"),
+        (("show",), "show: expected key=value\n  write action=show"),
+        (("--cluster.ranks=2",), "expected key=value\n  write cluster.ranks=2"),
+        (("output", "action=show"), "output: expected key=value\n  write output=..."),
+        (("run", "action=report"), "run: expected key=value\n  write run=..."),
         (("colour=",), "colour: unknown key"),
-        (("clustr",), "clustr: an argument is key=value\n  did you mean cluster?"),
+        (("clustr",), "clustr: expected key=value\n  did you mean cluster?"),
         (("budget.total_tokens=1e6",), "got 1000000.0\n  write budget.total_tokens=1_000_000"),
         (("budget.total_tokens=1.5",), "budget.total_tokens: input should be a valid integer"),
         (
@@ -247,9 +248,9 @@ def test_locks_are_written_and_compared_without_torch(tmp_path: Path) -> None:
             ("data.sources.de.dataset={pth: a}",),
             "did you mean path? set data.sources.de.dataset.path=...",
         ),
-        (("action=verify", "file=no.lock.yaml"), "file: there is no file no.lock.yaml"),
-        (("action=diff", "a=teuken7b", "b=teuken8b"), "b: there is no recipe 'teuken8b'"),
-        (("action=diff", "a=none.yaml", "b=teuken7b"), "a: there is no file none.yaml"),
+        (("action=verify", "file=no.lock.yaml"), "file: no.lock.yaml does not exist"),
+        (("action=diff", "a=teuken7b", "b=teuken8b"), "b: unknown recipe: 'teuken8b'"),
+        (("action=diff", "a=none.yaml", "b=teuken7b"), "a: none.yaml does not exist"),
     ],
 )
 def test_wrong_input_gets_one_message_and_status_two(
@@ -279,4 +280,4 @@ def test_wrong_input_gets_one_message_and_status_two(
 def test_a_recipe_must_be_named(tmp_path: Path) -> None:
     done = call("action=plan", cwd=tmp_path)
     assert done.returncode == 2
-    assert "recipe: no recipe is named" in done.stderr
+    assert "recipe: a recipe is required" in done.stderr

@@ -14,7 +14,7 @@ from command.actions import parity, train
 from command.actions.jobs import submit
 from command.arguments import read_point
 from command.composition import conf_groups
-from command.perform import perform
+from command.perform import run_action
 from components.config import resolve, validation
 from components.config.recipe import Recipe
 
@@ -52,7 +52,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     monkeypatch.setattr(submit, "check_run", stop)
     monkeypatch.setattr(parity, "check_trainable", stop)
     count("hydra", hydra.compose)
-    count("resolve", resolve.resolve)
+    count("resolve", resolve.resolve_tree)
     count("validate", validation.read_section, lambda kind, *_: kind is Recipe)
     conf_groups._compose.cache_clear()
     yield counts
@@ -92,12 +92,12 @@ def test_each_recipe_is_composed_resolved_and_validated_once(
     monkeypatch.chdir(tmp_path)
     arguments = read_point(words)
     with suppress(ReachedError):
-        perform(arguments.action, arguments)
+        run_action(arguments.action, arguments)
     assert calls == {"hydra": by_hydra, "resolve": recipes, "validate": recipes}
 
 
 def test_the_recipe_of_a_phase_is_validated_once(calls: Counter[str]) -> None:
     arguments = read_point([SMALL, "action=show", "full=true", LATE])
-    perform(arguments.action, arguments)
+    run_action(arguments.action, arguments)
     assert calls["resolve"] == 1
     assert calls["validate"] == 2  # the run's recipe, and that of its phase

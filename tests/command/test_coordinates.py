@@ -11,7 +11,7 @@ from command.arguments import read_point
 from command.main import main
 from components.errors import RecipeError
 from components.parity import coordinates
-from components.parity.coordinates import Coordinates, resized
+from components.parity.coordinates import Coordinates, resize_recipe
 
 ROOM = "components.model.parametrization"
 MUP = f"model.parametrization={{_target_: {ROOM}.MuP, _partial_: true, base_dim: 512}}"
@@ -64,7 +64,7 @@ def test_rates_that_do_not_follow_the_width_are_found(
     assert main(["action=parity", "kind=coordinates", "recipe=teuken7b", MUP]) == 1
     shown = capsys.readouterr().out
     assert "NOT FLAT" in shown
-    assert "mean size of activations by depth" in shown
+    assert "mean activation size by depth" in shown
 
 
 @pytest.mark.long
@@ -89,30 +89,30 @@ def test_every_family_is_flat_over_sixteen_times_the_width(
 def test_a_slope_is_the_exponent_of_a_power() -> None:
     sizes = {64: 3.0, 128: 3.0 * 2**0.5, 256: 6.0}
     row = Coordinates("mlp", "change", "width", sizes)
-    assert row.slope == pytest.approx(0.5)
-    assert row.growth == pytest.approx(2.0)
+    assert row.growth_exponent == pytest.approx(0.5)
+    assert row.growth_ratio == pytest.approx(2.0)
     assert not row.is_flat
     assert not Coordinates("mlp", "change", "width", {64: 1.0, 128: math.nan}).is_flat
 
 
 def test_a_wider_model_has_more_heads_of_the_same_width() -> None:
-    recipe = action.compose(read_point(["recipe=mula7b_a1b", COMPLETEP, PLAIN]))
-    base = recipe.shape.parametrization
+    recipe = action.compose_narrowest(read_point(["recipe=mula7b_a1b", COMPLETEP, PLAIN]))
+    base = recipe.decoder_spec.parametrization
     assert base is not None
-    assert (base.base_dim, base.base_layers) == (recipe.shape.dim, 2)
-    wide = resized(recipe, factor=4, num_layers=3).shape
-    assert (wide.dim, wide.num_layers) == (4 * recipe.shape.dim, 3)
-    assert wide.attention.num_heads == 4 * recipe.shape.attention.num_heads
-    assert wide.attention.num_kv_heads == 4 * recipe.shape.attention.num_kv_heads
-    assert wide.attention.head_dim == recipe.shape.attention.head_dim
-    assert wide.mlp.ffn_dim == 4 * recipe.shape.mlp.ffn_dim
-    assert wide.mlp.num_experts == recipe.shape.mlp.num_experts
+    assert (base.base_dim, base.base_layers) == (recipe.decoder_spec.dim, 2)
+    wide = resize_recipe(recipe, factor=4, num_layers=3).decoder_spec
+    assert (wide.dim, wide.num_layers) == (4 * recipe.decoder_spec.dim, 3)
+    assert wide.attention.num_heads == 4 * recipe.decoder_spec.attention.num_heads
+    assert wide.attention.num_kv_heads == 4 * recipe.decoder_spec.attention.num_kv_heads
+    assert wide.attention.head_dim == recipe.decoder_spec.attention.head_dim
+    assert wide.mlp.ffn_dim == 4 * recipe.decoder_spec.mlp.ffn_dim
+    assert wide.mlp.num_experts == recipe.decoder_spec.mlp.num_experts
 
 
 def test_what_the_check_sets_itself_is_refused() -> None:
     for word in ("precision.compute=float64", "cluster.ranks=2", "model.dropout=0.1"):
-        with pytest.raises(RecipeError, match=r"a check of coordinates sets it to"):
-            action.compose(read_point(["recipe=teuken7b", word]))
+        with pytest.raises(RecipeError, match=r"kind=coordinates sets "):
+            action.compose_narrowest(read_point(["recipe=teuken7b", word]))
 
 
 @pytest.mark.parametrize(
@@ -130,9 +130,9 @@ def test_sizes_that_are_zero_or_not_finite_have_no_slope(
     of: str, sizes: tuple[float, ...], slope: float
 ) -> None:
     row = Coordinates("mlp", of, "width", dict(zip((2, 4, 8), sizes, strict=True)))
-    assert row.slope == pytest.approx(slope, nan_ok=True)
+    assert row.growth_exponent == pytest.approx(slope, nan_ok=True)
     assert row.is_flat == (slope == 0.0)
-    assert math.isnan(row.growth) == math.isnan(slope)
+    assert math.isnan(row.growth_ratio) == math.isnan(slope)
 
 
 @pytest.mark.long

@@ -55,7 +55,7 @@ def card(prepared: Path) -> Any:
 
 
 def test_a_card_counts_what_is_in_the_files(prepared: Path, card: Any) -> None:
-    manifest = Manifest.read(prepared)
+    manifest = Manifest.from_folder(prepared)
     for name, source in card["sources"].items():
         record = manifest.sources[name]
         files = [*record.train, *record.held_out]

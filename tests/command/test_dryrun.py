@@ -9,7 +9,7 @@ from command.actions import dryrun
 from command.main import main
 from command.outcome import Status
 from components.config.recipe import Recipe
-from components.dryrun.roles import RoleError, roles_of
+from components.dryrun.rank_roles import RoleError, roles_of
 
 GIB = 2**30
 WORDS = ["recipe=playbook3b", "cluster=hopper", "action=dryrun"]
@@ -24,7 +24,7 @@ CALL = {
 }
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch, weights_bytes: int) -> None:
+def placeholder(monkeypatch: pytest.MonkeyPatch, weights_bytes: int) -> None:
     """Let every role hold so many bytes and nothing else."""
     categories = ("weights", "gradients", "optimizer", "casts", "activations", "temporary")
     held = dict.fromkeys(categories, 0) | {"weights": weights_bytes}
@@ -64,7 +64,7 @@ def test_the_status_is_the_verdict(
     status: int,
     verdict: str,
 ) -> None:
-    stand_in(monkeypatch, gib * GIB)
+    placeholder(monkeypatch, gib * GIB)
     assert main([*WORDS, "output=json"]) == status
     tree = json.loads(capsys.readouterr().out)
     assert tree["memory"]["verdict"] == verdict
@@ -79,7 +79,7 @@ def test_the_status_is_the_verdict(
 def test_tables_have_every_category_and_what_was_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stand_in(monkeypatch, 10 * GIB)
+    placeholder(monkeypatch, 10 * GIB)
     assert main(WORDS) == 0
     text = capsys.readouterr().out
     for words in ("weights", "temporary", "all_gather", "10.00", "3 of 32 rehearsed"):

@@ -13,9 +13,9 @@ import pytest
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from command.main import main
-from components.build import build
+from components.build import build_node
 from components.config.recipe import Recipe
-from components.config.schema.types import thaw
+from components.config.schema.types import to_plain
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "torchtitan"
 KINDS: dict[str, Any] = {"int": int, "bool": bool, "str": str, "float": (float, int)}
@@ -111,7 +111,7 @@ WSD = ("schedule=wsd", "schedule.decay_tokens=4_194_304")
 def test_every_step_has_the_rate_of_the_recipe(words: tuple[str, ...], tmp_path: Path) -> None:
     rate = rate_of(emit(tmp_path / "out", *words))
     recipe = composed(*words)
-    ours = build(thaw(recipe.schedule), "schedule")
+    ours = build_node(to_plain(recipe.schedule), "schedule")
     for step in range(20):
         tokens = step * recipe.budget.global_batch_tokens
         assert rate(step) == pytest.approx(ours(tokens), rel=1e-15, abs=0.0)
@@ -146,6 +146,8 @@ def refused(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str
                     "model.norm_placement=both",
                 ),
                 *("model.embedding_scale=sqrt_dim", "model.attention.scale_dim=16"),
+                *("model.attention.output_gate=true", "model.positions.rotary_fraction=0.5"),
+                "model.attention.sinks=true",
                 *("model.attention.dropout=0.1", "model.initialization.padding_row=1"),
                 *("model.initialization.std=fan_in", "model.initialization.residual=zero"),
                 *("model.initialization.embedding_std=1", "model.initialization.head_std=0"),
@@ -156,13 +158,16 @@ def refused(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str
             ),
             {
                 "model.tied_embeddings": "set model.tied_embeddings=false",
-                "model.attention.head_dim": "to model.dim / num_heads",
-                "model.attention.bias": "can only be trained here",
-                "model.mlp.activation": "can only be trained here",
+                "model.attention.head_dim": "set model.attention.head_dim=64",
+                "model.attention.bias": "set model.attention.bias=false",
+                "model.mlp.activation": "set model.mlp.activation=silu",
                 "model.dropout": "set model.dropout=0.0",
-                "model.norm_placement": "can only be trained here",
-                "model.embedding_scale": "can only be trained here",
-                "model.attention.scale_dim": "can only be trained here",
+                "model.norm_placement": "train this model here",
+                "model.embedding_scale": "train this model here",
+                "model.attention.scale_dim": "train this model here",
+                "model.attention.output_gate": "set model.attention.output_gate=false",
+                "model.attention.sinks": "set model.attention.sinks=false",
+                "model.positions.rotary_fraction": "set model.positions.rotary_fraction=1.0",
                 "model.attention.dropout": "set model.attention.dropout=0.0",
                 "model.initialization.padding_row": "initialization.padding_row=null",
                 "model.initialization.std": "initialization.std=0.02",
@@ -183,7 +188,9 @@ def refused(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str
         (
             (*EIGHT, "parallelism.zero=1", "parallelism.pipeline=2"),
             {
-                "parallelism.zero: FSDP shards gradients, too": "set parallelism.zero=2",
+                "parallelism.zero: torchtitan supports 2 or 3 or 0, not 1": (
+                    "set parallelism.zero=2"
+                ),
                 "parallelism.pipeline": "set parallelism.pipeline=1",
             },
         ),
@@ -193,7 +200,7 @@ def refused(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str
                 "parallelism.sequence_parallel=false",
             ),
             {
-                "parallelism.zero: whole copies go with no other": "set parallelism.zero=2",
+                "parallelism.zero: torchtitan supports 2 or 3, not 0": "set parallelism.zero=2",
                 "parallelism.sequence_parallel": "set parallelism.sequence_parallel=true",
             },
         ),
@@ -231,7 +238,7 @@ def refused(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str
         ),
         (
             ("from.recipe=playbook1b", "from.with=weights", "model.tied_embeddings=true"),
-            {"from": "export the parent"},
+            {"from": "set from=null"},
         ),
     ],
     ids=["mathematics", "stages", "copies", "optimizer", "targets and phases", "parent"],
@@ -240,7 +247,7 @@ def test_what_it_cannot_say_is_refused_by_its_key_with_what_it_can(
     words: tuple[str, ...], ways: dict[str, str], tmp_path: Path, capfd: Any
 ) -> None:
     err = refused(capfd, tmp_path / "out", *said(*words))
-    assert "torchtitan 0.2.2 cannot say this recipe" in err
+    assert "torchtitan 0.2.2 cannot train this recipe" in err
     for key, remedy in ways.items():
         assert f"\n  {key}" in err
         assert remedy in err
@@ -256,14 +263,13 @@ def test_nothing_is_written_over_and_a_folder_is_named(tmp_path: Path, capfd: An
     folder = emit(tmp_path / "out")
     assert "put the run's tokenizer.json" in capfd.readouterr().err
     assert main(["action=export", "engine=torchtitan", *SAID, f"file={folder}"]) == 2
-    assert "out exists" in capfd.readouterr().err
+    assert "out already exists" in capfd.readouterr().err
     assert main(["action=export", "engine=torchtitan", *SAID]) == 2
-    assert "file: no folder is named" in capfd.readouterr().err
+    assert "file: a new folder is required" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("engine", ["nanotron", "megatron-bridge"])
-def test_another_trainer_is_refused_with_what_to_use_instead(engine: str, capfd: Any) -> None:
+def test_another_trainer_is_refused(engine: str, capfd: Any) -> None:
     assert main(["action=export", f"engine={engine}", *SAID]) == 2
     err = capfd.readouterr().err
-    assert f"engine: '{engine}' is not known" in err
-    assert "action=export writes a Hugging Face folder" in err
+    assert f"engine: input should be 'torchtitan', got '{engine}'" in err

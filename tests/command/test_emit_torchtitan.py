@@ -21,10 +21,10 @@ from command.actions.export.checks import VERSION
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from command.main import main
-from components.build import build
+from components.build import build_node
 from components.config.part_nodes import read_decoder
 from components.config.recipe import Recipe
-from components.config.schema.types import thaw
+from components.config.schema.types import to_plain
 from components.convert.family import choose_family
 from components.convert.folder import their_tensors
 
@@ -84,7 +84,7 @@ def batches(recipe: Recipe) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Give the same few sequences in every step, so that the loss falls far."""
     generator = torch.Generator().manual_seed(7)
     shape = (SEQUENCES, recipe.budget.sequence_length + 1)
-    whole = torch.randint(recipe.shape.vocab_size, shape, generator=generator)
+    whole = torch.randint(recipe.decoder_spec.vocab_size, shape, generator=generator)
     for _ in range(STEPS):
         yield whole[:, :-1], whole[:, 1:].contiguous()
 
@@ -92,14 +92,14 @@ def batches(recipe: Recipe) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 def our_losses(recipe: Recipe, model: Any) -> list[float]:
     """Train by our model, optimizer and schedule."""
     named = list(model.named_parameters())
-    adam = build(thaw(recipe.optimizer), "optimizer")(parameters=named)
-    schedule, losses = build(thaw(recipe.schedule), "schedule"), []
+    adam = build_node(to_plain(recipe.optimizer), "optimizer")(parameters=named)
+    schedule, losses = build_node(to_plain(recipe.schedule), "schedule"), []
     for step, (inputs, targets) in enumerate(batches(recipe)):
         for group in adam.param_groups:
             rate = schedule(step * recipe.budget.global_batch_tokens)
             group["lr"] = recipe.optimizer["lr"] * rate
         adam.zero_grad()
-        loss = model.loss(inputs, targets)
+        loss = model.compute_loss(inputs, targets)
         loss.backward()
         nn.utils.clip_grad_norm_([one for _, one in named], recipe.optimizer["clip_norm"])
         adam.step()
@@ -137,12 +137,12 @@ def their_losses(recipe: Recipe, config: Any, weights: dict[str, Any]) -> list[f
 def test_its_losses_are_ours_in_a_miniature(emitted: tuple[str, Recipe, Any]) -> None:
     case, recipe, config = emitted
     torch.manual_seed(3)
-    model: Any = build(thaw(recipe.model), "model")
+    model: Any = build_node(to_plain(recipe.model), "model")
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=0.02)
-    features = read_decoder(thaw(recipe.model))
+    features = read_decoder(to_plain(recipe.model))
     rows = features.padded_vocab_size
     named = dict(model.named_parameters())
     theirs = their_tensors(named, choose_family(features), features, rows=rows)
@@ -169,7 +169,7 @@ def test_its_first_weights_have_the_deviations_of_the_recipe(
     with torch.no_grad():  # as its trainer does
         model.init_weights()
     assert sum(one.numel() for one in model.parameters()) == (
-        recipe.shape.total_parameters + recipe.shape.padding_parameters
+        recipe.decoder_spec.total_parameters + recipe.decoder_spec.padding_parameters
     )
     std = recipe.model["initialization"]["std"]
     for name, weight in model.named_parameters():
@@ -177,5 +177,5 @@ def test_its_first_weights_have_the_deviations_of_the_recipe(
             assert torch.equal(weight, torch.ones_like(weight))
             continue
         onto = name.endswith(("wo.weight", "w2.weight"))
-        wanted = std / (2 * recipe.shape.num_layers) ** 0.5 if onto else std
+        wanted = std / (2 * recipe.decoder_spec.num_layers) ** 0.5 if onto else std
         assert weight.std().item() == pytest.approx(wanted, rel=0.02), name

@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LONG = ("recipe=teuken7b", "action=plan", "cluster=juwels", "parallelism=auto", "scale=full")
 WORDS = {
-    "stopped; nothing had begun\n",
-    "stopped; nothing half-written was kept\n",
+    "stopped before any work started\n",
+    "stopped; incomplete files were removed\n",
 }
 
 
@@ -40,7 +40,7 @@ def said(handler):
     print("heard", flush=True)
     entry._handle = handle
 entry._handle = said
-sys.exit(entry.enter(sys.argv[1:]))
+sys.exit(entry.run_with_signals(sys.argv[1:]))
 """
 
 
@@ -75,6 +75,18 @@ def test_what_is_started_with_signals_ignored_goes_on(tmp_path: Path) -> None:
     assert "teuken7b" in listed
 
 
+def run_program(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a new process, with the repository as its folder."""
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 def test_a_signal_that_comes_while_a_finalizer_runs_is_not_lost(tmp_path: Path) -> None:
     """Python drops what is raised there, and prints a traceback."""
     program = """
@@ -91,9 +103,7 @@ try:
 except entry.StopSignal as stopped:
     print("stopped", stopped.number)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_program(program)
     assert (done.stdout, done.stderr) == ("stopped 2\n", "")
 
 
@@ -108,14 +118,13 @@ class Finalized:
         raise {error}
 Finalized()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = run_program(program)
+    assert done.returncode == 0
     assert ("Traceback" in done.stderr) == is_told
 
 
 def test_a_signal_during_an_import_waits_until_that_is_done(tmp_path: Path) -> None:
-    """Whatever is raised while torch loads its library ends in an abort of it."""
+    """An exception while torch loads its library aborts the process."""
     (tmp_path / "slow.py").write_text(
         "import signal\nsignal.raise_signal(signal.SIGTERM)\nprint('imported')\n"
     )
@@ -129,14 +138,7 @@ try:
 except entry.StopSignal as stopped:
     print("stopped", stopped.number)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program(program, PYTHONPATH=str(tmp_path))
     assert (done.stdout, done.stderr) == ("imported\nstopped 15\n", "")
 
 
@@ -150,7 +152,29 @@ class Finalized:
         raise KeyError("walnuts")
 Finalized()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_program(program)
     assert re.search(r"Exception ignored in.*KeyError: 'walnuts'", done.stderr, re.S)
+
+
+def test_a_signal_while_pydantic_builds_a_model_waits_until_the_model_is_built() -> None:
+    """Pydantic's compiled part reports an exception as an error of its own."""
+    program = """
+import signal, time
+from pydantic import BaseModel
+from command import entry
+entry._handle(entry._raise)
+class Given:
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source, handler):
+        signal.raise_signal(signal.SIGTERM)
+        return handler(int)
+try:
+    class Model(BaseModel):
+        given: Given
+    print("built")
+    time.sleep(10)
+except entry.StopSignal as stopped:
+    print("stopped", stopped.number)
+"""
+    done = run_program(program)
+    assert (done.stdout, done.stderr) == ("built\nstopped 15\n", "")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from command.main import main
-from command.outcome import ActionResult, attempt
+from command.outcome import ActionResult, call_and_report
 from components.errors import RecipeError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,6 +64,7 @@ def call(*words: str, **limits: int) -> subprocess.CompletedProcess[str]:
         (RecursionError("maximum recursion depth exceeded"), "RecursionError: maximum"),
         (RuntimeError("two\nlines"), "RuntimeError: two lines"),
         (OSError(errno.ECHILD, "No child processes"), "ChildProcessError: "),
+        (SystemError("error return without exception set"), "SystemError: error return"),
     ],
 )
 def test_a_fault_is_one_message_with_a_file_of_details(
@@ -76,8 +77,10 @@ def test_a_fault_is_one_message_with_a_file_of_details(
     broken(error)
     assert main([*SHOW, "name=two words"]) == 4
     message = capfd.readouterr().err
-    assert message.startswith(f"a fault of this program, not of your input: {said}")
-    assert "\n  asked: python run.py recipe=teuken7b action=show 'name=two words'\n" in message
+    assert message.startswith(f"internal error, not caused by your input: {said}")
+    assert (
+        "\n  command: python run.py recipe=teuken7b action=show 'name=two words'\n" in message
+    )
     (file,) = state.iterdir()
     assert f"\n  details: {file}; please report it" in message
     assert "Traceback" not in message
@@ -97,7 +100,6 @@ def test_a_fault_is_one_message_with_a_file_of_details(
         RuntimeError("CUDA out of memory. Tried to allocate 8.00 GiB"),
         RuntimeError("can't start new thread"),
         RuntimeError("std::bad_alloc"),
-        SystemError("error return without exception set"),
         ImportError("libtorch_cpu.so: failed to map segment from shared object"),
     ],
 )
@@ -117,7 +119,7 @@ def test_too_little_memory_is_a_limit_of_the_system_and_no_fault(
     assert main(SHOW) == 2
     message = capfd.readouterr().err
     assert message.startswith("this machine: no memory is left: ")
-    assert "raise the limit: ulimit -v" in message
+    assert "raise the memory limit: ulimit -v" in message
     assert not state.exists()
 
 
@@ -129,7 +131,7 @@ def test_memory_that_ends_while_an_error_is_told_is_said_in_one_message(
     def say(text: str) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("command.outcome.say", say)
+    monkeypatch.setattr("command.outcome.log_line", say)
     broken(MemoryError())
     assert main(SHOW) == 2
     message = capfd.readouterr().err
@@ -188,7 +190,7 @@ def test_details_that_have_no_place_go_to_the_temporary_folder_or_are_said(
         with monkeypatch.context() as context:  # pytest has temporary files of its own
             context.setattr("tempfile.tempdir", str(tmp_path / place))
             assert main(SHOW) == 4
-    kept, said = capfd.readouterr().err.split("\na fault")
+    kept, said = capfd.readouterr().err.split("\ninternal error")
     (file,) = (tmp_path / "temporary").glob("*/*.txt")
     assert f"details: {file};" in kept
     assert "Traceback (most recent call last):" in said
@@ -197,12 +199,12 @@ def test_details_that_have_no_place_go_to_the_temporary_folder_or_are_said(
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (errno.EMFILE, "too low here: ulimit -n"),
-        (errno.ENOSPC, "make room there"),
-        (errno.EACCES, "name a place that you may use"),
-        (errno.EROFS, "name a place that you may use"),
-        (errno.ESTALE, "ask who runs that file system"),
-        (errno.ETIMEDOUT, "ask who runs that file system"),
+        (errno.EMFILE, "raise the limit of open files: ulimit -n"),
+        (errno.ENOSPC, "free disk space there"),
+        (errno.EACCES, "choose a path that you may write to"),
+        (errno.EROFS, "choose a path that you may write to"),
+        (errno.ESTALE, "ask the administrator of that file system"),
+        (errno.ETIMEDOUT, "ask the administrator of that file system"),
     ],
 )
 def test_what_the_system_refuses_and_a_user_can_mend_is_no_fault(
@@ -264,7 +266,7 @@ def test_one_faulty_point_of_a_sweep_does_not_end_the_others(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def run(arguments: object) -> ActionResult:
-        seed = arguments.values["budget.seed"]  # type: ignore[attr-defined]
+        seed = arguments.values["budget.seed"]  # type: ignore[attr-defined]  # Arguments
         if seed == 1:
             raise KeyError("walnuts")
         if seed == 2:
@@ -276,7 +278,7 @@ def test_one_faulty_point_of_a_sweep_does_not_end_the_others(
     assert main(["-m", *SHOW, "budget.seed=1,2,3"]) == 4
     said = capfd.readouterr()
     assert said.out == "seed 3\n"
-    assert "[recipe=teuken7b action=show budget.seed=1] a fault of this program" in said.err
+    assert "[recipe=teuken7b action=show budget.seed=1] internal error" in said.err
     assert "[recipe=teuken7b action=show budget.seed=2] budget.seed: two" in said.err
 
 
@@ -292,7 +294,7 @@ def test_an_interrupt_ends_a_sweep(
     monkeypatch.setattr("command.actions.show.run", run)
     assert main(["-m", *SHOW, "budget.seed=1,2,3"]) == 130
     assert len(begun) == 1
-    assert capfd.readouterr().err == "stopped; nothing half-written was kept\n"
+    assert capfd.readouterr().err == "stopped; incomplete files were removed\n"
 
 
 def test_an_interrupt_that_a_library_took_for_a_failure_is_one(
@@ -304,7 +306,7 @@ def test_an_interrupt_that_a_library_took_for_a_failure_is_one(
     wrapped.__context__.__context__ = KeyboardInterrupt()
     broken(wrapped)
     assert main(SHOW) == 130
-    assert capfd.readouterr().err == "stopped; nothing half-written was kept\n"
+    assert capfd.readouterr().err == "stopped; incomplete files were removed\n"
 
 
 def test_nothing_is_said_where_nobody_hears(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +318,7 @@ def test_nothing_is_said_where_nobody_hears(monkeypatch: pytest.MonkeyPatch) -> 
         raise KeyError("x")
 
     monkeypatch.setattr(sys, "stderr", Gone())
-    assert attempt(breaks, []).status == 4
+    assert call_and_report(breaks, []).status == 4
 
 
 @pytest.mark.long
@@ -345,7 +347,7 @@ def test_a_full_standard_output_is_said_once(tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 2
-    assert "No space left on device\n  make room there" in done.stderr
+    assert "No space left on device\n  free disk space there" in done.stderr
     assert len(done.stderr.splitlines()) == 2
 
 

@@ -162,7 +162,7 @@ def test_the_cases_are_more_than_seventy_two() -> None:
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
-@pytest.mark.parametrize("name", ["metrics.jsonl", "journal.jsonl", "jobs/chain.jsonl"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "jobs/chain.jsonl"])
 def test_lines_that_are_none_end_in_a_message_or_are_left_out(
     run: Path, name: str, forgery: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,10 +228,10 @@ def test_a_marker_that_names_a_file_elsewhere_is_damaged(
     (checkpoint,) = (run / "checkpoints").iterdir()
     marker = read_marker(checkpoint)
     object.__setattr__(marker, "files", {"../../../theirs/victim": ()})
-    (checkpoint / MARKER).write_text(marker.dump())
+    (checkpoint / MARKER).write_text(marker.to_json())
     status, said = ask("export", capfd)
     assert status == 2
-    assert "no checkpoint is whole" in said
+    assert "all checkpoints are damaged" in said
     assert "files" in said
 
 

@@ -6,10 +6,10 @@ import shlex
 import pytest
 
 from command.arguments import ROOT, read_point
-from command.help import answer, explain
+from command.help import describe_action, find_help
 from command.main import main
 from command.options import OPTIONS
-from command.words import ACTIONS, WAYS, check_words, keys_of
+from command.words import ACTION_FORMS, ACTIONS, check_words, keys_of
 from components.errors import RecipeError
 
 
@@ -30,13 +30,13 @@ def test_an_action_is_explained_however_it_is_asked(
 ) -> None:
     assert main(words) == 0
     said = capfd.readouterr()
-    assert said.out == explain("plan") + "\n"
+    assert said.out == describe_action("plan") + "\n"
     assert said.err == ""
 
 
 @pytest.mark.parametrize("words", [[], ["help"], ["--help"], ["-h"], ["action=help"]])
 def test_the_command_is_explained_where_no_action_is_named(words: list[str]) -> None:
-    said = answer(words)
+    said = find_help(words)
     assert said is not None
     assert said.startswith("python run.py recipe=NAME")
     assert max(map(len, said.splitlines())) <= 80
@@ -47,18 +47,18 @@ def test_the_command_is_explained_where_no_action_is_named(words: list[str]) -> 
 
 
 def test_help_that_nobody_asked_for_is_not_given() -> None:
-    assert answer(["recipe=help", "action=plan"]) is None
-    assert answer(["recipe=teuken7b", "run=help"]) is None
+    assert find_help(["recipe=help", "action=plan"]) is None
+    assert find_help(["recipe=teuken7b", "run=help"]) is None
 
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_an_explanation_has_what_it_does_its_words_an_example_and_its_page(action: str) -> None:
-    text = explain(action)
+    text = describe_action(action)
     assert text.startswith(f"{action}: ")
     assert f"\ndocs/actions.md#{action}" in text
     assert "](" not in text
     assert max(map(len, text.splitlines())) <= 120
-    for way in WAYS:
+    for way in ACTION_FORMS:
         if way.action == action:
             assert all(f"  {name}=" in text for name in way.options.split())
     for page in re.findall(r"^(docs/[\w/]+\.md)", text, re.M):
@@ -68,7 +68,9 @@ def test_an_explanation_has_what_it_does_its_words_an_example_and_its_page(actio
 @pytest.mark.parametrize("action", ACTIONS)
 def test_the_example_of_an_action_is_taken(action: str) -> None:
     """Read as far as words go; the tests of the actions run them."""
-    (example, *_) = re.findall(r"^  python run\.py (.*?)(?: +#.*)?$", explain(action), re.M)
+    (example, *_) = re.findall(
+        r"^  python run\.py (.*?)(?: +#.*)?$", describe_action(action), re.M
+    )
     words = shlex.split(example)
     arguments = read_point(words)
     assert arguments.action in {action, "auto"}
@@ -76,17 +78,17 @@ def test_the_example_of_an_action_is_taken(action: str) -> None:
 
 
 def test_a_word_of_some_ways_says_of_which() -> None:
-    text = explain("plan")
+    text = describe_action("plan")
     assert f"  calibrate=    {OPTIONS['calibrate']}\n" in text
     assert f"  study=        {OPTIONS['study']}\n" in text
-    assert f"  at_most=      {OPTIONS['at_most']} (of a study)\n" in text
+    assert f"  at_most=      {OPTIONS['at_most']} (under -m)\n" in text
 
 
 def test_help_for_an_action_that_does_not_exist_offers_one() -> None:
     with pytest.raises(
-        RecipeError, match=r"help: there is no action 'plans'\n  did you mean plan"
+        RecipeError, match=r"help: unknown action: 'plans'\n  did you mean plan"
     ):
-        answer(["help=plans"])
+        find_help(["help=plans"])
 
 
 def test_the_versions_are_those_of_this_code_and_of_what_it_runs_on(

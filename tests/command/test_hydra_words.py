@@ -45,9 +45,9 @@ def test_what_is_not_supported_gets_one_message(
         (["--cfg", "job", "--resolve"], ["action=show", "full=true"]),
         (["--resolve", "action=show"], ["full=true", "action=show"]),
         (["--multirun", "optimizer.lr=1,2"], ["-m", "optimizer.lr=1,2"]),
-        (["-r", "why=x"], ["why=x"]),
+        (["-r", "description=x"], ["description=x"]),
         (["-h"], ["--help"]),
-        (["+why=x", "++name=y"], ["why=x", "name=y"]),
+        (["+description=x", "++name=y"], ["description=x", "name=y"]),
     ],
 )
 def test_a_flag_is_replaced_by_words_of_this_command(words: list[str], same: list[str]) -> None:

@@ -10,13 +10,18 @@ from command.composition.compose import compose_recipe
 from components.errors import RecipeError
 
 WRONG = {
-    "last: it is not said how many": ("file=out",),
-    "last: 0 is no number of checkpoints": ("file=out", "last=0"),
-    "file: no folder is named": ("last=2",),
-    "ema_decay: average=ema and what it keeps": ("last=2", "file=out", "average=ema"),
-    "ema_decay: 2 is no part of 1": ("last=2", "file=out", "average=ema", "ema_decay=2"),
-    "average: 'mean' is not known": ("last=2", "file=out", "average=mean"),
-    "run: nowhere is no run folder": ("last=2", "file=out", "run=nowhere"),
+    "last: the number of checkpoints is required": ("file=out",),
+    "last: input should be greater than 0, got 0": ("file=out", "last=0"),
+    "file: a new folder is required": ("last=2",),
+    "ema_decay: average=ema and ema_decay require": ("last=2", "file=out", "average=ema"),
+    "ema_decay: input should be less than 1, got 2": (
+        "last=2",
+        "file=out",
+        "average=ema",
+        "ema_decay=2",
+    ),
+    "average: input should be 'uniform', 'ema'": ("last=2", "file=out", "average=mean"),
+    "run: nowhere is not a run folder": ("last=2", "file=out", "run=nowhere"),
 }
 
 
@@ -36,7 +41,7 @@ def test_a_mixture_or_a_phase_that_changes_within_the_window_is_warned_of() -> N
     words = ["recipe=teuken7b", f"phases={phases}", f"data.phases={mixture}"]
     recipe = compose_recipe(read_point(words))
     assert warnings_between(recipe, 100_000, 400_000) == [
-        "the mixture changes after 204,800 tokens, between the first of these and the last",
-        "a phase changes after 307,200 tokens, between the first of these and the last",
+        "the mixture changes after 204,800 tokens, between the averaged checkpoints",
+        "a phase changes after 307,200 tokens, between the averaged checkpoints",
     ]
     assert not warnings_between(recipe, 307_200, 400_000)

@@ -1,6 +1,5 @@
 """What newcomers type, and what is said of it: `mistakes.md` is run, its ways out are tried."""
 
-import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -11,20 +10,21 @@ from typing import Any
 
 import pytest
 
-from command.arguments import COMMAND_KEYS, ROOT, Arguments, groups, read_point
+from command.arguments import COMMAND_KEYS, ROOT, Arguments, list_config_groups, read_point
 from command.composition.compose import compose_recipe
 from command.main import main
 from command.words import check_words, keys_of
 from components.errors import RecipeError
+from tests.recipes.golden_files import AGAIN, is_update
 
 PAGE = Path(__file__).with_name("mistakes.md")
 COMMAND = re.compile(r"^\$ python run\.py (.*)\n((?:.+\n)*?)\[\d+\]\n", re.M)
 FILE = re.compile(r"^```yaml (\S+)\n(.*?)^```$", re.M | re.S)
 # Ways out as they are written: a whole word, the key that is meant, names alike, numbers near.
 WORD = re.compile(r"'([a-z][\w.]*=[^']*)'|(?<![\w'.{])([a-z][\w.]*=[^\s,;()'?:]+)")
-KEY = re.compile(r"here it is ([\w.]+(?: or [\w.]+)*)")
+KEY = re.compile(r"use ([a-z][\w.]*(?: or [a-z][\w.]*)*)(?= \(|;|$)", re.M)
 ALIKE = re.compile(r"did you mean ([\w./-]+(?: or [\w./-]+)*)\?")
-NEAR = re.compile(r"the nearest that (?:is|are): ([\d_]+)")
+NEAR = re.compile(r"nearest valid values?: ([\d_]+)")
 PLACEHOLDER = re.compile(r"\.\.\.|\b[A-Z]{2,}\b")
 
 
@@ -87,10 +87,10 @@ def test_a_mistake_is_answered_as_the_page_says(
     assert sorted(tmp_path.iterdir()) == before
     assert printed.out == ""
     assert status == 2
-    if os.environ.get("UPDATE_GOLDEN"):
+    if is_update():
         _write(mistake, said)
     else:
-        assert said == mistake.said, "read the difference, then `make golden`"
+        assert said == mistake.said, AGAIN
 
 
 def _write(mistake: Mistake, said: str) -> None:
@@ -179,7 +179,10 @@ def _keys(mistake: Mistake) -> Iterator[str]:
 
 
 def _is_known(key: str) -> bool:
-    if key in {*COMMAND_KEYS, *groups(), "study"} or key.startswith(("site.", "data.shares.")):
+    if key in {*COMMAND_KEYS, *list_config_groups(), "study"} or key.startswith((
+        "site.",
+        "data.shares.",
+    )):
         return True
     here: Any = _tree()
     for step in key.split("."):

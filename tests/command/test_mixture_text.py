@@ -18,17 +18,19 @@ def test_one_phase_is_one_line_with_the_largest_share_first():
 
 def test_phases_and_limits_have_lines_of_their_own():
     phase = "data.phases={end: {from_fraction: 0.75, shares: {en: 1.0}}}"
-    assert lines(GIVEN, phase, "data.sources.en.most_epochs=4", "data.surplus=dealt") == [
+    assert lines(
+        GIVEN, phase, "data.sources.en.most_epochs=4", "data.on_exhausted=redistribute"
+    ) == [
         "mixture, tokens 0 to 460,800: de 75.0000%, en 25.0000%",
         "mixture, tokens 460,800 to 614,400: en 100.0000%",
-        "read at most: en 4 times; what is beyond is dealt",
+        "read at most: en 4 times; then redistribute",
     ]
 
 
 def test_a_rule_says_what_it_waits_for():
     (line,) = lines("data.shares={}", "data.mixture={temperature: 3}")
     assert line.endswith(
-        "by tokens ** (1 / 3); action=prepare finds the tokens and prints the shares"
+        "by tokens ** (1 / 3); action=prepare counts the tokens and prints the shares"
     )
     (line,) = lines("data.shares={}", "data.mixture=natural")
-    assert "in natural proportions; action=prepare" in line
+    assert "in proportion to the tokens; action=prepare" in line

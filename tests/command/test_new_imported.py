@@ -85,9 +85,10 @@ def test_a_published_file_becomes_a_recipe_with_the_parameters_of_its_class(
     assert out == f"{home / 'recipes' / 'mine.yaml'}\n"
     recipe = composed("scale=full")
     total = parameters_of_the_class(config)
-    assert recipe.derived.parameters.total == total
-    assert f"{config['architectures'][0]}, {total:,} parameters" in err
-    assert recipe.shape.padded_vocab_size == config["vocab_size"]
+    assert recipe.derived_numbers.parameters.total == total
+    assert f"of {config['architectures'][0]}, as in the config.json" in err
+    assert f"{total:,} parameters on" in err
+    assert recipe.decoder_spec.padded_vocab_size == config["vocab_size"]
 
 
 # One of each kind of layer: of the others only sizes differ.
@@ -116,7 +117,7 @@ def test_what_the_file_does_not_say_is_assumed_with_its_reason(home: Path) -> No
     assert recipe.scale.shrink == "none"
     assert recipe.budget.sequence_length == 2_048
     tokens = recipe.budget.total_tokens
-    assert 0.99 < tokens / (20 * recipe.derived.parameters.total) <= 1
+    assert 0.99 < tokens / (20 * recipe.derived_numbers.parameters.total) <= 1
     for name, value in {
         "total_tokens": tokens,
         "global_batch_tokens": recipe.budget.global_batch_tokens,
@@ -134,7 +135,7 @@ def test_what_the_file_does_not_say_is_assumed_with_its_reason(home: Path) -> No
 def test_at_home_is_a_miniature_and_not_billions_of_parameters(home: Path) -> None:
     put(home, published("qwen3_8b"))
     imported()
-    assert composed().derived.parameters.total < 20e6
+    assert composed().derived_numbers.parameters.total < 20e6
 
 
 def test_text_and_the_tokenizer_of_the_folder_are_taken(home: Path) -> None:
@@ -145,7 +146,7 @@ def test_text_and_the_tokenizer_of_the_folder_are_taken(home: Path) -> None:
     recipe = composed("scale=full")
     assert recipe.data.tokenizer_folder == "hf"
     assert recipe.tokenizer["vocab_size"] == engine.get_vocab_size()
-    assert recipe.shape.vocab_size == 50_257
+    assert recipe.decoder_spec.vocab_size == 50_257
     assert recipe.data.sources["text"].files == ("texts/*.txt",)
     assert recipe.budget.total_tokens < 100_000  # the text, four times
     assert recipe.assumed["text"].value == "texts/*.txt"
@@ -159,7 +160,7 @@ def test_weights_are_begun_with_where_they_are_asked_for_and_there(
     home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     put(home, published("olmo2_1b"))
-    assert "hf holds no *.safetensors" in refused(capfd, "weights=true")
+    assert "hf has no *.safetensors" in refused(capfd, "weights=true")
     (home / "hf" / "model.safetensors").touch()
     imported("weights=true")
     assert composed("scale=full").model["init_from"] == "hf"
@@ -223,7 +224,7 @@ def test_learned_positions_bound_the_sequence(home: Path) -> None:
     imported()
     recipe = composed("scale=full")
     assert recipe.budget.sequence_length == 256
-    assert recipe.shape.positions.num_positions == 384
+    assert recipe.decoder_spec.positions.num_positions == 384
 
 
 def test_code_of_a_folder_is_not_followed_and_that_is_said(
@@ -233,19 +234,19 @@ def test_code_of_a_folder_is_not_followed_and_that_is_said(
     put(home, published("llama3_2_1b") | code)
     (home / "hf" / "modeling_mine.py").write_text("raise SystemExit('it ran')")
     imported()
-    assert "auto_map in hf/config.json is not followed" in capfd.readouterr().err
+    assert "auto_map in hf/config.json is ignored" in capfd.readouterr().err
     page = (home / "recipes" / "mine.yaml").read_text("utf-8")
     assert "modeling_mine" not in page
 
 
 def test_the_name_of_a_folder_is_text_and_no_key(home: Path) -> None:
     put(home, published("llama3_2_1b"))
-    (home / "hf").rename(home / "hf\nworks: [teuken]")
-    words = ["like=hf\nworks: [teuken]", "name=mine"]
+    (home / "hf").rename(home / "hf\ncitations: [teuken]")
+    words = ["like=hf\ncitations: [teuken]", "name=mine"]
     assert main(["action=new", *words]) == 0
     recipe = composed("scale=full")
-    assert recipe.works == ()
-    assert recipe.why.endswith("as the config.json of hf works: [teuken] has it.")
+    assert recipe.citations == ()
+    assert recipe.description.endswith("as in the config.json of hf citations: [teuken].")
 
 
 def test_older_and_newer_spellings_are_the_same_model(home: Path) -> None:
@@ -264,13 +265,13 @@ def test_older_and_newer_spellings_are_the_same_model(home: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        ("qwen3_0_6b", {"use_sliding_window": True}, "use_sliding_window: True, but a recipe"),
+        ("qwen3_0_6b", {"use_sliding_window": True}, "use_sliding_window: True, but recipes"),
         (
             "gpt2",
             {"scale_attn_by_inverse_layer_idx": True},
             "scale_attn_by_inverse_layer_idx: ",
         ),
-        ("olmo_1b", {"clip_qkv": 8.0}, "clip_qkv: 8.0, but a recipe of this kind has None"),
+        ("olmo_1b", {"clip_qkv": 8.0}, "clip_qkv: 8.0, but recipes support only None"),
         ("smollm3_3b", {"no_rope_layers": [1, 0, 1, 1] * 9}, "no_rope_layers: [1, 0, 1, 1, "),
         ("llama3_2_1b", {"num_key_value_heads": 5}, "num_kv_heads: 5 does not divide"),
         (
@@ -291,17 +292,17 @@ def test_a_model_that_no_part_here_computes_is_refused_by_key_and_value(
 def test_a_folder_without_the_file_or_none_at_all_is_refused(
     home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert "like: there is no recipe 'hf'" in refused(capfd)
+    assert "like: unknown recipe: 'hf'" in refused(capfd)
     (home / "hf").mkdir()
     assert "hf/config.json: cannot be read" in refused(capfd)
     assert main(["action=new", "name=mine", "weights=true"]) == 2
-    assert "weights: like= names no folder that has them" in capfd.readouterr().err
+    assert "weights: like= is not a folder with weights" in capfd.readouterr().err
     assert main(["action=new", "name=mine", "like=other/hf"]) == 2
     assert "other/hf/config.json: cannot be read" in capfd.readouterr().err
-    assert "the config.json in hf says how many" in refused(capfd, "parameters=15M")
+    assert "the config.json in hf sets the size" in refused(capfd, "parameters=15M")
     put(home, {})
-    assert "model_type: None is none of the families" in refused(capfd)
-    assert "a new recipe says the rest itself" in refused(capfd, "budget.seed=3")
+    assert "model_type: unknown model family None" in refused(capfd)
+    assert "action=new does not accept recipe keys" in refused(capfd, "budget.seed=3")
 
 
 def test_data_elsewhere_needs_a_recipe_in_a_place_of_ones_own(
@@ -312,4 +313,4 @@ def test_data_elsewhere_needs_a_recipe_in_a_place_of_ones_own(
     (elsewhere / "hf" / "model.safetensors").touch()
     words = [f"like={elsewhere / 'hf'}", "name=mine", "weights=true", "file=mine.yaml"]
     assert main(["action=new", *words]) == 2
-    assert "is in no place of your own" in capfd.readouterr().err
+    assert "is not in a trusted folder" in capfd.readouterr().err

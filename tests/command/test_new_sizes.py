@@ -1,5 +1,7 @@
 """The sizes of a new recipe follow the rules that its comments name."""
 
+import math
+
 import pytest
 
 from command.composition.conf_groups import compose_group
@@ -25,7 +27,7 @@ def test_a_short_text_is_read_four_times_and_a_long_one_as_often_as_the_size_wan
     short = choose_sizes(
         model, text_tokens=100_000, num_documents=None, pieces=1_024, parameters=10_000_000
     )
-    assert 3.5 < short.epochs <= 4
+    assert 3.5 < short.num_epochs <= 4
     assert short.total_tokens < short.wanted_tokens
     long = choose_sizes(
         model, text_tokens=10**10, num_documents=None, pieces=32_768, parameters=125_000_000
@@ -35,11 +37,15 @@ def test_a_short_text_is_read_four_times_and_a_long_one_as_often_as_the_size_wan
         model, text_tokens=10**8, num_documents=None, pieces=32_768, parameters=None
     )
     assert chosen.parameters == pytest.approx(10**8 * 4 / 20, rel=0.1)
-    # Below what was fitted the law's rate stays; batches are smaller than the law's.
-    assert short.lr < long.lr < chosen.lr < 0.3118 * 1e17**-0.125
+    # Below what was fitted the law's rate stays.
+    assert long.lr < chosen.lr == short.lr == pytest.approx(0.3118 * 1e17**-0.125)
     flops = 6 * (long.parameters - 32_768 * 768) * long.total_tokens
-    batch, lr = 0.2920 * flops**0.3271, 0.3118 * flops**-0.125
-    assert long.lr == pytest.approx(lr * (long.batch_tokens / batch) ** 0.5, rel=0.01)
+    assert long.lr == pytest.approx(0.3118 * flops**-0.125, rel=0.01)
+    # The second moment averages over as many tokens as with 0.95 at the law's batch.
+    law_half_life = math.log(2) / -math.log(0.95) * 0.2920 * flops**0.3271
+    half_life = math.log(2) / -math.log(long.beta2) * long.batch_tokens
+    assert half_life == pytest.approx(law_half_life, rel=0.02)
+    assert short.beta2 == 0.99
     for sizes in (short, long, chosen):
         assert sizes.batch_tokens % sizes.sequence_length == 0
         assert sizes.total_tokens % sizes.batch_tokens == 0
@@ -94,5 +100,5 @@ def test_the_warm_up_of_a_short_run_is_a_quarter_of_it() -> None:
     sizes = choose_sizes(
         model, text_tokens=10_000, num_documents=None, pieces=512, parameters=None
     )
-    assert sizes.steps < 160
-    assert sizes.warmup_tokens == sizes.steps // 4 * sizes.batch_tokens
+    assert sizes.num_steps < 160
+    assert sizes.warmup_tokens == sizes.num_steps // 4 * sizes.batch_tokens

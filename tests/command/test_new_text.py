@@ -15,8 +15,9 @@ from omegaconf import OmegaConf
 
 from command.main import main
 from command.new_recipe.material import as_pattern, find_text, split_list
-from command.new_recipe.page import as_comment, in_line
+from command.new_recipe.page import as_comment
 from command.recipe.recipe_file import check_content
+from components.config.recipe_text import inline_yaml
 from data_prep.read import LocalFile
 from data_prep.sources import find_inputs, open_files
 from tests.command.test_new import composed, new, refused, write_texts
@@ -64,7 +65,7 @@ def test_a_pattern_is_written_so_that_a_recipe_names_the_same_file(
     for words in (name, f"'{name}'" if '"' in name else f'["{name}"]'):
         (pattern,) = split_list(words)
         tree = {"data": {"sources": {"a": {"files": [as_pattern(pattern)]}}}}
-        page = f"# {as_comment(name)}\n{in_line(tree)[1:-1]}\n"
+        page = f"# {as_comment(name)}\n{inline_yaml(tree)[1:-1]}\n"
         (home / "r.yaml").write_text(page, "utf-8")
         read = yaml.safe_load(page)
         check_content(read)
@@ -99,7 +100,7 @@ def test_a_name_that_no_recipe_can_hold_is_refused(
     (home / name).write_text("text " * 10_000)
     err = refused(capfd, "name=a", f"data={name}")
     assert "data: 'a\\" in err
-    assert "has a character that no recipe may hold" in err
+    assert "contains a character that a recipe cannot contain" in err
 
 
 def test_a_name_that_is_not_utf8_is_refused(
@@ -143,7 +144,7 @@ def test_fields_of_which_each_may_be_the_text_are_listed(
     assert "no record of data= has text in 'bod'" in refused(
         capfd, "name=a", "data=texts/*.txt", "column=bod"
     )
-    assert "no text is named" in refused(capfd, "name=a", "column=bod")
+    assert "column requires data" in refused(capfd, "name=a", "column=bod")
     write_records(home / "b.jsonl", "content")
     assert "?.jsonl has text in title, body, content" in refused(
         capfd, "name=a", "data=?.jsonl"
@@ -157,7 +158,7 @@ def test_empty_files_are_skipped_and_counted(
         (home / "texts" / f"{name}.txt").write_text(" \n")
     new("data=texts/*.txt")
     said = capfd.readouterr().err
-    assert "skipped 5 without text: texts/a.txt, texts/b.txt, texts/c.txt, ..." in said
+    assert "skipped 5 inputs without text: texts/a.txt, texts/b.txt, texts/c.txt, ..." in said
 
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow", ".md.gz"])
@@ -188,7 +189,7 @@ def test_a_text_beyond_what_is_counted_is_estimated(
     assert find_text("texts/*.txt").num_bytes == pytest.approx(whole, rel=0.1)
     text = find_text("long.txt")
     assert text.num_bytes == pytest.approx(one * 21 / 23, rel=0.01)
-    assert not text.whole
+    assert not text.is_whole
     assert sum(len(document.text) for document in text.sample) <= 5_021
 
 
@@ -198,10 +199,10 @@ def test_the_passes_that_are_promised_are_those_of_the_run(
     new("data=texts/*.txt")
     recipe = composed()
     page = (home / "recipes" / "mine.yaml").read_text("utf-8")
-    (promised,) = re.findall(r"reads yours (\S+) times", page)
+    (promised,) = re.findall(r"reads your text (\S+) times", page)
     assert main(["action=prepare", "recipe=recipes/mine.yaml", "scale=full"]) == 0
     said = capfd.readouterr().err
-    (tokens,) = re.findall(r"text: ([\d,]+) tokens to train on", said)
+    (tokens,) = re.findall(r"text: ([\d,]+) training tokens", said)
     passes = recipe.budget.total_tokens / int(tokens.replace(",", ""))
     assert passes == pytest.approx(float(promised), rel=0.05)
     assert passes <= 4.1

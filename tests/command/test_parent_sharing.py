@@ -47,4 +47,4 @@ def test_a_received_recipe_names_no_run_outside_of_the_folder(capfd: Any) -> Non
     )
     assert main(["recipe=./x.yaml", "action=show"]) == 2
     said = capfd.readouterr().err
-    assert "from.run: '/elsewhere' leads out of the working folder" in said
+    assert "from.run: '/elsewhere' leads out of the working directory" in said

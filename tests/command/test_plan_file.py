@@ -8,7 +8,7 @@ import pytest
 
 from command.actions.plan import run
 from command.arguments import read_point
-from command.perform import perform
+from command.perform import run_action
 from components.errors import RecipeError
 
 WORDS = ["recipe=teuken7b", "cluster=juwels", "action=plan"]
@@ -18,7 +18,7 @@ def test_the_page_is_written_and_named_after_the_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "new" / "plan.html"
-    assert perform("plan", read_point([*WORDS, f"file={file}"])).status == 0
+    assert run_action("plan", read_point([*WORDS, f"file={file}"])).status == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == "teuken7b on juwels, scale=full"
     assert "Memory" in [line.rstrip() for line in shown]
@@ -56,5 +56,5 @@ def test_a_place_where_nothing_can_be_written_is_named_with_the_way_out(
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")
     place = tmp_path / below if below == "pipe" else tmp_path / below / "plan.html"
-    with pytest.raises(RecipeError, match=r"\n  .*name a"):
+    with pytest.raises(RecipeError, match=r"\n  .*(use another|set it to a)"):
         run(read_point([*WORDS, f"file={place}"]))

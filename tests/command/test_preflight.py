@@ -40,7 +40,7 @@ def test_without_the_profiles_devices_the_table_says_what_to_do(
     assert main([*TINY, *words, "action=preflight"]) == 1
     out = capsys.readouterr().out
     assert "0 of 1 nodes are good, 1 needed" in out
-    assert "tell the site if its other nodes have 1, or load a torch" in out
+    assert "report this to the site if other nodes have 1, or load a torch" in out
 
 
 def test_a_run_that_is_named_is_held_against_what_it_was_made_with(

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from command.arguments import read_point
-from command.composition.compose import compose
+from command.composition.compose import compose_run
 from command.composition.references import resolve_references
 from components.errors import RecipeError
 
@@ -41,7 +41,7 @@ def test_a_reference_that_leads_nowhere_is_refused(target: str) -> None:
 
 
 def test_a_mapping_inside_a_text_is_refused() -> None:
-    with pytest.raises(RecipeError, match="inside a text") as refused:
+    with pytest.raises(RecipeError, match="is not a single value") as refused:
         resolve_references({"a": {"b": 1}, "c": "x ${a}"})
     assert refused.value.path == "c"
 
@@ -71,7 +71,7 @@ def test_a_recipe_resolves_as_omegaconf_resolves_it(
         return resolve_references(tree)
 
     monkeypatch.setattr("command.composition.recipe_tree.resolve_references", record)
-    compose(read_point([f"recipe={recipe}"]))
+    compose_run(read_point([f"recipe={recipe}"]))
     assert "${" in str(trees[0])
     expected = OmegaConf.to_container(OmegaConf.create(trees[0]), resolve=True)
     assert resolve_references(trees[0]) == expected

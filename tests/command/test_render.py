@@ -9,7 +9,7 @@ import pytest
 
 from command.actions.jobs.render import run
 from command.arguments import read_point
-from command.perform import perform
+from command.perform import run_action
 from components.errors import RecipeError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,13 +44,13 @@ def test_this_machine_has_no_job_script(tmp_path: Path) -> None:
     done = call("recipe=teuken7b", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "cluster: local has no scheduler" in done.stderr
-    assert "cluster=juwels is this recipe's home" in done.stderr
+    assert "set cluster=juwels, or train here with action=train" in done.stderr
 
 
 @pytest.mark.parametrize("path", ["a" * 256, "ü" * 128, "/".join(["b" * 200] * 25)])
 def test_a_run_whose_path_no_file_system_takes_is_refused(path: str) -> None:
     words = ["recipe=teuken7b", "cluster=juwels", f"run={path}"]
-    with pytest.raises(RecipeError, match=r"run: .*: too long\n  choose a shorter path"):
+    with pytest.raises(RecipeError, match=r"run: .*: too long\n  use a shorter path"):
         run(read_point(words))
 
 
@@ -63,7 +63,7 @@ def test_a_file_is_written_where_one_is_named(
         f"file={tmp_path}/job.sh",
         "site.account=a",
     ]
-    assert perform("render", read_point(words)).status == 0
+    assert run_action("render", read_point(words)).status == 0
     assert capsys.readouterr() == (f"{tmp_path}/job.sh\n", "")
     assert "--account=a@a100" in (tmp_path / "job.sh").read_text("utf-8")
 
@@ -80,11 +80,11 @@ def test_a_note_says_what_the_plan_does_not_know(
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     run(read_point(["recipe=lucie_7b", "cluster=jean_zay_h100", "site.account=a"]))
-    assert capsys.readouterr().err.startswith("note: cluster.jobs: the plan lacks figures")
+    assert capsys.readouterr().err.startswith("note: cluster.jobs: the plan lacks measurements")
 
 
 def test_a_pipe_in_the_place_of_the_script_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     done = call("recipe=teuken7b", "cluster=juwels", "file=./pipe", cwd=tmp_path)
     assert done.returncode == 2
-    assert "file: pipe is no regular file" in done.stderr
+    assert "file: pipe is not a regular file" in done.stderr

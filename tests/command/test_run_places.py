@@ -12,7 +12,7 @@ from components.config.check import read_recipe
 from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder, existing_run_folder
-from components.run.ownership import sign
+from components.run.ownership import sign_file
 from tests.components.tracking.runs import START, STEPS, write_run
 
 TEXT = "data.sources={eu: {files: ['/theirs/text/*.txt']}}"
@@ -63,16 +63,16 @@ def test_a_received_run_goes_on_only_where_the_user_names_its_places(
     received: Path, named: tuple[str, ...], key: str
 ) -> None:
     folder, recipe = opened(received)
-    with pytest.raises(RecipeError, match="run was not made by you on this machine") as caught:
+    with pytest.raises(RecipeError, match="run was received") as caught:
         check_run_places(folder, recipe, read_point(named))
     assert caught.value.path == key
-    assert f"name it yourself: {key.partition('[')[0]}=..." in caught.value.remedy
+    assert f"if you trust it, set {key.partition('[')[0]}=..." in caught.value.remedy
     check_run_places(folder, recipe, read_point(NAMED))
 
 
 def test_a_run_without_a_seal_is_a_received_one(run: Path) -> None:
     (run / "recipe.json.mac").unlink()
-    with pytest.raises(RecipeError, match="was not made by you"):
+    with pytest.raises(RecipeError, match="was received"):
         check_run_places(*opened(run), read_point([]))
 
 
@@ -87,7 +87,7 @@ def test_resume_refuses_a_received_run_before_it_writes_anything(
     assert capsys.readouterr().err.startswith("data.sources.eu.files[0]: '/theirs/text/*.txt'")
     assert sorted(received.rglob("*")) == before
     assert main(["resume=run", *NAMED]) == 2
-    assert "was not made by you" not in capsys.readouterr().err
+    assert "was received" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -102,22 +102,20 @@ def test_data_elsewhere_are_read_only_where_the_user_names_their_folder(
     assert main(words) == 2
     said = capsys.readouterr().err
     assert said.startswith(
-        "data.folder: '/theirs/prepared' leads out of the working folder, and"
+        "data.folder: '/theirs/prepared' leads out of the working directory, and"
     )
     assert main([*words, NAMED[0]]) < 2
     assert main([*words, "data.folder=/elsewhere"]) == 2
     said = capsys.readouterr().err
-    assert "run/data.json: /theirs/prepared/walnut is not below data.folder" in said
-    assert "name it yourself: data.folder=/theirs/prepared" in said
+    assert "run/data.json: /theirs/prepared/walnut is not inside data.folder" in said
+    assert "if you trust it, set data.folder=/theirs/prepared" in said
 
 
 def test_a_comparison_leaves_such_data_out_and_says_so(
     received: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["action=diff", "a=run", "b=run"]) == 0
-    assert (
-        "run: its data are not looked at: '/theirs/prepared' leads" in capsys.readouterr().err
-    )
+    assert "run: data not compared: '/theirs/prepared' leads" in capsys.readouterr().err
 
 
 def test_data_behind_a_link_out_of_the_named_folder_lie_elsewhere(
@@ -130,7 +128,7 @@ def test_data_behind_a_link_out_of_the_named_folder_lie_elsewhere(
     (folder.path / "recipe.json.mac").unlink()
     noted = {"folder": str(Path("prepared/walnut").absolute()), "key": "k"}
     (folder.path / "data.json").write_text(json.dumps(noted))
-    with pytest.raises(RecipeError, match=r"is not below data\.folder, which is prep"):
+    with pytest.raises(RecipeError, match=r"is not inside data\.folder=prep"):
         check_data_place(folder, recipe, {})
 
 
@@ -140,7 +138,7 @@ def test_the_words_in_a_run_that_name_no_recipe_are_refused(
     environment = {"command": ["python", "run.py", "action=show"]}
     (run / "environment.json").write_text(json.dumps(environment))
     assert main(["action=pack", "run=run", "file=a"]) == 2
-    assert "environment.json: its command names no recipe" in capsys.readouterr().err
+    assert "environment.json: the recorded command has no recipe=" in capsys.readouterr().err
 
 
 def test_of_an_own_run_another_s_data_are_not_read_either(
@@ -149,7 +147,7 @@ def test_of_an_own_run_another_s_data_are_not_read_either(
     noted = json.loads((run / "data.json").read_text("utf-8"))
     (run / "data.json").write_text(json.dumps({**noted, "folder": "/others/data"}))
     folder, recipe = opened(run)
-    with pytest.raises(RecipeError, match=r"/others/data is not below data\.folder"):
+    with pytest.raises(RecipeError, match=r"/others/data is not inside data\.folder"):
         check_data_place(folder, recipe, {})
-    sign(run / "data.json")
+    sign_file(run / "data.json")
     check_data_place(folder, recipe, {})

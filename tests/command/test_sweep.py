@@ -1,6 +1,7 @@
 """A sweep over a batch cluster: names of points, their folder, what is refused and why."""
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from command.arguments import ROOT
 from command.main import main
-from command.study.sweep_points import LONGEST, labels, name_of, split_sweep
+from command.study.sweep_points import LONGEST, label_points, name_of, split_sweep
 from tests.life.conftest import TINY
 
 HERE = (
@@ -21,7 +22,7 @@ AURORA = ("cluster=aurora", *(word for word in HERE if word != "cluster=juwels")
 
 
 def named(*words: str) -> list[str]:
-    return labels(split_sweep(["-m", *words])[1])
+    return label_points(split_sweep(["-m", *words])[1])
 
 
 @pytest.fixture
@@ -77,10 +78,10 @@ def test_a_label_can_be_a_folder() -> None:
 
 def test_a_label_too_long_for_a_folder_is_cut_and_stays_its_own() -> None:
     words = [f"budget.seed={number}{'0' * 300}{number}" for number in (1, 2)]
-    found = labels([[word] for word in words])
+    found = label_points([[word] for word in words])
     assert len(set(found)) == 2
     assert all(len(label) == LONGEST + len("-12345678") for label in found)
-    assert labels([[word] for word in words]) == found
+    assert label_points([[word] for word in words]) == found
 
 
 def test_two_words_that_are_one_to_a_folder_have_two() -> None:
@@ -118,7 +119,7 @@ def test_the_folder_is_found_again_whatever_again_and_at_most_say(
     capfd.readouterr()
     assert sweep(tmp_path, *points, "at_most=1") == 0
     said = capfd.readouterr().err
-    assert said.count("left as it is: ") == 2
+    assert said.count("not submitted: ") == 2
     assert len(submitted(queue)) == 2
     assert sweep(tmp_path, *points, "again=true", "at_most=1", "action=submit") == 0
     assert submitted(queue) == ["", "", "", "--dependency=afterany:3"]
@@ -134,7 +135,9 @@ def test_a_sweep_submits_what_its_queue_takes_of_one_user(
     assert sweep(tmp_path, *words, cluster=AURORA) == 0
     assert len(submitted(queue)) == 1
     said = capfd.readouterr().err
-    text = "not submitted: debug takes one job of a user; the same command submits it when"
+    text = (
+        "not submitted: debug accepts 1 runs per user; repeat the command after other runs end"
+    )
     assert [f"[budget.seed={seed}] {text}" in said for seed in (1, 2, 3)] == [False, True, True]
     assert sweep(tmp_path, *words, cluster=AURORA) == 0  # the first has ended
     assert len(submitted(queue)) == 2
@@ -150,7 +153,7 @@ def test_each_run_waits_for_the_one_at_most_places_before_it(
     assert submitted(queue) == ["", "", f"{after}1", f"{after}2", f"{after}3"]
     said = capfd.readouterr()
     assert "[budget.seed=3] submitted 3, after 1\n" in said.err
-    assert [said.out.count(f"budget.seed={seed}") for seed in range(1, 6)] == [1] * 5
+    assert re.findall(r"^ *(\d) ", said.out, re.M)[:5] == ["1", "2", "3", "4", "5"]
 
 
 def test_points_that_cannot_be_are_explained_and_the_others_submitted(
@@ -175,7 +178,7 @@ def test_runs_with_children_are_submitted_one_by_one(
 ) -> None:
     tree = "children.given={at_tokens: 3_072, export: {}}"
     assert sweep(tmp_path, "budget.seed=1,2", tree, f"run={tmp_path / 'mine'}") == 2
-    assert "children: every point would be a tree" in capfd.readouterr().err
+    assert "children: a sweep does not support children" in capfd.readouterr().err
     assert submitted(queue) == []
 
 
@@ -183,9 +186,9 @@ def test_a_sweep_can_be_told_as_json(
     queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert sweep(tmp_path, "budget.seed=1,2", "output=json") == 0
-    (runs,) = json.loads(capfd.readouterr().out).values()
-    assert [Path(one["run"]).name for one in runs] == ["budget.seed=1", "budget.seed=2"]
-    assert {one["chain"] for one in runs} == {"1", "2"}
+    points = json.loads(capfd.readouterr().out)["points"]
+    assert [Path(one["run"]).name for one in points] == ["budget.seed=1", "budget.seed=2"]
+    assert [one["point"] for one in points] == [{"budget.seed": "1"}, {"budget.seed": "2"}]
 
 
 def test_a_point_that_the_scheduler_refuses_does_not_stop_the_others(
@@ -208,14 +211,14 @@ def test_interrupted_between_two_submissions_it_submits_no_more_and_then_what_is
     sbatch.write_text(
         '#!/bin/sh\ncase "$*" in *seed=2*) kill -INT $PPID; exit 1;; esac\n' + usual
     )
-    assert sweep(tmp_path, "budget.seed=1,2,3") == 130
+    assert sweep(tmp_path, "budget.seed=1,2,3") == 3
     assert len(submitted(queue)) == 1
     sbatch.write_text(usual)
     capfd.readouterr()
     assert sweep(tmp_path, "budget.seed=1,2,3") == 0
     assert len(submitted(queue)) == 3
     said = " ".join(capfd.readouterr().err.split())
-    assert "[budget.seed=1] left as it is: " in said
+    assert "[budget.seed=1] not submitted: " in said
 
 
 def test_a_scheduler_that_does_not_answer_is_no_reason_to_leave_a_point(
@@ -226,7 +229,7 @@ def test_a_scheduler_that_does_not_answer_is_no_reason_to_leave_a_point(
     assert sweep(tmp_path, "budget.seed=1,2") == 2
     said = capfd.readouterr().err
     assert said.count("cluster.scheduler: squeue: no answer\n  try again later") == 2
-    assert "left as it is" not in said
+    assert "not submitted" not in said
 
 
 def test_pbs_throttles_runs_of_one_job_only(
@@ -235,8 +238,8 @@ def test_pbs_throttles_runs_of_one_job_only(
     words = ("budget.seed=1,2", "at_most=1")
     assert sweep(tmp_path, *words, "cluster.jobs=2", cluster=AURORA) == 2
     said = capfd.readouterr().err
-    assert "at_most: 2 jobs a run, and PBS would start the next run after the first" in said
-    assert "set cluster.jobs=1, or leave at_most out" in said
+    assert "at_most: 2 jobs per run: PBS would start the next run after the first" in said
+    assert "set cluster.jobs=1, or remove at_most" in said
     assert not queue.exists()
     assert sweep(tmp_path, *words, "cluster.jobs=1", cluster=AURORA) == 0
     first, second = queue.read_text().splitlines()

@@ -12,7 +12,7 @@ from command.main import main
 from components.config.check import read_recipe
 from components.config.recipe import Recipe
 from components.errors import RecipeError
-from components.run.writer_lock import alone
+from components.run.writer_lock import lock_folder
 from components.tracking import run_export
 from tests.components.tracking.runs import START, STEPS, write_run
 
@@ -55,8 +55,8 @@ def test_the_words_of_the_command_come_before_the_recipe(recipe: Recipe) -> None
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ([], r"tracking: this run's recipe names no tracker\n  add tracking=wandb"),
-        (["tracking.wandb.project=x"], r"no tracking\.wandb that could.*\n.*tracking=wandb"),
+        ([], r"tracking: the recipe of this run has no tracker\n  add tracking=wandb"),
+        (["tracking.wandb.project=x"], r"has no tracking\.wandb\n.*tracking=wandb"),
         ([WANDB, "tracking.wandb.projet=x"], r"tracking\.wandb\.projet: unknown key\n  did"),
         (
             [WANDB, "tracking.wandb.project=a/b"],
@@ -76,10 +76,10 @@ def test_what_names_no_tracker_is_refused(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["tracking=mlflow"], "to: nobody has said where the server of MLflow is"),
-        ([WANDB, "to=http://here:1"], "to: names a server of MLflow, which is not asked for"),
-        (["budget.seed=1"], "budget.seed: a run that is sent takes its recipe from its folder"),
-        (["tracking=comet"], "tracking: there is no tracking 'comet'"),
+        (["tracking=mlflow"], "to: the address of the MLflow server is not set"),
+        ([WANDB, "to=http://here:1"], "to: is for MLflow, but tracking has no MLflow"),
+        (["budget.seed=1"], "budget.seed: sync=true reads the recipe from the run folder"),
+        (["tracking=comet"], "tracking: unknown tracking: 'comet'"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_with_a_way_out(
@@ -91,7 +91,7 @@ def test_what_cannot_be_sent_is_refused_with_a_way_out(
 
 def test_a_folder_that_is_no_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["action=report", "sync=true", "run=nowhere"]) == 2
-    assert capsys.readouterr().err.startswith("run: nowhere is no run folder")
+    assert capsys.readouterr().err.startswith("run: nowhere is not a run folder")
 
 
 def test_a_library_that_is_missing_is_named_before_anything_is_written(
@@ -119,6 +119,6 @@ def test_two_commands_do_not_send_a_run_at_once(
         return RecipeError("run", "is held")
 
     name = sync.SYNC_LOCK
-    with alone(run, seconds=0, occupied=refused, say=print, name=name):
+    with lock_folder(run, seconds=0, occupied=refused, say=print, name=name):
         assert main(["action=report", "sync=true", f"run={run}", WANDB]) == 2
-    assert f"run: {run} is being sent by " in capfd.readouterr().err
+    assert f" is sending {run}" in capfd.readouterr().err

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.chain_events import SubmitEvent, SubmittedEvent
-from cluster.job import job_settings, render
+from cluster.chain import SubmitEvent, SubmittedEvent
+from cluster.job import job_settings, render_job_script
 from cluster.records import Jobs
 from cluster.script import MOST_NAME, job_name
 from cluster.user import read_user
 from command.arguments import read_point
-from command.composition.compose import compose
+from command.composition.compose import compose_run
 from command.main import main
 from command.run_tree.nodes import TreeNode, nodes_of, root_of, state_of
 from command.tree.submission import submit_due
@@ -33,7 +33,7 @@ WORDS = (
 
 @cache
 def composed() -> tuple[Recipe, dict[str, Recipe]]:
-    composed = compose(read_point(list(WORDS)))
+    composed = compose_run(read_point(list(WORDS)))
     return composed.recipe, dict(composed.children)
 
 
@@ -59,10 +59,10 @@ def save(folder: Path, tokens: int | None) -> None:
 def test_a_run_below_a_trunk_is_known_as_its_own(nodes: dict[str, TreeNode]) -> None:
     trunk = nodes["cooled"].root
     assert root_of(trunk) == trunk
-    assert root_of(nodes["cooled"].path) == trunk
-    assert nodes["given"].parent.path == nodes["cooled"].path
-    assert "action=merge" in nodes["mean"].words
-    assert f"file={nodes['mean'].path}" in nodes["mean"].words
+    assert root_of(nodes["cooled"].folder_path) == trunk
+    assert nodes["given"].parent_run.path == nodes["cooled"].folder_path
+    assert "action=merge" in nodes["mean"].command_words
+    assert f"file={nodes['mean'].folder_path}" in nodes["mean"].command_words
 
 
 def test_a_node_waits_for_its_checkpoint_and_is_handed_over_once(
@@ -72,12 +72,12 @@ def test_a_node_waits_for_its_checkpoint_and_is_handed_over_once(
     assert {state_of(node) for node in nodes.values()} == {"waiting"}
     save(cooled.root, cooled.child.at_tokens)
     assert state_of(cooled) == "due"
-    jobs = Jobs(RunFolder(cooled.path))
-    jobs.note(SubmitEvent(at="2026", jobs=1))
+    jobs = Jobs(RunFolder(cooled.folder_path))
+    jobs.append_events(SubmitEvent(at="2026", jobs=1))
     assert state_of(cooled) == "unknown"  # cut short: nobody knows whether it was taken
     submit_due(cooled.root)
-    assert jobs.chain().ids == []
-    jobs.note(SubmittedEvent(at="2026", chain="7"))
+    assert jobs.load_chain().job_ids == []
+    jobs.append_events(SubmittedEvent(at="2026", chain="7"))
     assert state_of(cooled) == "submitted"
 
 
@@ -104,7 +104,7 @@ def test_status_has_the_tree(
 
 
 def test_only_the_script_of_a_run_with_children_submits_them() -> None:
-    with_tree, alone = render(job_of(*WORDS)), render(job_of(*WORDS[:4]))
+    with_tree, alone = render_job_script(job_of(*WORDS)), render_job_script(job_of(*WORDS[:4]))
     assert "-m command.tree.course" in with_tree
     assert "command.tree" not in alone
     assert "grow()" not in alone
@@ -116,9 +116,9 @@ def test_only_the_script_of_a_run_with_children_submits_them() -> None:
 def test_a_childs_job_is_called_by_its_node(cluster: str, line: str, tmp_path: Path) -> None:
     batch = "budget.global_batch_tokens=6291456"  # 1,536 sequences: 384 data ranks divide them
     words = (*WORDS[:2], f"cluster={cluster}", "parallelism.data=384", batch, *WORDS[3:])
-    recipe = compose(read_point(list(words))).children["cooled"]
+    recipe = compose_run(read_point(list(words))).children["cooled"]
     user = read_user(cluster, {})
     settings = job_settings(recipe, user, repository=CHECKOUT, run=tmp_path, node="cooled")
-    assert line.format("teuken7b-cooled") in render(settings).splitlines()
+    assert line.format("teuken7b-cooled") in render_job_script(settings).splitlines()
     long = job_name(recipe.model_copy(update={"name": "n" * 240}), "cooled")
     assert (len(long), long[-8:]) == (MOST_NAME, "n-cooled")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from command.arguments import read_point
-from command.composition.compose import compose
+from command.composition.compose import compose_run
 from command.main import main
 from components.config.recipe import Recipe
 from components.planner.plan import plan_recipe
@@ -32,7 +32,7 @@ NODES = (
 
 @cache
 def composed() -> tuple[Recipe, dict[str, Recipe]]:
-    composed = compose(read_point([*BASE, *NODES]))
+    composed = compose_run(read_point([*BASE, *NODES]))
     return composed.recipe, dict(composed.children)
 
 
@@ -48,8 +48,8 @@ def test_a_tree_costs_what_its_runs_cost_each_planned_alone(
 ) -> None:
     whole, (_, runs) = planned(capfd, *NODES), composed()
     tree = whole["children"]
-    assert list(tree["nodes"]) == ["trunk", "scored", "mean", "long", "last", "given"]
-    bills = {name: plan_recipe(run).bill for name, run in runs.items()}
+    assert list(tree["nodes"]) == ["root", "scored", "mean", "long", "last", "given"]
+    bills = {name: plan_recipe(run).cost_estimate for name, run in runs.items()}
     hours = whole["bill"]["device_hours"]
     for name, bill in bills.items():
         assert bill is not None
@@ -66,10 +66,10 @@ def test_a_tree_costs_what_its_runs_cost_each_planned_alone(
 
 def test_the_longest_way_goes_from_checkpoint_to_checkpoint() -> None:
     recipe, runs = composed()
-    bill = plan_recipe(recipe).bill
+    bill = plan_recipe(recipe).cost_estimate
     tree = plan_tree(recipe, bill, runs)
     assert bill is not None
-    assert tree.longest_path == ("trunk", "long", "last")
+    assert tree.longest_path == ("root", "long", "last")
     # 59 of 60 parts of the trunk, then 1 and 3 of its hundreds of billions of tokens.
     assert tree.longest_days == pytest.approx(bill.days * (59 + 1 + 3) / 60, rel=0.01)
     alone = recipe.model_copy(
@@ -93,7 +93,7 @@ def test_the_table_says_what_is_not_planned(capfd: pytest.CaptureFixture[str]) -
     assert row.count("not planned") == 4
     assert any(line.strip().startswith("all ") for line in said)
     (longest,) = (line for line in said if line.startswith("longest: "))
-    assert longest.endswith(" days, trunk > long > last.")
+    assert longest.endswith(" days, root > long > last.")
     assert "children" not in planned(capfd)
 
 
@@ -103,20 +103,20 @@ def test_pages_and_proposals_have_the_trees_sums(
     page, paper = tmp_path / "plan.html", tmp_path / "proposal.md"
     assert main(["action=plan", *BASE, *NODES, f"file={page}", "output=json"]) == 0
     tree = json.loads(capfd.readouterr().out)["children"]
-    assert "The whole tree" in page.read_text()
+    assert "The full tree" in page.read_text()
     assert main(["action=plan", *BASE, *NODES, f"file={paper}"]) == 0
     rows = dict(
         line.strip("| ").split(" | ")[:2]
         for line in paper.read_text().splitlines()
         if line.startswith("| ") and line.count(" | ") == 2
     )
-    told = rows["device-hours of all, expected"].replace(",", "")
-    assert float(told) == pytest.approx(tree["device_hours"], rel=1e-3)
+    hours = rows["total device-hours, expected"].replace(",", "")
+    assert float(hours) == pytest.approx(tree["device_hours"], rel=1e-3)
     (given,) = (text for name, text in rows.items() if name.startswith("given: export after "))
     assert given == "not planned"
     assert "for its children" in paper.read_text()
     below = sum(tree["nodes"][name]["storage_bytes"] for name in ("long", "last"))
-    assert rows["of its children"] == f"{below / 1e9:,.1f} GB"
+    assert rows["storage of children"] == f"{below / 1e9:,.1f} GB"
 
 
 def test_a_limit_of_device_hours_is_for_the_whole_tree(

@@ -20,9 +20,9 @@ def nested(depth: int) -> bytes:
     [
         (b"", "is not JSON: Expecting value"),
         (b'{"a": 1', "is not JSON: Expecting ',' delimiter"),
-        (b"[]", "holds a list, not a mapping"),
-        (b"7", "holds a int, not a mapping"),
-        (b'{"a": "\xff"}', "is no UTF-8 text: byte 8"),
+        (b"[]", "is a list, not a mapping"),
+        (b"7", "is a int, not a mapping"),
+        (b'{"a": "\xff"}', "is not UTF-8 text at byte 8"),
         (b'{"a": NaN}', "has a number that is not finite: NaN"),
         (b'{"a": -Infinity}', "has a number that is not finite: -Infinity"),
         (b'{"a": 1e999}', "has a number that is not finite: 1e999"),
@@ -51,7 +51,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     for name in ("pipe", "folder"):
-        with pytest.raises(RecipeError, match="is no regular file"):
+        with pytest.raises(RecipeError, match="is not a regular file"):
             read_mapping(tmp_path / name)
     with pytest.raises(RecipeError, match="cannot be read: No such file"):
         read_mapping(tmp_path / "nothing")

@@ -24,17 +24,17 @@ from components.planner.plan import plan_recipe
 from components.report.document import print_document
 from components.report.plan_page import plan_document
 from components.report.plan_tables import picture_of
-from components.sharing.differences import Side, compare
+from components.sharing.differences import Side, compare_sides
 from components.terminal import (
-    console,
+    create_console,
+    escape_invisible,
     hide_folders,
+    log_line,
     prepare_streams,
-    printable,
-    say,
+    print_output,
     say_at_once,
-    tell,
 )
-from tests.recipes.test_plans import at_home
+from tests.recipes.compositions import at_home
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = "\x1b]0;x\a\u202e [table three] [/nope] :smile:"
@@ -62,7 +62,7 @@ def call(*words: str, cwd: Path, encoding: str) -> subprocess.CompletedProcess[b
     ],
 )
 def test_a_character_that_acts_or_hides_has_a_stand_in(text: str, shown: str) -> None:
-    assert printable(text) == shown
+    assert escape_invisible(text) == shown
     assert len(text) == len(shown)
 
 
@@ -77,13 +77,13 @@ def test_a_character_that_acts_or_hides_has_a_stand_in(text: str, shown: str) ->
     ],
 )
 def test_text_in_any_language_stays_what_it_is(text: str) -> None:
-    assert printable(text) == text
+    assert escape_invisible(text) == text
 
 
 @given(st.text(st.characters(exclude_categories=())))
 def test_what_was_cleaned_is_clean_and_can_be_encoded(text: str) -> None:
-    shown = printable(text)
-    assert printable(shown) == shown
+    shown = escape_invisible(text)
+    assert escape_invisible(shown) == shown
     assert {unicodedata.category(one) for one in shown if one not in "\n\t"}.isdisjoint({
         *("Cc", "Cs", "Zl", "Zp")
     })
@@ -91,9 +91,9 @@ def test_what_was_cleaned_is_clean_and_can_be_encoded(text: str) -> None:
 
 
 def test_a_line_is_said_and_told_clean(capfd: pytest.CaptureFixture[str]) -> None:
-    say(str(RecipeError("recipe", f"no {HOSTILE}", HOSTILE)))
+    log_line(str(RecipeError("recipe", f"no {HOSTILE}", HOSTILE)))
     say_at_once(HOSTILE)
-    tell(HOSTILE)
+    print_output(HOSTILE)
     out, err = capfd.readouterr()
     assert err == f"recipe: no {SHOWN}\n  {SHOWN}\n{SHOWN}\n"
     assert out == f"{SHOWN}\n"
@@ -105,7 +105,7 @@ def test_a_table_shows_titles_headings_and_cells_as_they_read(
     table = Table(HOSTILE, title=HOSTILE, title_justify="left", box=None)
     table.add_row(HOSTILE)
     table.add_row(Text(HOSTILE.removesuffix(":smile:")))
-    console(width=100).print(table)
+    create_console(width=100).print(table)
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert lines[:3] == [SHOWN] * 3
     # rich itself drops the bell of what is already Text
@@ -116,14 +116,14 @@ def test_stand_ins_keep_the_columns_where_they_are(capsys: pytest.CaptureFixture
     table = Table("key", "value", box=None)
     table.add_row("\u202e\u200babc", "1")
     table.add_row("abcde", "2")
-    console(width=100).print(table)
+    create_console(width=100).print(table)
     _, first, second = capsys.readouterr().out.splitlines()
     assert first.index("1") == second.index("2")
 
 
 def hostile(recipe: Recipe) -> Recipe:
     tree = recipe.model_dump(mode="json")
-    tree["why"] = HOSTILE
+    tree["description"] = HOSTILE
     for item in (*tree["published"].values(), *tree["assumed"].values()):
         item |= {key: HOSTILE for key in ("source", "reason") if key in item}
     return check_recipe(tree)
@@ -133,14 +133,14 @@ def test_a_recipe_is_shown_as_it_reads(capsys: pytest.CaptureFixture[str]) -> No
     print_recipe(hostile(at_home("teuken7b")))
     out = capsys.readouterr().out
     assert not any(one in out for one in ACTING)
-    assert "\u241b]0;x\u2407\ufffd [table three] [/nope]" in " ".join(out.split())
+    assert "\\e]0;x\\a\ufffd [table three] [/nope]" in " ".join(out.split())
 
 
 def test_a_plan_is_shown_as_it_reads(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = hostile(at_home("teuken7b"))
     plan = plan_recipe(recipe)
-    document = plan_document(plan, picture_of(plan), why=recipe.why)
-    print_document(document, console(width=130))
+    document = plan_document(plan, picture_of(plan), why=recipe.description)
+    print_document(document, create_console(width=130))
     out = capsys.readouterr().out
     assert not any(one in out for one in ACTING)
     (row,) = (one for one in out.splitlines() if one.startswith(next(iter(recipe.assumed))))
@@ -151,7 +151,7 @@ def test_differences_are_shown_as_they_read(capsys: pytest.CaptureFixture[str]) 
     recipe = at_home("teuken7b")
     a = Side(label=HOSTILE, tree=recipe.model_dump(mode="json"))
     b = Side(label="b", tree=hostile(recipe).model_dump(mode="json"))
-    print_differences(a, b, compare(a, b), [HOSTILE])
+    print_differences(a, b, compare_sides(a, b), [HOSTILE])
     out = capsys.readouterr().out
     assert not any(one in out for one in ACTING)
     assert out.endswith(f"note: {SHOWN}\n")
@@ -229,17 +229,17 @@ def test_a_published_text_tells_no_folder(text: str, published: str) -> None:
 
 BAR = f"""
 from types import SimpleNamespace
-from components.terminal import console
+from components.terminal import create_console
 from components.train.callbacks.display import RunProgressBar
-display = RunProgressBar(console(stderr=True))
-derived = SimpleNamespace(steps=2)
-recipe = SimpleNamespace(name={HOSTILE!r}, derived=derived)
+display = RunProgressBar(create_console(stderr=True))
+numbers = SimpleNamespace(steps=2)
+recipe = SimpleNamespace(name={HOSTILE!r}, derived_numbers=numbers)
 last = SimpleNamespace(step=1, loss=2.5, tokens_per_second=7.0)
 progress = SimpleNamespace(tokens=0, step=0)
 module = SimpleNamespace(recipe=recipe, progress=progress, last=last, verdict=None)
 display.on_train_start(None, module)
 display.on_train_batch_end(None, module)
-display.say({HOSTILE!r})
+display.print_line({HOSTILE!r})
 display.close()
 """
 

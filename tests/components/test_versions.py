@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from components import versions
-from components.versions import PYTHON, TORCH, judge, outside, refuse
+from components.versions import (
+    PYTHON,
+    TORCH,
+    compare_version,
+    list_outside_range,
+    refuse_old_versions,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD_PYTHONS = ("3.6", "3.8", "3.10")
@@ -45,13 +51,13 @@ def run(*words: str, env: dict[str, str] | None = None) -> "subprocess.Completed
     ],
 )
 def test_a_build_counts_as_its_release(version: str, side: str) -> None:
-    assert judge(version, TORCH) == side
+    assert compare_version(version, TORCH) == side
 
 
 def test_what_is_tried_here_is_neither_refused_nor_told() -> None:
-    assert outside("below") == []
-    assert outside("above") == []
-    refuse()
+    assert list_outside_range("below") == []
+    assert list_outside_range("above") == []
+    refuse_old_versions()
 
 
 def test_a_torch_below_the_range_ends_every_command_with_one_message(tmp_path: Path) -> None:
@@ -59,7 +65,7 @@ def test_a_torch_below_the_range_ends_every_command_with_one_message(tmp_path: P
     assert done.returncode == 2
     assert done.stdout == ""
     first, second = done.stderr.splitlines()
-    assert first == f"torch 2.9.1 is installed here; tried were {TORCH}"
+    assert first == f"torch 2.9.1 is installed; tested versions: {TORCH}"
     assert "make setup" in second
 
 
@@ -74,13 +80,17 @@ def test_a_torch_above_the_range_is_told_and_not_refused(
 ) -> None:
     with_torch("9.1.0", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    assert outside("above") == [f"torch 9.1.0 is installed here; tried were {TORCH}"]
-    refuse()
+    assert list_outside_range("above") == [
+        f"torch 9.1.0 is installed; tested versions: {TORCH}"
+    ]
+    refuse_old_versions()
 
 
 def test_without_torch_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "installed", lambda: {PYTHON: platform.python_version()})
-    refuse()
+    monkeypatch.setattr(
+        versions, "read_installed_versions", lambda: {PYTHON: platform.python_version()}
+    )
+    refuse_old_versions()
 
 
 def test_an_older_python_is_refused(
@@ -88,10 +98,10 @@ def test_an_older_python_is_refused(
 ) -> None:
     monkeypatch.setattr(platform, "python_version", lambda: "3.10.13")
     with pytest.raises(SystemExit) as ended:
-        refuse()
+        refuse_old_versions()
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(
-        f"Python 3.10.13 is installed here; tried were {PYTHON}\n"
+        f"Python 3.10.13 is installed; tested versions: {PYTHON}\n"
     )
 
 
@@ -110,7 +120,7 @@ def test_python_3_6_can_read_what_refuses_it(name: str) -> None:
 def test_an_older_python_itself_says_so(python: str) -> None:
     program = shutil.which(f"python{python}")
     if program is None or subprocess.run([program, "-V"], check=False).returncode:
-        pytest.skip(f"there is no python{python} here")
+        pytest.skip(f"python{python} is not installed")
     done = subprocess.run(
         [program, "run.py"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -125,6 +135,6 @@ def test_training_says_in_a_line_that_a_later_torch_was_not_tried(tmp_path: Path
     words = ("recipe=teuken7b", f"model.init_from={tmp_path}", f"run={tmp_path / 'run'}")
     done = run("run.py", *words, env=env)
     said = done.stderr.splitlines()
-    assert said[0] == f"torch 9.1.0 is installed here; tried were {TORCH}"
+    assert said[0] == f"torch 9.1.0 is installed; tested versions: {TORCH}"
     assert "config.json" in said[1]
     assert done.returncode == 2

@@ -11,8 +11,7 @@ import yaml
 
 from components.config.schema.data import Preparation, Source
 from data_prep.corpus import CleanCorpus, Corpus
-from data_prep.stages.executors import Executor, Local
-from data_prep.stages.passes import Passes
+from data_prep.stages.runner import Executor, Local, StageRunner
 from data_prep.stages.shards import CleanShard
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,26 +61,26 @@ def clean(
     said: list[str] | None = None,
     **changes: Any,
 ) -> CleanCorpus:
-    """Run every pass, in this process unless another executor is given."""
-    passes = passes_of(root, executor=executor, said=said)
+    """Run every stage, in this process unless another executor is given."""
+    runner = runner_of(root, executor=executor, said=said)
     preparation = preparation_of(**changes)
-    return Corpus(sources=sources, preparation=preparation, passes=passes).clean()
+    return Corpus(sources=sources, preparation=preparation, runner=runner).run_stages()
 
 
-def passes_of(
+def runner_of(
     root: Path, *, executor: Executor | None = None, said: list[str] | None = None
-) -> Passes:
-    """Do the passes in this process unless another executor is given."""
-    return Passes(
+) -> StageRunner:
+    """Do the stages in this process unless another executor is given."""
+    return StageRunner(
         root=root,
-        executor=executor or Local(workers=1, leave_failures=False),
+        executor=executor or Local(workers=1),
         say=(said if said is not None else []).append,
     )
 
 
 def texts_of(cleaned: CleanCorpus) -> dict[str, list[str]]:
     return {
-        name: [document.text for document in source.documents()]
+        name: [document.text for document in source.iter_documents()]
         for name, source in cleaned.sources.items()
     }
 

@@ -1,7 +1,7 @@
 """Preparations that are killed, and the same command after that: ``python -m ... ROUNDS``.
 
 Each round kills a worker, the command alone, or all of its processes, at a random moment of a
-random pass, and compares what the command gives in the end with what it gives undisturbed.
+random stage, and compares what the command gives in the end with what it gives undisturbed.
 """
 
 import os
@@ -16,8 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 VICTIMS = ("worker", "command", "group")
-POOLS = ("clean", "keep", "tokens")  # passes of several tasks; the others have one
-PASSES = ("clean", "duplicates", "keep", "tokenizer", "tokens")
+POOLS = ("clean", "keep", "tokens")  # stages of several tasks; the others have one
+STAGES = ("clean", "duplicates", "keep", "tokenizer", "tokens")
 TASKS = 12  # fewer than the corpus is cut into
 GONE_WITHIN_SECONDS = 3.0
 
@@ -45,7 +45,7 @@ def finish(process: Process) -> str:
 
 
 def play(texts: Path, root: Path, victim: str, work: str, done: int) -> str:
-    """Kill the victim when so many tasks of the pass are done, go on, return the digest."""
+    """Kill the victim when so many tasks of the stage are done, go on, return the digest."""
     process = start(texts, root)
     wait_for_tasks(process, root, work, done)
     workers = list(workers_of(process.pid))
@@ -64,7 +64,7 @@ def play(texts: Path, root: Path, victim: str, work: str, done: int) -> str:
 
 
 def wait_for_tasks(process: Process, root: Path, work: str, done: int) -> None:
-    """Wait until so many tasks of the pass have a record, or all is over."""
+    """Wait until so many tasks of the stage have a record, or all is over."""
     while process.poll() is None and (
         not list(root.glob(f"{work}-*/plan.json"))
         or done > len(list(root.glob(f"{work}-*/[0-9]*[0-9].json")))
@@ -106,11 +106,11 @@ def kill(pid: int) -> None:
 
 
 def rounds(texts: Path, folder: Path, number: int, seed: int) -> Iterator[tuple[str, str, str]]:
-    """Play rounds, every victim in turn; give victim, pass and digest of each."""
+    """Play rounds, every victim in turn; give victim, stage and digest of each."""
     draw = random.Random(seed)
     for turn in range(number):
         victim = VICTIMS[turn % len(VICTIMS)]
-        work = draw.choice(POOLS if victim == "worker" else PASSES)
+        work = draw.choice(POOLS if victim == "worker" else STAGES)
         done = draw.randrange(TASKS) if work in POOLS else 0
         yield victim, work, play(texts, folder / str(turn), victim, work, done)
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from components.config.schema.data import Source
-from data_prep.prepare import prepare
-from data_prep.stages.executors import Executor, Local
-from data_prep.stages.tokens import InPasses
+from data_prep.prepare import prepare_folder
+from data_prep.stages.runner import Executor, Local
+from data_prep.stages.tokens import StagedTokenise
 from data_prep.tokenise import Tokenise
 from tests.data_prep.conftest import make_tokenizer
-from tests.data_prep.corpora import LANGUAGES, MANY_TASKS, clean, passes_of
+from tests.data_prep.corpora import LANGUAGES, MANY_TASKS, clean, runner_of
 
 
 def prepared(
@@ -21,12 +21,12 @@ def prepared(
     executor: Executor | None = None,
     how: Tokenise | None = None,
 ) -> str:
-    """Clean and tokenise, in passes unless told otherwise; hash the folder that comes of it."""
+    """Clean and tokenise, in stages unless told otherwise; hash the folder that comes of it."""
     cleaned = clean(sources, root, executor=executor, **MANY_TASKS)
-    folder, _ = prepare(
+    folder, _ = prepare_folder(
         sources=cleaned.sources,
         stages=cleaned.stages,
-        tokenise=how or InPasses(passes=passes_of(root, executor=executor)),
+        tokenise=how or StagedTokenise(runner=runner_of(root, executor=executor)),
         tokenizer=make_tokenizer(700),
         tokenizer_folder="none",
         root=root / "prepared",
@@ -46,5 +46,5 @@ def prepared(
 if __name__ == "__main__":
     texts, root = map(Path, sys.argv[1:])
     sources = {name: Source(files=(f"{texts}/{name}*",)) for name in LANGUAGES}
-    two = Local(workers=2, leave_failures=False)
+    two = Local(workers=2)
     sys.stdout.write(prepared(sources, root, executor=two) + "\n")

@@ -1,4 +1,4 @@
-"""One corpus through every pass: what stays, what is counted, what is built again."""
+"""One corpus through every stage: what stays, what is counted, what is built again."""
 
 import gzip
 import json
@@ -13,8 +13,8 @@ import yaml
 
 from components.config.schema.data import Source
 from components.errors import RecipeError
-from data_prep.stages.executors import Local
 from data_prep.stages.plan import pin_lists
+from data_prep.stages.runner import Local
 from tests.data_prep.corpora import (
     EXACT,
     LANGUAGES,
@@ -93,7 +93,7 @@ def test_of_exact_duplicates_the_first_stays_in_the_order_of_the_sources(sources
 @pytest.mark.long
 def test_neither_the_workers_nor_the_place_change_a_byte(sources, root, tmp_path):
     one = clean(sources, root, **EXACT)
-    two = clean(sources, tmp_path, executor=Local(workers=2, leave_failures=False), **EXACT)
+    two = clean(sources, tmp_path, executor=Local(workers=2), **EXACT)
     assert digest_of(one) == digest_of(two)
     for name in LANGUAGES:
         for mine, other in zip(shards_of(one, name), shards_of(two, name), strict=True):
@@ -106,7 +106,7 @@ def test_a_second_preparation_touches_no_file(sources, root):
     said: list[str] = []
     assert digest_of(clean(sources, root, said=said, **EXACT)) == digest_of(first)
     assert {file: file.stat().st_mtime_ns for file in root.rglob("*.*")} == before
-    assert all(line.endswith(": done before") for line in said)
+    assert all(line.endswith(": already done") for line in said)
 
 
 def test_inputs_that_were_moved_are_not_cleaned_again(sources, root, tmp_path):
@@ -114,7 +114,7 @@ def test_inputs_that_were_moved_are_not_cleaned_again(sources, root, tmp_path):
     moved = write_corpus(tmp_path / "elsewhere")
     said: list[str] = []
     assert digest_of(clean(moved, root, said=said)) == digest_of(first)
-    assert [line.endswith(": done before") for line in said] == [True]
+    assert [line.endswith(": already done") for line in said] == [True]
 
 
 def test_a_task_whose_output_is_gone_is_done_again_and_no_other(sources, tmp_path):
@@ -133,32 +133,32 @@ def test_an_edited_shard_is_refused(sources, tmp_path):
     cleaned = clean(sources, tmp_path)
     shard = shards_of(cleaned, "de")[0]
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
-    with pytest.raises(RecipeError, match=r"was changed since its stage wrote it\n  delete"):
+    with pytest.raises(RecipeError, match=r"was changed after its stage wrote it\n  delete"):
         clean(sources, tmp_path)
-    with pytest.raises(RecipeError, match=r"000000\.jsonl\.zst has changed since it was hash"):
+    with pytest.raises(RecipeError, match=r"000000\.jsonl\.zst was changed after it was hash"):
         clean(sources, tmp_path, **EXACT)
     shard.unlink()
-    with pytest.raises(RecipeError, match="is missing, but its stage wrote it"):
+    with pytest.raises(RecipeError, match="was removed after its stage wrote it"):
         clean(sources, tmp_path)
 
 
 def test_a_source_of_which_nothing_is_left_is_named_with_the_reasons(sources, tmp_path):
     (tmp_path / "copy.txt").write_text("\n\n".join(paragraphs("de")[:2]), "utf-8")
     two = {"de": sources["de"], "zz": Source(files=(f"{tmp_path}/copy.txt",))}
-    message = r"data\.sources\.zz: nothing is left of it: 2 exact duplicate\n  see the examples"
+    message = r"data\.sources\.zz: no document remains: 2 exact duplicate\n  see the examples"
     with pytest.raises(RecipeError, match=message):
         clean(two, tmp_path / "stages", **EXACT)
 
 
 def test_an_embedded_corpus_keeps_the_groups_of_its_documents(tmp_path):
     cleaned = clean({"code": Source(embedded="python/source")}, tmp_path, **EXACT)
-    groups = {document.group for document in cleaned.sources["code"].documents()}
+    groups = {document.group_text for document in cleaned.sources["code"].iter_documents()}
     assert {"argparse.py", "json/decoder.py"} <= groups
 
 
 def test_a_place_that_cannot_be_written_to_is_refused(sources, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RecipeError, match=r"data\.folder: cannot write there"):
+    with pytest.raises(RecipeError, match=r"data\.folder: is not writable"):
         clean(sources, tmp_path / "file" / "stages")
 
 

@@ -18,7 +18,7 @@ WHERE = "data.sources.mine.embedded"
 
 
 def test_the_source_corpus_is_the_library_without_its_tests():
-    groups = [document.group for document in library_source()]
+    groups = [document.group_text for document in library_source()]
     assert groups == sorted(groups)
     assert {"argparse.py", "json/decoder.py"} <= set(groups)
     assert not [name for name in groups if "test" in Path(name).parts or "idlelib" in name]
@@ -28,14 +28,14 @@ def test_the_source_corpus_is_the_library_without_its_tests():
 
 @pytest.mark.long
 def test_documentation_shares_the_group_of_its_module():
-    documents = {document.group: document.text for document in library_docs()}
+    documents = {document.group_text: document.text for document in library_docs()}
     module = Path(sysconfig.get_path("stdlib"), "json", "decoder.py").read_text("utf-8")
     assert str(ast.get_docstring(ast.parse(module))) in documents["json/decoder.py"]
     assert "JSONDecoder: Simple JSON" in documents["json/decoder.py"]
 
 
 def test_the_help_topics_are_documents():
-    topics = {d.group: d.text for d in library_docs() if d.group.startswith("topic/")}
+    topics = {d.group_text: d.text for d in library_docs() if d.group_text.startswith("topic/")}
     assert "with" in topics["topic/with"]
     assert len(topics) > 50
 
@@ -43,17 +43,19 @@ def test_the_help_topics_are_documents():
 @pytest.mark.parametrize("name", ["python/source", "python/docs"])
 def test_a_library_corpus_states_its_size(name):
     corpus = open_embedded(name, WHERE)
-    assert corpus.record().name == name
-    assert corpus.record().bytes == sum(len(d.text.encode()) for d in corpus.documents())
-    assert corpus.record() == open_embedded(name, WHERE).record()
+    assert corpus.hash_input().name == name
+    assert corpus.hash_input().bytes == sum(
+        len(d.text.encode()) for d in corpus.iter_documents()
+    )
+    assert corpus.hash_input() == open_embedded(name, WHERE).hash_input()
 
 
 def test_a_text_of_a_corpora_folder_is_found_by_its_path(tmp_path):
     (tmp_path / "eu24").mkdir()
     (tmp_path / "eu24" / "mt.txt").write_text("Bonġu.\n\nGrazzi.", encoding="utf-8")
     corpus = open_embedded("eu24/mt", WHERE, tmp_path)
-    assert [document.text for document in corpus.documents()] == ["Bonġu.", "Grazzi."]
-    assert corpus.record().name == "eu24/mt"
+    assert [document.text for document in corpus.iter_documents()] == ["Bonġu.", "Grazzi."]
+    assert corpus.hash_input().name == "eu24/mt"
 
 
 def test_a_folder_of_corpora_stands_for_all_of_its_texts(tmp_path):
@@ -65,12 +67,12 @@ def test_a_folder_of_corpora_stands_for_all_of_its_texts(tmp_path):
     assert embedded_names("python/source", tmp_path) == ["python/source"]
     languages = find_inputs("parallel", Source(embedded="eu24"))
     assert len(languages) == 24
-    assert sum(len([*text.documents()]) for text in languages) == 24 * 12
+    assert sum(len([*text.iter_documents()]) for text in languages) == 24 * 12
 
 
 def test_an_unknown_corpus_lists_the_known_ones(tmp_path):
     (tmp_path / "eu24").mkdir()
     (tmp_path / "eu24" / "mt.txt").write_text("Bonġu.", encoding="utf-8")
-    message = r"mine\.embedded: .*'eu24/xx'\n  known: python/source, python/docs, eu24/mt"
+    message = r"mine\.embedded: .*'eu24/xx'\n  choose from python/source, python/docs, eu24/mt"
     with pytest.raises(RecipeError, match=message):
         open_embedded("eu24/xx", WHERE, tmp_path)

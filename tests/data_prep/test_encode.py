@@ -7,7 +7,7 @@ import sentencepiece
 from tokenizers import Tokenizer as Engine
 
 from components.data import token_file as module
-from components.data.token_file import encode, open_token_file
+from components.data.token_file import encode_to_file, open_token_file
 from tests.components.data import test_byte_bpe as byte_bpe
 from tests.data_prep.conftest import make_paragraphs, make_tokenizer
 
@@ -23,7 +23,7 @@ def texts():
 def unigram(tmp_path_factory, texts):
     folder = tmp_path_factory.mktemp("unigram")
     tokenizer = make_tokenizer()
-    tokenizer.train(texts, folder)
+    tokenizer.train_on_texts(texts, folder)
     return tokenizer, folder
 
 
@@ -34,7 +34,7 @@ def expected_file(ids_of_texts, eod_id):
 
 def test_the_ids_are_sentencepiece_s_own(tmp_path, unigram, texts):
     tokenizer, folder = unigram
-    record = encode(tmp_path / "a", iter(texts), tokenizer)
+    record = encode_to_file(tmp_path / "a", iter(texts), tokenizer)
     model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     assert record.sha256 == expected_file(map(model.encode, texts), tokenizer.eod_id)
     assert record.documents == len(texts)
@@ -43,10 +43,10 @@ def test_the_ids_are_sentencepiece_s_own(tmp_path, unigram, texts):
 
 def test_the_ids_are_the_byte_level_engine_s_own(tmp_path, texts):
     tokenizer = byte_bpe.make("bpe_neox_dolma")
-    tokenizer.train(texts, tmp_path)
+    tokenizer.train_on_texts(texts, tmp_path)
     engine = Engine.from_file(str(tmp_path / "tokenizer.json"))
     expected = (engine.encode(text, add_special_tokens=False).ids for text in texts)
-    record = encode(tmp_path / "a", iter(texts), tokenizer)
+    record = encode_to_file(tmp_path / "a", iter(texts), tokenizer)
     assert record.sha256 == expected_file(expected, tokenizer.eod_id)
 
 
@@ -55,12 +55,12 @@ def test_the_file_is_the_same_for_any_batches(tmp_path, unigram, texts, monkeypa
     records = set()
     for batch_characters in (1 << 20, 1, 5_000, 20_000):
         monkeypatch.setattr(module, "BATCH_CHARACTERS", batch_characters)
-        records.add(encode(tmp_path / "a", iter(texts), tokenizer))
+        records.add(encode_to_file(tmp_path / "a", iter(texts), tokenizer))
     assert len(records) == 1
 
 
 def test_no_text_gives_an_empty_file(tmp_path, unigram):
-    record = encode(tmp_path / "a", iter([]), unigram[0])
+    record = encode_to_file(tmp_path / "a", iter([]), unigram[0])
     assert (record.tokens, record.documents, record.bytes) == (0, 0, 0)
 
 
@@ -70,5 +70,5 @@ def test_a_text_that_cannot_be_read_leaves_no_file(tmp_path, unigram):
         raise ValueError("torn")
 
     with pytest.raises(ValueError, match="torn"):
-        encode(tmp_path / "a", texts(), unigram[0])
+        encode_to_file(tmp_path / "a", texts(), unigram[0])
     assert list(tmp_path.iterdir()) == []

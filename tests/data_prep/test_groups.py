@@ -17,17 +17,17 @@ def test_groups_are_the_connected_components_and_their_first_stays(calls):
     for pairs in calls:
         graph.add_edges_from(pairs)
         columns = np.array(pairs, np.int64).reshape(-1, 2)
-        groups.join(columns[:, 0], columns[:, 1])
+        groups.join_groups(columns[:, 0], columns[:, 1])
     parts = list(networkx.connected_components(graph))
-    assert groups.repeated().tolist() == sorted(
+    assert groups.list_repeated().tolist() == sorted(
         document for part in parts for document in part - {min(part)}
     )
     for part in parts:
-        assert set(groups.first(np.array(sorted(part))).tolist()) == {min(part)}
+        assert set(groups.find_first(np.array(sorted(part))).tolist()) == {min(part)}
 
 
 def test_a_chain_as_long_as_the_corpus_is_one_group_in_a_moment():
     count = 1 << 18
     groups = Groups(count)
-    groups.join(np.arange(count - 1), np.arange(1, count))
-    assert groups.repeated().tolist() == list(range(1, count))
+    groups.join_groups(np.arange(count - 1), np.arange(1, count))
+    assert groups.list_repeated().tolist() == list(range(1, count))

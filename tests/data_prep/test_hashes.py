@@ -16,7 +16,7 @@ from data_prep import sources as opening
 from data_prep.corpus import Corpus
 from data_prep.read import Document
 from data_prep.sources import Library, open_embedded, open_source
-from tests.data_prep.corpora import MANY_TASKS, passes_of, preparation_of, write_corpus
+from tests.data_prep.corpora import MANY_TASKS, preparation_of, runner_of, write_corpus
 
 
 @pytest.fixture
@@ -109,10 +109,10 @@ def test_a_second_preparation_hashes_neither_inputs_nor_shards(tmp_path, read):
         corpus = Corpus(
             sources=sources,
             preparation=preparation_of(**MANY_TASKS),
-            passes=passes_of(tmp_path / "stages"),
+            runner=runner_of(tmp_path / "stages"),
             hashed=cache(tmp_path),
         )
-        return corpus.clean()
+        return corpus.run_stages()
 
     first = prepare()
     assert len(read) > 20
@@ -134,7 +134,7 @@ def test_a_file_that_is_gone_is_refused_as_without_the_cache(tmp_path):
     with pytest.raises(FileNotFoundError):
         cache(tmp_path)(file)
     with pytest.raises(Exception, match="cannot be read"):
-        opened.inputs[0].record(cache(tmp_path))
+        opened.inputs[0].hash_input(cache(tmp_path))
 
 
 def test_a_drawn_text_is_drawn_once_for_one_origin_by_all_commands_together(tmp_path):
@@ -145,17 +145,19 @@ def test_a_drawn_text_is_drawn_once_for_one_origin_by_all_commands_together(tmp_
         return sha256(origin.encode()), len(origin)
 
     for origin in ("one", "one", "other", "one"):
-        found = cache(tmp_path).drawn(origin, partial(draw, origin))
+        found = cache(tmp_path).hash_drawn_text(origin, partial(draw, origin))
         assert found == (sha256(origin.encode()), len(origin))
     assert drawn == ["one", "other"]
 
 
 def test_a_line_that_is_no_entry_is_passed_over(tmp_path):
     expected = ("a", 1)
-    cache(tmp_path).drawn("one", lambda: expected)
+    cache(tmp_path).hash_drawn_text("one", lambda: expected)
     with (tmp_path / "hashes.jsonl").open("a") as file:
         file.write('{"drawn": "two"}\n[]\n3\n{"file": ["a"], "state": []}\n{"drawn": "thr')
-    assert cache(tmp_path).drawn("one", lambda: pytest.fail("drawn again")) == expected
+    assert (
+        cache(tmp_path).hash_drawn_text("one", lambda: pytest.fail("drawn again")) == expected
+    )
 
 
 @pytest.mark.long
@@ -165,15 +167,15 @@ def test_the_library_is_drawn_again_only_once_a_module_or_the_code_has_changed(
 ):
     library = open_embedded(name, "data.sources.python.embedded")
     assert isinstance(library, Library)
-    expected = library.record(cache(tmp_path))
-    assert expected == library.record()
+    expected = library.hash_input(cache(tmp_path))
+    assert expected == library.hash_input()
     unread = replace(library, read=lambda: pytest.fail("drawn again"))
-    assert unread.record(cache(tmp_path)) == expected
+    assert unread.hash_input(cache(tmp_path)) == expected
     other = (Document("x = 1", "other.py"), *opening.library_source())
     monkeypatch.setattr(opening, "library_source", lambda: other)
     opening._origin.cache_clear()
     try:
         changed = replace(library, read=lambda: other[:1])
-        assert changed.record(cache(tmp_path)).bytes == len("x = 1")
+        assert changed.hash_input(cache(tmp_path)).bytes == len("x = 1")
     finally:
         opening._origin.cache_clear()

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.tokenise import Here
+from data_prep.tokenise import LocalTokenise
 from tests.data_prep.corpora import write_corpus
 from tests.data_prep.killed import play
 from tests.data_prep.prepare_corpus import prepared
@@ -15,7 +15,7 @@ from tests.data_prep.prepare_corpus import prepared
     [("worker", "clean"), pytest.param("command", "tokens", marks=pytest.mark.long)],
 )
 def test_whoever_is_killed_the_result_is_the_same_and_nobody_works_on(tmp_path, victim, work):
-    """More victims, at random moments of every pass: ``make corpus``."""
+    """More victims, at random moments of every stage: ``make corpus``."""
     sources = write_corpus(tmp_path / "texts")
-    expected = prepared(sources, tmp_path / "whole", how=Here())
+    expected = prepared(sources, tmp_path / "whole", how=LocalTokenise())
     assert play(tmp_path / "texts", tmp_path / "killed", victim, work, 3) == expected

@@ -9,7 +9,7 @@ from datatrove.data import Document
 
 from components.config.schema.document_steps import Language
 from components.errors import RecipeError
-from data_prep.steps import LABELS, LanguageStep, detector
+from data_prep.steps import LABELS, LanguageStep, load_detector
 
 CORPUS = Path(__file__).resolve().parents[2] / "corpora" / "eu24"
 STORIES = {file.stem: file.read_text("utf-8") for file in sorted(CORPUS.glob("*.txt"))}
@@ -59,7 +59,7 @@ def test_no_download_is_tried(monkeypatch, caplog):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(socket, "socket", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    detector.cache_clear()
+    load_detector.cache_clear()
     with caplog.at_level(logging.DEBUG):
         assert identify(STORIES["fi"]).metadata["language"] == "fi"
     assert "ownload" not in caplog.text
@@ -103,7 +103,7 @@ def test_both_kinds_of_chinese_are_one_language_to_the_identifier():
 
 
 def test_the_known_labels_are_all_that_the_model_gives():
-    best = detector().detect(STORIES["en"], k=200)
+    best = load_detector().detect(STORIES["en"], k=200)
     assert {one["lang"] for one in best} <= set(LABELS.split())
     assert len(set(LABELS.split())) == 176
 
@@ -114,7 +114,7 @@ def test_a_language_that_cannot_be_told_is_refused(key):
         {"keep": ("fr", "fon")} if key == "keep" else {"minimum": {"default": 0, "fon": 1}}
     )
     with pytest.raises(
-        RecipeError, match=r"'fon' is no language that the identifier"
+        RecipeError, match=r"the language identifier .* does not know 'fon'"
     ) as failure:
         make_step(**settings)
     assert failure.value.path == f"{WHERE}.{key}"

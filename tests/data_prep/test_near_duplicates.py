@@ -125,7 +125,7 @@ def test_every_pair_of_a_bucket_that_is_alike_is_joined(buckets, pairs):
         if keys[i] == keys[j] and related[documents[i], documents[j]]
     )
     parts = networkx.connected_components(graph)
-    assert groups.repeated().tolist() == sorted(
+    assert groups.list_repeated().tolist() == sorted(
         node for part in parts for node in part - {min(part)}
     )
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.config.schema.document_steps import Normalise
-from data_prep.steps import NormaliseStep, normalise
+from data_prep.steps import NormaliseStep, normalize_text
 
 ALL = Normalise(unicode_form="NFC", strip_line_ends=True, remove_controls=True)
 FORMS = st.sampled_from(["NFC", "NFKC"])
@@ -18,13 +18,13 @@ NOISE = st.text(st.one_of(st.characters(), st.sampled_from(list(" \t\n\r\x00\x85
 @given(NOISE, FORMS, st.booleans(), st.booleans())
 def test_a_second_time_changes_nothing(text, form, strip, remove):
     settings = Normalise(unicode_form=form, strip_line_ends=strip, remove_controls=remove)
-    once = normalise(text, settings)
-    assert normalise(once, settings) == once
+    once = normalize_text(text, settings)
+    assert normalize_text(once, settings) == once
 
 
 @given(NOISE)
 def test_no_control_and_no_half_character_is_left(text):
-    left = normalise(text, ALL)
+    left = normalize_text(text, ALL)
     assert not [c for c in left if unicodedata.category(c) in {"Cc", "Cs"} and c not in "\n\t"]
     left.encode()
 
@@ -34,7 +34,7 @@ def test_what_can_be_seen_stays(text):
     # Marks that a space keeps apart have no order; without it they have one.
     before, after = (
         unicodedata.normalize("NFC", "".join(filter(_is_seen, one)))
-        for one in (text, normalise(text, ALL))
+        for one in (text, normalize_text(text, ALL))
     )
     assert after == before
 
@@ -54,18 +54,18 @@ def _is_seen(char: str) -> bool:
     ],
 )
 def test_each_rule_does_what_it_says(text, expected):
-    assert normalise(text, ALL) == expected
+    assert normalize_text(text, ALL) == expected
 
 
 def test_compatibility_forms_are_taken_apart_only_when_asked_for():
     apart = Normalise(unicode_form="NFKC", strip_line_ends=False, remove_controls=False)
-    assert normalise("ﬁ²", apart) == "fi2"
-    assert normalise("ﬁ²", ALL) == "ﬁ²"
+    assert normalize_text("ﬁ²", apart) == "fi2"
+    assert normalize_text("ﬁ²", ALL) == "ﬁ²"
 
 
 def test_what_is_not_asked_for_stays():
     bare = Normalise(unicode_form="NFC", strip_line_ends=False, remove_controls=False)
-    assert normalise("a \r\n\x00b", bare) == "a \r\n\x00b"
+    assert normalize_text("a \r\n\x00b", bare) == "a \r\n\x00b"
 
 
 def test_a_document_of_nothing_is_removed():

@@ -13,8 +13,8 @@ from components.data.manifest import Manifest
 from components.data.token_file import open_token_file
 from components.data.unigram import Unigram
 from components.errors import RecipeError
-from data_prep.prepare import prepare
-from data_prep.tokenise import Here
+from data_prep.prepare import prepare_folder
+from data_prep.tokenise import LocalTokenise
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOREVER = """
@@ -22,8 +22,8 @@ import sys
 from pathlib import Path
 from components.config.schema.data import Source
 from tests.data_prep.conftest import make_tokenizer
-from data_prep.prepare import prepare
-from data_prep.tokenise import Here
+from data_prep.prepare import prepare_folder
+from data_prep.tokenise import LocalTokenise
 
 def say(line):
     sys.stdout.write(line + "\\n")
@@ -31,10 +31,11 @@ def say(line):
     if line.startswith("first:"):
         sys.stdin.read()
 
-prepare(sources={"first": Source(files=(sys.argv[1],)), "second": Source(files=(sys.argv[2],))},
+sources = {"first": Source(files=(sys.argv[1],)), "second": Source(files=(sys.argv[2],))}
+prepare_folder(sources=sources,
         tokenizer=make_tokenizer(), root=Path(sys.argv[3]), name="mix", held_out_fraction=0.1,
         tokenizer_folder="none", tokenizer_sample_bytes="all", sequence_length=16,
-        verify="contents", tokenise=Here(), say=say)
+        verify="contents", tokenise=LocalTokenise(), say=say)
 """
 
 
@@ -58,10 +59,10 @@ def run(
             "sequence_length": 16,
             "tokenizer_folder": "none",
             "verify": "contents",
-            "tokenise": Here(),
+            "tokenise": LocalTokenise(),
             "say": said.append,
         }
-        return prepare(**{**arguments, **changes})
+        return prepare_folder(**{**arguments, **changes})
 
     return call
 
@@ -86,12 +87,12 @@ def test_the_token_files_hold_the_texts_and_nothing_else(run, tokenizer, sources
 
 def test_the_manifest_on_disk_is_the_one_returned(run, tokenizer):
     folder, manifest = run()
-    assert Manifest.read(folder) == manifest
+    assert Manifest.from_folder(folder) == manifest
     assert folder.name == f"mix-{manifest.key[:12]}"
-    assert manifest.tokenizer.settings == tokenizer.settings()
+    assert manifest.tokenizer.settings == tokenizer.get_settings()
     assert sorted(path.name for path in folder.iterdir()) == sorted([
         "manifest.json",
-        *(record.name for record in manifest.files()),
+        *(record.name for record in manifest.list_files()),
     ])
 
 
@@ -144,11 +145,11 @@ def test_a_truncated_token_file_is_named_by_the_next_preparation(run, side):
 
 def test_an_edited_file_is_named_by_the_next_preparation(run):
     folder, manifest = run()
-    for record in manifest.files():
+    for record in manifest.list_files():
         content = bytearray((folder / record.name).read_bytes())
         content[-1] ^= 1
         (folder / record.name).write_bytes(content)
-        with pytest.raises(RecipeError, match=rf"{record.name}: was edited"):
+        with pytest.raises(RecipeError, match=rf"{record.name}: was changed"):
             run()
         content[-1] ^= 1
         (folder / record.name).write_bytes(content)
@@ -181,7 +182,7 @@ def test_a_preparation_that_another_host_left_unfinished_is_named(run, tmp_path,
     folder, _ = run()
     folder.rename(left := folder.with_name(f".{folder.name}.other_host-0.partial"))
     run()
-    assert f"data: unfinished, delete if no preparation is running: {left}" in said
+    assert f"data: {left} is unfinished: delete it if no preparation is running" in said
 
 
 def test_two_preparations_at_once_share_one_folder(run, sources, tmp_path):
@@ -220,7 +221,7 @@ def test_an_unreadable_line_is_reported_while_the_tokenizer_trains(run, sources,
 
 def test_too_little_text_names_the_source_and_the_need(run, sources):
     Path(sources["second"].files[0]).write_text('{"text": "a"}\n{"text": "b"}')
-    message = r"data\.sources\.second: has \d tokens to train on, one window needs 17\n  give"
+    message = r"data\.sources\.second: has \d training tokens, one sample needs 17\n  add"
     with pytest.raises(RecipeError, match=message):
         run()
 
@@ -228,7 +229,7 @@ def test_too_little_text_names_the_source_and_the_need(run, sources):
 def test_a_text_without_a_held_out_part_is_refused(run, sources, tmp_path):
     one = tmp_path / "one.txt"
     one.write_text("abc" * 200)
-    message = r"data\.sources\.tiny: has 0 tokens held out, one window needs 2"
+    message = r"data\.sources\.tiny: has 0 held-out tokens, one sample needs 2"
     with pytest.raises(RecipeError, match=message):
         run(
             sources={**sources, "tiny": Source(files=(str(one),))},
@@ -238,7 +239,7 @@ def test_a_text_without_a_held_out_part_is_refused(run, sources, tmp_path):
 
 def test_a_root_that_cannot_be_written_to_is_refused(run, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RecipeError, match=r"data\.folder: cannot write there"):
+    with pytest.raises(RecipeError, match=r"data\.folder: is not writable"):
         run(root=tmp_path / "file" / "prepared")
 
 
@@ -256,18 +257,19 @@ import random, resource, sys
 from pathlib import Path
 from components.config.schema.data import Source
 from tests.data_prep.conftest import make_paragraphs, make_tokenizer
-from data_prep.prepare import prepare
-from data_prep.tokenise import Here
+from data_prep.prepare import prepare_folder
+from data_prep.tokenise import LocalTokenise
 
 folder = Path(sys.argv[1])
 with (folder / "a.txt").open("w") as file:
     for seed in range({copies}):
         for paragraph in make_paragraphs(7500, "abcdefg", seed=seed):
             file.write(paragraph + chr(10) * 2)
-prepare(sources={{"a": Source(files=(str(folder / "a.txt"),))}}, tokenizer=make_tokenizer(),
+sources = {{"a": Source(files=(str(folder / "a.txt"),))}}
+prepare_folder(sources=sources, tokenizer=make_tokenizer(),
         root=folder, name="mix", held_out_fraction=0.1, tokenizer_sample_bytes=100_000,
-        tokenizer_folder="none", sequence_length=16, verify="contents", tokenise=Here(),
-        say=lambda line: None)
+        tokenizer_folder="none", sequence_length=16, verify="contents",
+        tokenise=LocalTokenise(), say=lambda line: None)
 sys.stdout.write(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
 """
     run = [sys.executable, "-c", script, str(folder)]

@@ -11,17 +11,17 @@ from command.main import main
 from components.data.manifest import Manifest
 from components.data.unigram import Unigram
 from components.errors import RecipeError
-from data_prep.prepare import prepare
-from data_prep.stages.executors import Executor
-from data_prep.stages.tokens import InPasses
-from data_prep.tokenise import Here, Tokenise
+from data_prep.prepare import prepare_folder
+from data_prep.stages.runner import Executor
+from data_prep.stages.tokens import StagedTokenise
+from data_prep.tokenise import LocalTokenise, Tokenise
 from tests.cluster.programs import Programs
 from tests.data_prep.corpora import (
     EXACT,
     LANGUAGES,
     MANY_TASKS,
     clean,
-    passes_of,
+    runner_of,
     write_corpus,
 )
 from tests.data_prep.test_task import Elements
@@ -42,7 +42,7 @@ def tokenise(new_tokenizer: Callable[[int], Unigram], tmp_path: Path) -> Prepare
         }
         arguments |= {key: changes.pop(key) for key in arguments if key in changes}
         cleaned = clean(sources, tmp_path / "stages", **changes)
-        return prepare(
+        return prepare_folder(
             sources=cleaned.sources,
             stages=cleaned.stages,
             tokenise=how,
@@ -64,8 +64,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_the_manifest_names_the_passes_their_keys_and_counts(tokenise: Prepare) -> None:
-    folder, manifest = tokenise(Here(), **EXACT)
-    assert Manifest.read(folder) == manifest
+    folder, manifest = tokenise(LocalTokenise(), **EXACT)
+    assert Manifest.from_folder(folder) == manifest
     assert [*manifest.stages] == ["clean", "duplicates", "keep"]
     for name in LANGUAGES:
         counts = manifest.stages["keep"].sources[name]
@@ -74,8 +74,8 @@ def test_the_manifest_names_the_passes_their_keys_and_counts(tokenise: Prepare) 
 
 def test_the_same_text_by_other_stages_is_another_folder(tokenise: Prepare) -> None:
     longest = {"read": {"invalid": "refuse", "longest_bytes": 1_000_000}}
-    one, first = tokenise(Here())
-    two, second = tokenise(Here(), **longest)
+    one, first = tokenise(LocalTokenise())
+    two, second = tokenise(LocalTokenise(), **longest)
     assert first.sources == second.sources
     assert one.name != two.name
 
@@ -84,8 +84,8 @@ def test_the_same_text_by_other_stages_is_another_folder(tokenise: Prepare) -> N
 def test_whoever_tokenises_the_folder_is_the_same_byte_for_byte(
     tokenise: Prepare, tmp_path: Path, executor: Executor | None
 ) -> None:
-    one, manifest = tokenise(Here(), **MANY_TASKS)
-    how = InPasses(passes=passes_of(tmp_path / "tokens", executor=executor))
+    one, manifest = tokenise(LocalTokenise(), **MANY_TASKS)
+    how = StagedTokenise(runner=runner_of(tmp_path / "tokens", executor=executor))
     two, same = tokenise(how, root="again", **MANY_TASKS)
     assert (one.name, manifest) == (two.name, same)
     assert contents(one) == contents(two)
@@ -96,8 +96,8 @@ def test_whoever_tokenises_the_folder_is_the_same_byte_for_byte(
 def test_a_tokenizer_that_is_given_is_used_and_none_is_trained(
     tokenise: Prepare, tmp_path: Path
 ) -> None:
-    trained, manifest = tokenise(Here())
-    how = InPasses(passes=passes_of(tmp_path / "tokens"))
+    trained, manifest = tokenise(LocalTokenise())
+    how = StagedTokenise(runner=runner_of(tmp_path / "tokens"))
     folder, again = tokenise(how, root="given", tokenizer_folder=str(trained))
     assert again.sources == manifest.sources
     assert not list((tmp_path / "tokens").glob("tokenizer-*"))
@@ -110,7 +110,7 @@ def test_only_shards_without_tokens_are_tokenised_again(
     tokenise: Prepare, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    how = InPasses(passes=passes_of(tmp_path / "tokens", said=said))
+    how = StagedTokenise(runner=runner_of(tmp_path / "tokens", said=said))
     first, _ = tokenise(how, **MANY_TASKS)
     (folder,) = (tmp_path / "tokens").glob("tokens-*")
     (folder / "manifest.json").unlink()
@@ -118,16 +118,16 @@ def test_only_shards_without_tokens_are_tokenised_again(
     said.clear()
     again, _ = tokenise(how, root="again", **MANY_TASKS)
     assert contents(again) == contents(first)
-    assert said[0].endswith(": done before")  # the tokenizer's training
+    assert said[0].endswith(": already done")  # the tokenizer's training
     assert f"{folder.name}: 1 of " in said[1]
 
 
 def test_an_edited_token_file_of_a_shard_is_refused(tokenise: Prepare, tmp_path: Path) -> None:
-    how = InPasses(passes=passes_of(tmp_path / "tokens"))
+    how = StagedTokenise(runner=runner_of(tmp_path / "tokens"))
     tokenise(how)
     (shard,) = (tmp_path / "tokens").glob("tokens-*/000001.train.tokens")
     shard.write_bytes(bytes(len(shard.read_bytes())))
-    message = r"000001\.train\.tokens: was changed since its stage wrote it\n  delete"
+    message = r"000001\.train\.tokens: was changed after its stage wrote it\n  delete"
     with pytest.raises(RecipeError, match=message):
         tokenise(how, root="again")
     assert list((tmp_path / "again").iterdir()) == []
@@ -137,7 +137,7 @@ def test_what_a_tokenizer_refuses_comes_out_of_its_pass(
     tokenise: Prepare, new_tokenizer: Callable[[int], Unigram], tmp_path: Path
 ) -> None:
     for executor in (None, Elements((0,))):
-        how = InPasses(passes=passes_of(tmp_path / "tokens", executor=executor))
+        how = StagedTokenise(runner=runner_of(tmp_path / "tokens", executor=executor))
         with pytest.raises(RecipeError, match=r"tokenizer\.vocab_size: 50,000 pieces"):
             tokenise(how, tokenizer=new_tokenizer(50_000))
 
@@ -192,4 +192,4 @@ def test_what_is_left_to_the_queue_is_said_and_is_no_error(
         *("data.preparation.executor=array", "data.preparation.wait=false"),
     )
     assert main([*words, *queued]) == 0
-    assert "77 is queued\n  the same command goes on" in capsys.readouterr().out
+    assert "77 is queued\n  repeat the command" in capsys.readouterr().out

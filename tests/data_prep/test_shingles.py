@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.shingles import _table, shingles
+from data_prep.shingles import _table, hash_shingles
 
 
 def runs_of(words, ngram):
@@ -21,7 +21,7 @@ def runs_of(words, ngram):
 @given(st.lists(st.text("abä", min_size=1, max_size=3), max_size=40), st.integers(1, 6))
 def test_two_runs_of_words_have_one_hash_just_if_they_are_the_same(words, ngram):
     expected = runs_of([word.replace("ä", "a") for word in words], ngram)
-    hashes = shingles(" ".join(words), ngram).tolist()
+    hashes = hash_shingles(" ".join(words), ngram).tolist()
     assert len(hashes) == len(expected)
     pairs = set(zip(expected, hashes, strict=True))
     assert len(pairs) == len(set(expected)) == len(set(hashes))
@@ -37,32 +37,35 @@ def test_two_runs_of_words_have_one_hash_just_if_they_are_the_same(words, ngram)
     ],
 )
 def test_case_marks_digits_and_punctuation_make_no_difference(text, same):
-    assert shingles(text, 2).tolist() == shingles(same, 2).tolist()
+    assert hash_shingles(text, 2).tolist() == hash_shingles(same, 2).tolist()
 
 
 def test_words_of_other_letters_are_others():
     words = ["a", "b", "ab", "ba", "aa", "город", "ß", "ss", "日", "本", "1", "11", "कि", "का"]
-    hashes = [shingles(word, 5).tolist() for word in words]
+    hashes = [hash_shingles(word, 5).tolist() for word in words]
     assert all(len(each) == 1 for each in hashes)
     assert len({each[0] for each in hashes}) == len(words)
 
 
 def test_a_han_character_and_a_kana_are_words_by_themselves():
-    assert shingles("日本語のtext語", 1).tolist() == shingles("日 本 語 の text 語", 1).tolist()
+    assert (
+        hash_shingles("日本語のtext語", 1).tolist()
+        == hash_shingles("日 本 語 の text 語", 1).tolist()
+    )
 
 
 def test_a_text_shorter_than_a_run_is_one_shingle_and_one_without_words_has_none():
-    assert len(shingles("one two three", 5)) == 1
-    assert shingles("one two three", 5) != shingles("one two", 5)
-    assert [len(shingles(text, 5)) for text in ("", " \n", "-- !")] == [0, 0, 0]
+    assert len(hash_shingles("one two three", 5)) == 1
+    assert hash_shingles("one two three", 5) != hash_shingles("one two", 5)
+    assert [len(hash_shingles(text, 5)) for text in ("", " \n", "-- !")] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("space", [" ", "\n"])
 def test_a_long_text_has_the_words_of_its_parts(space):
     draw = random.Random(1)
     words = ["".join(draw.choices("abcdefgh", k=draw.randint(1, 9))) for _ in range(16_000)]
-    expected = [int(shingles(word, 1)[0]) for word in words]
-    found = shingles(space.join(words), 1)
+    expected = [int(hash_shingles(word, 1)[0]) for word in words]
+    found = hash_shingles(space.join(words), 1)
     # Without spaces a piece is cut anywhere: at most one word becomes two.
     same = len(set(expected) - set(found.tolist()))
     assert len(found) - len(expected) <= (0 if space == " " else 3)
@@ -72,7 +75,7 @@ def test_a_long_text_has_the_words_of_its_parts(space):
 
 
 def test_a_lone_surrogate_is_a_separator():
-    assert shingles("a\ud800b", 1).tolist() == shingles("a b", 1).tolist()
+    assert hash_shingles("a\ud800b", 1).tolist() == hash_shingles("a b", 1).tolist()
 
 
 def test_letters_are_those_of_the_regular_expressions_where_unicode_has_not_changed():
@@ -89,6 +92,6 @@ def test_the_codes_are_the_same_on_every_python():
 
 
 def test_the_hashes_are_the_same_on_every_machine():
-    hashes = shingles("Ein Text, der überall gleich ist: 日本 2024", 3).astype("<u8")
+    hashes = hash_shingles("Ein Text, der überall gleich ist: 日本 2024", 3).astype("<u8")
     assert hashlib.sha256(hashes.tobytes()).hexdigest().startswith("47bc87d651bee44b")
     assert hashes.dtype == np.uint64

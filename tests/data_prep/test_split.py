@@ -60,14 +60,14 @@ def test_a_lone_word_is_split_at_the_letter():
 def test_documents_of_a_group_stay_together():
     documents = [Document(str(i), str(i // 5)) for i in range(500)]
     split, _ = choose_split(documents, 0.3)
-    sides = {(d.group, bool(split.held_out_text(d))) for d in documents}
+    sides = {(d.group_text, bool(split.held_out_text(d))) for d in documents}
     assert len(sides) == 100
 
 
 def test_documentation_is_held_out_with_the_source_code_that_contains_it():
     source, _ = choose_split(library_source(), 0.05)
     docs, _ = choose_split(library_docs(), 0.05)
-    modules = {document.group for document in library_source()}
+    modules = {document.group_text for document in library_source()}
     for document in library_docs():
-        if document.group in modules:
+        if document.group_text in modules:
             assert bool(docs.held_out_text(document)) == bool(source.held_out_text(document))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from data_prep.stages.folder import Say
+from data_prep.stages.runner import Say
 from data_prep.task import Array, deal_tasks, main
 from tests.data_prep.corpora import EXACT, clean, digest_of, write_corpus
 
@@ -18,9 +18,9 @@ class Elements:
 
     chosen: tuple[int, ...]
 
-    def run(self, folder: Path, tasks: Sequence[int], say: Say) -> None:
+    def run_tasks(self, folder: Path, tasks: Sequence[int], say: Say) -> None:
         groups = deal_tasks(tasks, 3)
-        Array(groups=groups, workers=1, job="7").write(folder)
+        Array(groups=groups, workers=1, job="7").save_array(folder)
         for element in range(len(groups)):
             if element in self.chosen:
                 main([str(folder.parent), folder.name, str(element)])

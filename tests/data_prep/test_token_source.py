@@ -17,8 +17,13 @@ from components.data.order import Phase, SampleOrder
 from components.data.samples import HeldOutWindows, PackedSamples
 from components.data.token_file import OpenFiles, ShardedTokens
 from components.errors import RecipeError
-from data_prep.prepare import prepare
-from data_prep.tokenise import Here, held_out_documents, open_token_source, write_megatron
+from data_prep.prepare import prepare_folder
+from data_prep.tokenise import (
+    LocalTokenise,
+    held_out_documents,
+    open_token_source,
+    write_megatron,
+)
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "megatron"
 
@@ -28,7 +33,7 @@ class Declared:
 
     vocab_size, eod_id = 1000, 1
 
-    def settings(self):
+    def get_settings(self):
         return {"vocab_size": 1000}
 
 
@@ -43,10 +48,10 @@ def run(root: Path, said: list[str] | None = None, **changes):
         "tokenizer_sample_bytes": "all",
         "sequence_length": 4,
         "verify": "contents",
-        "tokenise": Here(),
+        "tokenise": LocalTokenise(),
         "say": (said if said is not None else []).append,
     }
-    return prepare(**{**arguments, **changes})
+    return prepare_folder(**{**arguments, **changes})
 
 
 def golden(name: str) -> list[list[int]]:
@@ -60,7 +65,7 @@ def flat(documents) -> list[int]:
 
 def read_all(folder, records):
     files = OpenFiles(folder=folder, most_open=1)
-    return ShardedTokens(records=records, files=files).read(0, 1 << 40).tolist()
+    return ShardedTokens(records=records, files=files).read_tokens(0, 1 << 40).tolist()
 
 
 def test_nothing_is_copied_and_the_documents_are_parted_in_their_order(tmp_path):
@@ -74,8 +79,8 @@ def test_nothing_is_copied_and_the_documents_are_parted_in_their_order(tmp_path)
     assert (record.documents, record.train[0].documents) == (7, 5)
     content = (GOLDEN / "uint16_whole.bin").read_bytes()
     assert record.train[0].sha256 == hashlib.sha256(content).hexdigest()
-    assert said[0] == "tokenizer: none; ids below 1,000, 1 ends"
-    assert Manifest.read(folder) == manifest
+    assert said[0] == "tokenizer: none; 1,000 ids, 1 ends texts"
+    assert Manifest.from_folder(folder) == manifest
 
 
 def test_windows_run_over_the_files_of_a_pattern_as_over_one(tmp_path):
@@ -98,7 +103,7 @@ def test_windows_run_over_the_files_of_a_pattern_as_over_one(tmp_path):
     held_out = HeldOutWindows(
         folder=folder, manifest=manifest, sequence_length=4, max_windows=99
     )
-    first = next(held_out.windows("mine")).tolist()
+    first = next(held_out.iter_windows("mine")).tolist()
     assert first == flat(documents[5:])[:5]
 
 
@@ -121,7 +126,7 @@ def edited(tmp_path: Path, change) -> Source:
 
 def test_an_id_outside_the_vocabulary_is_refused_with_its_place(tmp_path):
     source = edited(tmp_path, lambda tokens: tokens.__setitem__(9, 1000))
-    message = r"a\.bin has id 1,000 at token 9, the vocabulary ends with 999\n  let tokenizer"
+    message = r"a\.bin has id 1,000 at token 9, the largest id is 999\n  set tokenizer"
     with pytest.raises(RecipeError, match=message):
         run(tmp_path, sources={"mine": source})
 
@@ -130,7 +135,7 @@ def test_a_document_without_an_end_is_refused_unless_the_recipe_says_so(tmp_path
     monkeypatch.setattr("data_prep.tokenise.BLOCK_TOKENS", 2)  # several blocks
     end = len(flat(golden("uint16_whole")[:4])) - 1
     source = edited(tmp_path, lambda tokens: tokens.__setitem__(end, 7))
-    message = r"document 3 of .*a\.bin ends with id 7, not .*, 1\n  .*sources\.mine\.eod=absent"
+    message = r"document 3 of .*a\.bin ends with id 7, .* id 1\n  .*sources\.mine\.eod=absent"
     with pytest.raises(RecipeError, match=message):
         run(tmp_path, sources={"mine": source})
     absent = source.model_copy(update={"eod": "absent"})
@@ -145,7 +150,7 @@ def test_files_of_empty_documents_alone_have_nothing_to_train_on(tmp_path):
     counts = np.array([2, 4], np.uint64).tobytes()
     (tmp_path / "a.idx").write_bytes(head + counts + bytes(2 * 4 + 2 * 8) + borders)
     (tmp_path / "a.bin").touch()
-    with pytest.raises(RecipeError, match=r"sources\.mine: has 0 tokens to train on"):
+    with pytest.raises(RecipeError, match=r"sources\.mine: has 0 training tokens"):
         run(tmp_path, sources={"mine": Source(tokens=(str(tmp_path / "a"),))})
 
 
@@ -161,7 +166,7 @@ def test_an_edited_file_is_named_when_contents_are_compared_and_only_then(tmp_pa
     run(tmp_path, sources={"mine": source})
     edited(tmp_path, lambda tokens: tokens.__setitem__(3, 5))
     run(tmp_path, sources={"mine": source}, verify="sizes")
-    with pytest.raises(RecipeError, match=r"a\.bin: was edited"):
+    with pytest.raises(RecipeError, match=r"a\.bin: was changed"):
         run(tmp_path, sources={"mine": source})
 
 
@@ -172,7 +177,7 @@ def test_either_file_may_be_named_for_both(suffix):
 
 
 def test_a_pattern_without_an_index_is_refused(tmp_path):
-    with pytest.raises(RecipeError, match=r"mine\.tokens: .*/x\*\.idx names no file"):
+    with pytest.raises(RecipeError, match=r"mine\.tokens: no file matches .*/x\*\.idx"):
         open_token_source("mine", Source(tokens=(f"{tmp_path}/x*",)))
 
 
@@ -185,7 +190,7 @@ def test_what_was_prepared_can_be_written_for_megatron_and_read_back(
     assert [prefix.name for prefix in prefixes] == ["first.train", "first.held_out"]
     assert write_megatron(folder, manifest) == prefixes  # again, in place
     source = open_token_source("again", Source(tokens=(f"{folder}/first.train",)))
-    measured = source.measure(
+    measured = source.measure_files(
         vocab_size=tokenizer.vocab_size, eod_id=tokenizer.eod_id, fraction=0.1
     )
     (ours,) = manifest.sources["first"].train
@@ -234,7 +239,7 @@ def test_a_folder_without_a_tokenizer_or_with_another_is_refused(
         run(tmp_path, sources=texts, tokenizer=tokenizer, tokenizer_folder=str(tmp_path))
     trained, _ = run(tmp_path / "a", sources=texts, tokenizer=tokenizer)
     other = new_tokenizer(tokenizer.vocab_size + 7)
-    message = r"tokenizer_folder: .* holds another tokenizer: has 570 pieces"
+    message = r"tokenizer_folder: the tokenizer in .* differs: has 570 pieces"
     with pytest.raises(RecipeError, match=message):
         run(tmp_path / "b", sources=texts, tokenizer=other, tokenizer_folder=str(trained))
 
@@ -258,7 +263,7 @@ def test_a_tokenizer_that_training_cannot_use_is_refused_with_the_reason(tmp_pat
         longest_space_run=0,
         last_pieces=[],
     )
-    message = r"tokenizer_folder: the tokenizer in .* has the step Lowercase.*\n.*name a byte"
+    message = r"tokenizer_folder: the tokenizer in .* has the step Lowercase.*\n.*use a byte"
     texts = {"first": sources["first"]}
     with pytest.raises(RecipeError, match=message):
         run(tmp_path / "a", sources=texts, tokenizer=tokenizer, tokenizer_folder=str(tmp_path))

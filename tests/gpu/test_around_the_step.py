@@ -12,7 +12,7 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.data.manifest import Manifest
 from components.parity.prover import draw_data
-from components.train.batches import StepBatches
+from components.train.batches import RankBatches
 from components.train.prefetch import Prefetcher
 from components.train.ranks import ALLOCATOR, OLDER_ALLOCATORS
 
@@ -33,13 +33,13 @@ def test_batches_lie_in_pinned_memory_and_arrive_as_they_were_read(
 ) -> None:
     recipe = compose_recipe(read_point(["recipe=teuken7b", "scale=parity"]))
     draw_data(recipe, tmp_path / "data")
-    manifest = Manifest.read(tmp_path / "data")
-    batches = StepBatches(recipe=recipe, folder=tmp_path / "data", manifest=manifest, rank=0)
+    manifest = Manifest.from_folder(tmp_path / "data")
+    batches = RankBatches(recipe=recipe, folder=tmp_path / "data", manifest=manifest, rank=0)
     taken: list[int] = []
     device = torch.device(gpu, 0)
     for batch in Prefetcher(batches, lambda: len(taken), steps=range(8), device=device):
         assert batch.tokens.is_pinned()
-        expected = batches.read(batches.positions(len(taken)), pinned=False)
+        expected = batches.read_samples(batches.list_sample_numbers(len(taken)), pinned=False)
         assert torch.equal(batch.tokens.to(device, non_blocking=True).cpu(), expected)
         taken.append(len(taken))
     assert len(taken) == 8
@@ -50,7 +50,7 @@ def test_memory_grows_in_segments_unless_the_user_has_said_otherwise(
     gpu: str, own: str | None
 ) -> None:
     if gpu != "cuda":
-        pytest.skip("only NVIDIA's devices are asked for it")
+        pytest.skip("only CUDA has these allocator settings")
     seen = {k: v for k, v in os.environ.items() if k not in {ALLOCATOR, *OLDER_ALLOCATORS}}
     seen |= {} if own is None else {ALLOCATOR: own}
     said = subprocess.check_output([sys.executable, "-c", SEGMENTS], env=seen, text=True)

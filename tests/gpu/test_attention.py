@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from components.model.attention import AttentionCore, ForwardScope
-from components.model.positions import Placement, alibi_slopes
+from components.model.attention import AttentionContext, AttentionCore
+from components.model.positions import PositionEncoding, alibi_slopes
 
 ROWS, HEADS, LENGTH, WIDTH = 2, 4, 256, 64
 DROPPED = 0.25
@@ -21,10 +21,12 @@ pytestmark = [
 ]
 
 
-def scope_on(device: str, *, slopes: bool) -> ForwardScope:
+def scope_on(device: str, *, slopes: bool) -> AttentionContext:
     places = torch.arange(LENGTH, device=device)
     biases = torch.tensor(alibi_slopes(HEADS), device=device) if slopes else None
-    return ForwardScope(placement=Placement(places=places, slopes=biases), documents=None)
+    return AttentionContext(
+        encoding=PositionEncoding(position_ids=places, slopes=biases), documents=None
+    )
 
 
 def weights_of(query: Tensor, key: Tensor, *, slopes: bool) -> Tensor:

@@ -23,11 +23,13 @@ class Weights:
     def __init__(self, device: str) -> None:
         self.weight = torch.zeros(NUMBERS, device=device)
 
-    def tensors(self) -> dict[str, Tensor]:
+    def collect_tensors(self) -> dict[str, Tensor]:
         return {"model.weight": self.weight}
 
-    def fill(self, read: Read, saved: Collection[str], *, fresh_optimizer: bool) -> None:
-        read(self.tensors())
+    def load_tensors(
+        self, read: Read, saved: Collection[str], *, fresh_optimizer: bool
+    ) -> None:
+        read(self.collect_tensors())
 
 
 @pytest.fixture
@@ -45,9 +47,9 @@ def test_steps_after_the_call_do_not_reach_the_checkpoint(gpu: str, tmp_path: Pa
     for step in (1, 2, 3):
         state.weight.fill_(float(step))
         progress = RunProgress(step=step, tokens=step)
-        saver.save(state, progress, kinds=["tokens"], held_out_loss=None)
+        saver.start_save(state, progress, kinds=["tokens"], held_out_loss=None)
         state.weight.fill_(-1.0)
-    saver.wait()
+    saver.wait_for_save()
     saver.close()
     for folder in tmp_path.iterdir():
         (file,) = folder.glob("*.safetensors")

@@ -11,8 +11,8 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
 from components.distributed.devices import peak_memory_bytes
-from components.dryrun.roles import rehearse_roles
-from components.dryrun.world import empty_batch, trainer_of
+from components.dryrun.fake_world import empty_batch, trainer_of
+from components.dryrun.rank_roles import rehearse_roles
 from components.train.batches import StepBatch
 from components.train.module import Pretraining
 

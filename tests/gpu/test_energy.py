@@ -46,7 +46,7 @@ def test_the_counter_agrees_with_power_over_time(cuda: torch.device) -> None:
     powers_while_computing(cuda, 3.0)  # clocks and the mean of the second before settle
     meter = Meter(counters=[NvidiaCounter(uuid=uuid)], units=1, now=time.monotonic())
     noted = powers_while_computing(cuda, SECONDS)
-    counted = meter.count(time.monotonic())
+    counted = meter.measure_energy(time.monotonic())
     joules = sum(
         fmean((before, after)) * (later - earlier)
         for (earlier, before), (later, after) in pairwise(noted)

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from components.config.model_spec.feed_forward import ExpertsSpec
 from components.distributed.compile import compile_layers
-from components.distributed.experts import ExchangedMixture
+from components.distributed.experts import AllToAllDispatcher
 from components.model.expert_products import Matrices, has_grouped_kernel
 from components.model.mlp import ACTIVATIONS
 from components.model.moe import Experts, Mixture
@@ -99,7 +99,7 @@ def test_a_gpu_mixes_what_the_host_mixes_in_double_precision(
 def test_grouped_products_on_a_gpu_wait_for_no_counts(gpu: str) -> None:
     module = torch.get_device_module(gpu)
     if not has_grouped_kernel(gpu) or not hasattr(module, "set_sync_debug_mode"):
-        pytest.skip("needs grouped products, and a device module that tells of waits")
+        pytest.skip("needs grouped products, and a device module that records waits")
     model = layers_of(torch.bfloat16).to(gpu)
     hidden, upstream = (each.to(gpu) for each in tokens_for(range(NUM_EXPERTS), torch.bfloat16))
     mixed_and_gradients(model, hidden, upstream)  # what is set up once may wait
@@ -138,7 +138,7 @@ def test_rows_that_pad_a_bounded_exchange_change_nothing_on_a_gpu(
 def test_a_bounded_exchange_on_a_gpu_waits_for_no_sizes(gpu: str) -> None:
     module = torch.get_device_module(gpu)
     if not has_grouped_kernel(gpu) or not hasattr(module, "set_sync_debug_mode"):
-        pytest.skip("needs grouped products, and a device module that tells of waits")
+        pytest.skip("needs grouped products, and a device module that records waits")
     model = layers_of(torch.bfloat16).to(gpu)
     hidden, upstream = (each.to(gpu) for each in tokens_for(range(NUM_EXPERTS), torch.bfloat16))
     expected = mixed_and_gradients(model, hidden, upstream)
@@ -148,7 +148,7 @@ def test_a_bounded_exchange_on_a_gpu_waits_for_no_sizes(gpu: str) -> None:
     try:
         mesh = init_device_mesh(gpu, (1,), mesh_dim_names=("expert",))
         experts = next(module for module in model.modules() if isinstance(module, Experts))
-        experts.mixture = ExchangedMixture(experts.mixture, mesh, overlap=2, bound=1.0)
+        experts.mixture = AllToAllDispatcher(experts.mixture, mesh, overlap=2, bound=1.0)
         mixed_and_gradients(model, hidden, upstream)  # connections are made
         module.set_sync_debug_mode("error")
         found = mixed_and_gradients(model, hidden, upstream)

@@ -45,7 +45,15 @@ STANDING = {
         f"python run.py recipe=teuken7b optimizer.lr=1e-3 {FEW}",
         SHORTER,
     ),
-    f"{SWEEP} budget.total_tokens=163_840 {RATES}": (f"{SWEEP} {FEW} {RATES}", SHORTER),
+    "python run.py recipe=bloom560m": (f"python run.py recipe=bloom560m {FEW}", SHORTER),
+    "python run.py recipe=mine": (
+        "python run.py recipe=mine action=show",
+        "the next page trains such a recipe",
+    ),
+    f"{SWEEP} budget.total_tokens=163_840 {RATES} run=runs/rates": (
+        f"{SWEEP} {FEW} {RATES} run=runs/rates",
+        SHORTER,
+    ),
 }
 
 
@@ -70,8 +78,14 @@ def write_files(page: str, folder: Path) -> None:
     """Write the recipes that a page shows: YAML whose first line is the name of its file."""
     folder.mkdir(parents=True, exist_ok=True)
     for kind, text in blocks(page):
-        if kind == "yaml" and (named := re.match(r"# ([\w/]+\.yaml)\n", text)):
+        if kind == "yaml" and (named := re.match(r"# (\w+\.yaml)\n", text)):
             (folder / named[1]).write_text(text, "utf-8")
+
+
+def path_in_clone(text: str) -> str | None:
+    """Return the path below the clone that the first line of a block names, if it does."""
+    named = re.match(r"# (\w+/[\w/]+\.(?:yaml|py))\n", text)
+    return named[1] if named else None
 
 
 ALL = {(page, line): None for page in PAGES for line in commands(page)}
@@ -140,7 +154,9 @@ def test_every_command_of_a_page_does_what_it_says(page: str, tmp_path: Path) ->
 
     run(texts_at_hand())
     for kind, text in blocks(page):
-        if kind == "python":
+        if file := path_in_clone(text):
+            (clone / file).write_text(text, "utf-8")
+        elif kind == "python":
             (clone / "shown.py").write_text(text, "utf-8")
             run("python shown.py")
     for line in commands(page):

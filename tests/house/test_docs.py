@@ -135,3 +135,12 @@ def test_every_file_that_a_page_names_exists() -> None:
         if not exists(name)
     }
     assert missing == set()
+
+
+def test_every_release_of_the_changelog_has_each_heading_once() -> None:
+    _, *releases = (ROOT / "CHANGELOG.md").read_text("utf-8").split("\n## ")
+    for release in releases:
+        name, _, entries = release.partition("\n\n")
+        headings = re.findall(r"^### (.*)$", entries, re.M)
+        assert entries.startswith("### "), name
+        assert len(headings) == len(set(headings)), name

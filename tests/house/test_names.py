@@ -1,4 +1,4 @@
-"""A thing is found by its word: one meaning a public class, no crowded folder, no riddles."""
+"""Names say what they hold: one meaning per class and alias, verbs and nouns, no dialect."""
 
 import ast
 import re
@@ -15,6 +15,15 @@ PARTICIPLE = re.compile(
     r"[A-Z][a-z]+(?:[^e]ed|en|elt|old|awn|wn)|Told|Found|Sent|Kept|Held|Sought|Cited|Tried"
 )
 SAID = {"Learned"}  # of positions, as the field has it
+# Entry points and methods that Python, torch, Lightning, pydantic or a protocol call.
+MOST_SINGLE_WORDS = 40
+# Parts of names that say nothing about the content, with the names that have them for a reason.
+DIALECT = {"told", "asked", "said", "settle", "settled", "kept", "found", "anew", "beside"}
+EXCEPTIONS = {"found"}  # a key of reports of preflight and dry runs
+FIRST_LINE_WORDS = re.compile(
+    r"\b(told|tells?|asked|said|says|anew|nobody|whoever|of which|of whom|goes on|"
+    r"left alone|way out|befalls?)\b"
+)
 
 
 def code() -> list[Path]:
@@ -34,6 +43,54 @@ def public_classes() -> dict[str, list[str]]:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].append(str(file.relative_to(ROOT)))
     return found
+
+
+def test_an_alias_has_one_meaning() -> None:
+    meanings = defaultdict(set)
+    for file in SOURCES:
+        for node in ast.parse(file.read_text("utf-8")).body:
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    if re.fullmatch(r"[A-Z][a-z]\w+", name):
+                        meanings[name].add(ast.dump(value))
+    assert {name for name, values in meanings.items() if len(values) > 1} == set()
+
+
+def test_a_public_function_is_a_verb_and_a_noun() -> None:
+    single = {
+        node.name
+        for file in code()
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef) and re.fullmatch(r"[a-z]+", node.name)
+    }
+    assert len(single) <= MOST_SINGLE_WORDS, sorted(single)
+
+
+def test_no_name_is_dialect() -> None:
+    names = {
+        (str(file.relative_to(ROOT)), name)
+        for file in SOURCES
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        for name in (
+            getattr(node, attribute, None) for attribute in ("id", "name", "arg", "attr")
+        )
+        if isinstance(name, str)
+        and name not in EXCEPTIONS
+        and DIALECT & {*name.strip("_").lower().split("_")}
+    }
+    assert names == set()
+
+
+def test_the_first_line_of_a_docstring_is_plain_english() -> None:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    odd = {
+        (str(file.relative_to(ROOT)), line)
+        for file in SOURCES
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, documented) and (text := ast.get_docstring(node))
+        if FIRST_LINE_WORDS.search(line := text.partition("\n")[0])
+    }
+    assert odd == set()
 
 
 def test_no_folder_holds_more_files_than_a_reader_overlooks() -> None:

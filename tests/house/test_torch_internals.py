@@ -107,6 +107,6 @@ def test_the_room_is_found() -> None:
 
 def test_every_file_of_the_room_says_where_its_names_were_seen() -> None:
     files = [file for file in sorted(ROOM.glob("*.py")) if file.stem != "__init__"]
-    seen = re.compile(r"[Ss]een in (torch )?2\.\d+ to\s2\.\d+")
+    seen = re.compile(r"[Cc]hecked in (torch )?2\.\d+ to\s2\.\d+")
     silent = [file.name for file in files if not seen.search(file.read_text("utf-8"))]
     assert silent == []

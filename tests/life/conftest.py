@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from command.main import main
-from components.run.history import read_lines
+from components.run.history import log_files, read_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = (
@@ -47,8 +47,9 @@ def environment() -> dict[str, str]:
 
 def records(run: Path) -> list[dict[str, Any]]:
     """Read what a run measured and what befell it, in the order of time."""
-    files = (run / "metrics.jsonl", run / "journal.jsonl")
-    return sorted((one for file in files for one in read_lines(file)), key=lambda r: r["time"])
+    return sorted(
+        (one for file in log_files(run) for one in read_lines(file)), key=lambda r: r["time"]
+    )
 
 
 def entries(run: Path, kind: str) -> list[dict[str, Any]]:

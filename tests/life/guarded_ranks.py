@@ -10,7 +10,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from components.config.check import read_recipe
 from components.run.folder import RunFolder
-from components.train.fit import fit
+from components.train.fit import fit_phase
 
 
 def main(paths: list[str]) -> None:
@@ -22,7 +22,7 @@ def main(paths: list[str]) -> None:
             "gloo", store=PrefixStore(path, store), rank=rank, world_size=ranks
         )
         folder = RunFolder(Path(path))
-        fit(folder, read_recipe(folder.recipe))
+        fit_phase(folder, read_recipe(folder.recipe))
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ def killed_copy(run: Path, copy: Path) -> Path:
     (copy / "results.json").unlink()
     for late in sorted((copy / "checkpoints").glob("tokens-*"))[1:]:
         shutil.rmtree(late)
-    for name in ("metrics.jsonl", "journal.jsonl"):
+    for name in ("metrics.jsonl", "events.jsonl"):
         lines = (copy / name).read_text().splitlines(keepends=True)
         kept = [line for line in lines if json.loads(line)["step"] <= SAVED_STEPS]
         (copy / name).write_text("".join(kept))

@@ -13,7 +13,7 @@ from components.config.check import read_recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder
 from components.run.writer_lock import train_alone
-from components.train.launch import launch
+from components.train.launch import launch_training
 from tests.life.conftest import TINY, Program, entries
 
 CUT = ("budget.total", "checkpoint.", "evaluation.", "budget.sequence")
@@ -144,26 +144,35 @@ def test_a_branch_that_was_interrupted_before_it_had_its_checkpoint_takes_it_at_
         one.rename(cooled / one.name)
     (cooled / "results.json").unlink()
     with (
-        pytest.raises(RecipeError, match="the checkpoint that this run begins with is not in"),
+        pytest.raises(RecipeError, match="the checkpoint that this run starts from is not in"),
         train_alone(cooled, "run", print) as lock,
     ):  # as a job's ranks, before which nobody looks
-        launch(read_recipe(cooled / "recipe.json"), RunFolder(cooled), lock)
+        launch_training(read_recipe(cooled / "recipe.json"), RunFolder(cooled), lock)
     program(f"resume={cooled}")
     check_same(saved(cooled, COOLED), expected)
 
 
 REFUSED = {
-    "the nearest: 1_024 and 2_048": on(Path("trunk"), tokens=1_536),
-    "from.at_tokens: 9_999, but teuken7b ends after 4_096": on(Path("trunk"), tokens=9_999),
-    "from.run: nowhere is no run folder": on(Path("nowhere")),
-    "its model has other weights: num_layers is 2 there, 3": (
+    "nearest checkpoints: 1_024 and 2_048": on(Path("trunk"), tokens=1_536),
+    "from.at_tokens: 9,999 is more than the end of": on(Path("trunk"), tokens=9_999),
+    "from.run: nowhere is not a run folder": on(Path("nowhere")),
+    "the weights differ: num_layers is 2 in the parent, 3": (
         *on(Path("trunk"), "weights"),
         "model.num_layers=3",
     ),
-    "trained with another tokenizer": (*on(Path("trunk"), "weights"), "tokenizer=bpe_gpt2"),
-    "budget.seed: 7, but its parent has 42": (*on(Path("trunk")), "budget.seed=7"),
-    "precision.master: 'float64', but": (*on(Path("trunk")), "precision.master=float64"),
-    "optimizer._target_: 'components.optim.muon": (*on(Path("trunk")), "optimizer=muon"),
+    "the tokenizer differs from the parent's": (
+        *on(Path("trunk"), "weights"),
+        "tokenizer=bpe_gpt2",
+    ),
+    "budget.seed: from.with=optimizer requires the parent's": (
+        *on(Path("trunk")),
+        "budget.seed=7",
+    ),
+    "precision.master: from.with=optimizer requires": (
+        *on(Path("trunk")),
+        "precision.master=float64",
+    ),
+    "optimizer._target_: from.with=optimizer requires": (*on(Path("trunk")), "optimizer=muon"),
 }
 
 
@@ -195,7 +204,7 @@ def test_merged_checkpoints_are_exported_and_begun_with_like_any_other(
     found = saved(home / "merged", COOLED)
     assert found["model.embedding.weight"].double().sub(mean).abs().max() < 1e-6
     assert not any(name.startswith("optimizer.") for name in found)
-    assert "run: merged holds" in program(*words, status=2).stderr
+    assert "run: merged already has this run" in program(*words, status=2).stderr
     program("action=export", "run=merged", "file=exported")
     assert (home / "exported" / "config.json").exists()
     program("action=report", "run=merged")
@@ -205,7 +214,7 @@ def test_merged_checkpoints_are_exported_and_begun_with_like_any_other(
     assert '"merged"' in recipe
     assert '"at_tokens": 3072' in recipe
     said = program(*over(*on(home / "merged"), *ends(TRUNK)), "run=no", status=2).stderr
-    assert f"from.with: {home}/merged holds an average of checkpoints" in said
+    assert f"from.with: {home}/merged is an average of checkpoints" in said
     said = program("action=merge", f"run={trunk}", "last=9", "file=no", status=2).stderr
-    assert "last: 9 checkpoints are asked for, and there are 4" in said
+    assert "last: 9 checkpoints requested, but only 4" in said
     assert not (home / "no").exists()

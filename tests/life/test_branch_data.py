@@ -9,7 +9,7 @@ from tests.life.conftest import ROOT, TINY, Program
 CUT = ("budget.total", "checkpoint.", "evaluation.", "data.")
 WORDS = (
     *(word for word in TINY if not word.startswith(CUT)),
-    *("data.surplus=dealt", "data.shares={own: 0.5, eu: 0.5}"),
+    *("data.on_exhausted=redistribute", "data.shares={own: 0.5, eu: 0.5}"),
     "evaluation.every_tokens=4_096",
     *("checkpoint.every_tokens=1_024", "evaluation.max_windows_per_source=1"),
 )
@@ -32,15 +32,15 @@ def test_other_texts_another_tokenizer_and_another_past_are_refused(
     on = (*branch, "from.with=optimizer")
 
     said = program(*on, sources("1"), "budget.total_tokens=8_192", status=2).stderr
-    assert "budget.total_tokens: of own the parent has drawn 8 samples" in said
+    assert "budget.total_tokens: the parent drew 8 samples of own" in said
     text.write_text(TEXT.with_name("de.txt").read_text("utf-8")[:6_000], "utf-8")
     said = program(
         *branch, "from.with=weights", sources("1"), "budget.total_tokens=2_048", status=2
     ).stderr
-    assert "tokenizer: was trained on other text than the parent's" in said
+    assert "tokenizer: differs from the parent's tokenizer" in said
     folder = said.partition("set data.tokenizer_folder=")[2].strip()
     same = (sources("1"), "budget.total_tokens=2_048", f"data.tokenizer_folder={folder}")
     said = program(*on, *same, status=2).stderr
-    assert "data.sources.own: its texts are not those that the parent has read" in said
+    assert "data.sources.own: the text differs from the text that the parent read" in said
     assert not (home / "refused").exists()
     program(*branch, "from.with=weights", *same)

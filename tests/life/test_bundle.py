@@ -78,9 +78,10 @@ def test_another_clone_finds_the_same_losses_bit_for_bit(
     there, here = entries(home / "made", "step"), entries(ran, "step")
     assert len(here) == 6
     assert [one["loss"].hex() for one in here] == [one["loss"].hex() for one in there]
-    assert "the losses of all 6 steps are the packed run's, bit by bit" in done.stderr
-    assert "same mathematics, same layout, same machine as where it was packed" in done.stderr
-    program("action=verify", f"file={bundle}", f"run={ran}")
+    verify = f"action=verify file={bundle} run={ran}"
+    assert verify in done.stderr
+    done = program(*verify.split())
+    assert "\nsame mathematics, same layout, same machine\n" in done.stdout
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_another_user_finds_the_same_losses_bit_for_bit(
     bundle: Path, home: Path, elsewhere: Path
 ) -> None:
     if as_nobody(sys.executable, "-c", "import torch", folder=elsewhere).returncode:
-        pytest.skip("this Python lies where no other user can run it")
+        pytest.skip("other users cannot run this Python")
     assert "Permission denied" in as_nobody("ls", str(home), folder=elsewhere).stderr
     words = (f"recipe={bundle.name}", "run=ran")
     done = as_nobody(sys.executable, "clone/run.py", *words, folder=elsewhere)
@@ -123,14 +124,11 @@ def test_another_user_finds_the_same_losses_bit_for_bit(
     assert (elsewhere / "ran" / "results.json").stat().st_uid == NOBODY
     there, here = entries(home / "made", "step"), entries(elsewhere / "ran", "step")
     assert [one["loss"].hex() for one in here] == [one["loss"].hex() for one in there]
-    assert "the losses of all 6 steps are the packed run's, bit by bit" in done.stderr
 
 
 @pytest.mark.long
 def test_a_run_that_differs_says_in_what(bundle: Path, home: Path, program: Program) -> None:
-    done = program(f"recipe={bundle}", "optimizer.eps=1e-6", f"run={home / 'other'}")
-    assert "bundle: optimizer.eps: 1e-08 there, 1e-06 here" in done.stderr
-    assert "bundle: other losses: the last of 6 is" in done.stderr
+    program(f"recipe={bundle}", "optimizer.eps=1e-6", f"run={home / 'other'}")
     done = program(
         *("action=verify", "output=json", f"file={bundle}", f"run={home / 'other'}"), status=1
     )

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from components.checkpoint.metadata import MARKER, newest_checkpoint, tokens_of
 from components.fault_tolerance.faults import fill_up, truncate_newest
-from components.run.ownership import sign
+from components.run.ownership import sign_file
 from tests.components.checkpoint import damage_cases as damages
 from tests.life.conftest import TINY, Program, act, entries
 
@@ -70,7 +70,7 @@ def test_a_run_goes_on_from_the_one_before_a_damaged_checkpoint_to_the_same_bits
     shutil.rmtree(next((run / "checkpoints").glob("weights-*")))
     truncate_newest(run / "checkpoints")
     said = program(f"resume={run}").stderr
-    assert "going on from" in said
+    assert "resuming from" in said
     (resume,), (damaged,) = entries(run, "resume"), entries(run, "damaged")
     assert resume["step"] == damaged["step"] == 2 * SAVED_STEPS
     assert "were written" in damaged["evidence"]["problem"]
@@ -99,7 +99,7 @@ def test_a_run_that_cannot_save_ends_with_one_message_and_goes_on_later(
     with fill_up(NO_LARGER_BYTES):
         said = program(f"resume={run}", status=2).stderr
     assert "cannot be written: File too large" in said
-    assert "then resume the run: the checkpoint before is whole" in said
+    assert "then resume the run: the previous checkpoint is complete" in said
     assert "Traceback" not in said
     left = newest_checkpoint(run / "checkpoints")
     assert left is not None
@@ -137,7 +137,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     words = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
     if os.geteuid() or subprocess.run(words, capture_output=True).returncode:
-        pytest.skip("only root may mount a file system, and not in every container")
+        pytest.skip("needs the right to mount a file system")
     yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
@@ -158,8 +158,8 @@ def test_on_a_full_disk_a_run_ends_before_it_writes_and_goes_on_where_there_is_r
     filler, free = disk / "filler", shutil.disk_usage(disk).free
     filler.write_bytes(bytes(free - NO_LARGER_BYTES))
     said = program(f"resume={run}", status=2).stderr
-    assert f"{run / 'checkpoints'}: cannot be written: a checkpoint has " in said
-    assert "make room or lower checkpoint.keep or checkpoint.files, then resume" in said
+    assert f"{run / 'checkpoints'}: cannot be written: a checkpoint needs " in said
+    assert "free space, or lower checkpoint.keep or checkpoint.files, then resume" in said
     assert "Traceback" not in said
     assert contents(run / "checkpoints") == before
     filler.unlink()
@@ -177,7 +177,7 @@ def test_a_read_only_run_folder_is_said_and_left_alone(
     said = program(f"resume={run}", status=2).stderr
     assert f"{run}/" in said
     assert "cannot be written: Read-only file system" in said
-    assert "put the run on a file system that can be written" in said
+    assert "put the run on a writable file system" in said
     assert "Traceback" not in said
     assert contents(run) == before
 
@@ -186,7 +186,7 @@ def change_the_recipe(run: Path) -> None:
     tree = json.loads((run / "recipe.json").read_text())
     tree["optimizer"]["lr"] *= 2
     (run / "recipe.json").write_text(json.dumps(tree))
-    sign(run / "recipe.json")  # it stays this user's own
+    sign_file(run / "recipe.json")  # it stays this user's own
 
 
 def write_a_newer_format(run: Path) -> None:
@@ -199,15 +199,18 @@ def flip_a_byte(run: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
-    "is of the recipe ": (change_the_recipe, "resume with the recipe that wrote it"),
-    "format 2, but this program": (write_a_newer_format, "resume with the version that wrote"),
-    "was changed after it was written": (flip_a_byte, "put one back from a copy"),
-    "is missing": (lambda run: damages.lose_a_file(run / "checkpoints"), "put one back from"),
+    "has the recipe fingerprint ": (change_the_recipe, "resume with the recipe that wrote it"),
+    "has format 2, but this": (write_a_newer_format, "resume with the version that wrote"),
+    "was changed after it was written": (flip_a_byte, "restore a checkpoint from a copy"),
+    "is missing": (
+        lambda run: damages.lose_a_file(run / "checkpoints"),
+        "restore a checkpoint",
+    ),
     "were written": (
         lambda run: damages.put_a_pickle(run / "checkpoints"),
-        "put one back from",
+        "restore a checkpoint",
     ),
-    "is no safetensors file of a checkpoint": (
+    "is not a safetensors file of a checkpoint": (
         lambda run: damages.put_a_pickle_and_mark_it(run / "checkpoints"),
         "remove ",
     ),

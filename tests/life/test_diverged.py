@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from command.outcome import Status
-from components.checkpoint.metadata import kept_tokens
-from components.run.history import read_journal
+from components.checkpoint.metadata import list_saved_tokens
+from components.run.history import read_history
 from tests.life.conftest import TINY, Program, act, entries
 from tests.life.test_tasks import CHOICE, DOCS, ENDING
 
@@ -44,7 +44,7 @@ def test_the_best_checkpoint_stays_when_later_losses_are_no_numbers(diverged: Pa
     losses = {one["tokens"]: one["loss"] for one in entries(diverged, "held_out")}
     assert [math.isfinite(loss) for loss in losses.values()] == [True, True, True, False, False]
     best = min((512, 1_024), key=losses.__getitem__)
-    assert kept_tokens(diverged / "checkpoints") == [best, 2_048]
+    assert list_saved_tokens(diverged / "checkpoints") == [best, 2_048]
 
 
 def test_every_json_file_of_a_diverged_run_is_valid_json(diverged: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_run_of_an_earlier_version_with_nan_in_its_lines_reads_the_same(
     text = "".join(line.replace(": null", ": NaN") for line in lines if "joules" not in line)
     (tmp_path / "metrics.jsonl").write_text(text)
     before, after = (
-        [step.loss for step in read_journal(folder).steps] for folder in (tmp_path, diverged)
+        [step.loss for step in read_history(folder).steps] for folder in (tmp_path, diverged)
     )
     assert [math.isfinite(loss) for loss in after] == [True, True, False, False]
     assert [*map(str, before)] == [*map(str, after)]
@@ -80,7 +80,7 @@ def test_an_evaluation_is_valid_json_with_null_for_what_is_no_number(
     assert held_out["all"]["loss"] is held_out["all"]["perplexity"] is None
     assert held_out["all"]["tokens"] > 0
     assert {"all.loss", "by_source.eu.bits_per_byte"} <= {*held_out["not_finite"]}
-    assert "are not finite and null in the result, first held_out.by_source.eu" in done.stderr
+    assert "are not finite and saved as null, first: held_out.by_source.eu" in done.stderr
     (file,) = (diverged / "evaluation").glob("*.json")
     assert json.loads(file.read_text(), parse_constant=refuse) == tree
     text = tmp_path / "own.txt"
@@ -97,7 +97,7 @@ def test_an_evaluation_is_valid_json_with_null_for_what_is_no_number(
 def test_the_checkpoint_before_it_diverged_is_evaluated_as_any(
     diverged: Path, program: Program
 ) -> None:
-    (first, _) = kept_tokens(diverged / "checkpoints")
+    (first, _) = list_saved_tokens(diverged / "checkpoints")
     done = program("action=evaluate", "output=json", f"run={diverged}", f"at_tokens={first}")
     held_out = json.loads(done.stdout)["held_out"]
     assert held_out["not_finite"] == []

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from components.run.history import read_journal
+from components.run.history import read_history
 from components.train import fit
 from tests.components.energy.sysfs import write_zone
 from tests.life.conftest import TINY, Program, entries
@@ -65,7 +65,7 @@ def test_a_run_finds_the_power_of_its_host_and_goes_on_counting(
     # A process that goes on begins to count anew, and its seconds are those of its steps.
     seconds = [one["hosts"]["passed_seconds"] for one in entries(run, "energy")]
     assert seconds == sorted(seconds)
-    assert read_journal(run).energy["hosts"].kwh == both["hosts"]["joules"] / 3.6e6
+    assert read_history(run).energy["hosts"].energy_kwh == both["hosts"]["joules"] / 3.6e6
 
 
 @pytest.mark.long

@@ -66,7 +66,7 @@ def judged(program: Program, *words: str) -> dict[str, Any]:
 def held_out_ids(run: Path, source: str) -> Tensor:
     """Read the held-out file of a source by its bytes alone."""
     data = Path(json.loads((run / "data.json").read_text())["folder"])
-    (record,) = Manifest.read(data).sources[source].held_out
+    (record,) = Manifest.from_folder(data).sources[source].held_out
     return torch.from_numpy(np.fromfile(data / record.name, "<u2").astype(np.int64))
 
 
@@ -199,20 +199,20 @@ def test_the_table_and_the_report_show_what_was_found(trained: Path, program: Pr
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "run: no run is named"),
-        (("run=nowhere",), "run: nowhere is no run folder"),
+        ((), "run: a run is required"),
+        (("run=nowhere",), "run: nowhere is not a run folder"),
         (
             ("run=two", "at_tokens=7"),
-            "at_tokens: 7 has no checkpoint in .*\n.*512",
+            "at_tokens: no checkpoint at 7 tokens in .*\n.*512",
         ),
         (("run=two", "precision.compute=half"), "precision.compute: "),
-        (("run=two", "text=none.txt"), "text: none.txt names no file"),
+        (("run=two", "text=none.txt"), "text: no file matches none.txt"),
         (
             ("run=two", "text=padded/model.safetensors"),
-            "text: padded/model.safetensors is none of",
+            "text: padded/model.safetensors ends with none of",
         ),
-        (("run=two", "tasks_folder=x"), "tasks_folder: no task of it is named"),
-        (("file=padded",), "file: an exported folder is asked for tasks only"),
+        (("run=two", "tasks_folder=x"), "tasks_folder: tasks_folder requires tasks"),
+        (("file=padded",), "file: an exported folder supports only tasks"),
     ],
 )
 def test_what_cannot_be_judged_is_said(

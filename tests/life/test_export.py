@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from command.actions import export
 from command.arguments import read_point
-from components.build import build
+from components.build import build_node
 from components.checkpoint.metadata import newest_checkpoint
 from components.config.check import read_recipe
 from components.convert.reading import read_folder
@@ -71,13 +71,13 @@ def test_the_folder_holds_the_weights_of_the_last_checkpoint(
     exported: Path, trained: Path
 ) -> None:
     recipe = read_recipe(trained / "recipe.json")
-    assert recipe.shape.padded_vocab_size > recipe.shape.vocab_size
-    model = build(recipe.model, "model")
+    assert recipe.decoder_spec.padded_vocab_size > recipe.decoder_spec.vocab_size
+    model = build_node(recipe.model, "model")
     pieces = recipe.tokenizer["vocab_size"]
     read_folder(exported, model, section=recipe.model, tokenizer_vocab_size=pieces)
     weights = last_weights(trained)
     for name, value in model.named_parameters():
-        rows = recipe.shape.vocab_size if name == "embedding.weight" else len(value)
+        rows = recipe.decoder_spec.vocab_size if name == "embedding.weight" else len(value)
         assert torch.equal(value[:rows], weights[f"model.{name}"][:rows]), name
 
 
@@ -103,7 +103,7 @@ def test_padded_rows_are_kept_on_request(trained: Path, program: Program) -> Non
     assert done.stdout == f"{folder}\n"
     recipe = read_recipe(trained / "recipe.json")
     model = AutoModelForCausalLM.from_pretrained(folder)
-    assert model.config.vocab_size == recipe.shape.padded_vocab_size
+    assert model.config.vocab_size == recipe.decoder_spec.padded_vocab_size
 
 
 def test_a_folder_that_exists_is_refused(
@@ -143,15 +143,18 @@ def test_an_earlier_snapshot_is_exported_by_its_tokens(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("recipe=teuken7b",), "run: no run is named, and a recipe alone has no weights"),
-        ((), "run: no run is named"),
-        (("run=nowhere",), "run: nowhere is no run folder"),
-        (("run=few", "rows=all"), "rows: 'all' is not known"),
+        (("recipe=teuken7b",), "run: a run is required: a recipe has no weights"),
+        ((), "run: a run is required"),
+        (("run=nowhere",), "run: nowhere is not a run folder"),
+        (("run=few", "rows=all"), "rows: input should be 'published' or 'padded'"),
         (
             ("run=few", "at_tokens=512"),
-            "at_tokens: 512 has no checkpoint in few/checkpoints",
+            "at_tokens: no checkpoint at 512 tokens in few/checkpoints",
         ),
-        (("run=few", "at_tokens=many"), "at_tokens: 'many' is no number of tokens"),
+        (
+            ("run=few", "at_tokens=many"),
+            "at_tokens: input should be a valid integer, got 'many'",
+        ),
     ],
 )
 def test_what_cannot_be_exported_is_said(

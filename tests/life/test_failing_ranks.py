@@ -64,7 +64,7 @@ def test_the_rare_source_is_the_second_ranks_first() -> None:
             "spoilt",
             spoil,
             2,
-            "rank 1 failed first\n{data}/rare.train.tokens: holds token id 65,535, the vocab",
+            "rank 1 failed first\n{data}/rare.train.tokens: has token id 65,535, but the v",
         ),
         pytest.param(
             "removed",

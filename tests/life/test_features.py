@@ -75,17 +75,17 @@ def test_a_step_beyond_the_bound_of_experts_is_taken_with_exact_sizes(
         runs.append(home / f"bound-{bound}")
         layout = ("parallelism.expert=2", "parallelism.expert_dispatch=all_to_all")
         words = ("model.mlp.num_experts=4", "cluster.ranks=2", "budget.total_tokens=2_048")
-        bounded = f"parallelism.expert_bound={bound}"
+        bounded = f"parallelism.expert_capacity_factor={bound}"
         program(*tiny("mula7b_a1b", *words, *layout, bounded, f"run={runs[-1]}"))
     exact, found = map(steps, runs)
     for key in ("loss", "gradient_norm", "samples_digest"):
         assert [one[key] for one in found] == pytest.approx([one[key] for one in exact])
-    told = entries(runs[1], "expert_bound")
-    assert [one["step"] for one in told] == [1, 2, 3, 4]  # no router is that even
-    assert told[0]["evidence"]["pairs"] > 0
-    for said in ("parallelism.expert_bound=1: ", "set a larger bound, or null"):
-        assert said in told[0]["cause"]
-    assert entries(runs[0], "expert_bound") == []
+    events = entries(runs[1], "expert_overflow")
+    assert [one["step"] for one in events] == [1, 2, 3, 4]  # no router is that even
+    assert events[0]["evidence"]["pairs"] > 0
+    for said in ("parallelism.expert_capacity_factor=1: ", "set a larger factor, or null"):
+        assert said in events[0]["cause"]
+    assert entries(runs[0], "expert_capacity_factor") == []
 
 
 def test_a_ramp_takes_smaller_steps_first(home: Path, program: Program) -> None:

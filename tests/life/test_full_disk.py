@@ -30,8 +30,8 @@ def test_what_a_rank_cannot_write_down_it_says_and_tells_by_its_status(home: Pat
     newest = newest_checkpoint(run / "checkpoints")
     assert newest is not None
     shutil.rmtree(newest)
-    (run / "journal.jsonl").unlink()
-    (run / "journal.jsonl").mkdir()
+    (run / "events.jsonl").unlink()
+    (run / "events.jsonl").mkdir()
     assert not (run / "ranks").exists()  # nor room for it
     done = subprocess.run(
         [sys.executable, "-m", "components.train", str(run)],
@@ -42,5 +42,5 @@ def test_what_a_rank_cannot_write_down_it_says_and_tells_by_its_status(home: Pat
         check=False,
     )
     assert done.returncode == MENDABLE, done.stderr
-    assert f"{run / 'journal.jsonl'}: cannot be written: Is a directory" in done.stderr
+    assert f"{run / 'events.jsonl'}: cannot be written: Is a directory" in done.stderr
     assert "Traceback" not in done.stderr

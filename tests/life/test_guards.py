@@ -112,7 +112,7 @@ def saved(run: Path) -> tuple[dict[str, Tensor], RunProgress]:
 
 
 def events(run: Path, kind: str = "") -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     return [line for line in lines if line["kind"] == kind or not kind]
 
 
@@ -189,5 +189,5 @@ def test_without_a_checkpoint_to_go_back_to_the_run_stops(home: Path, program: P
     )
     run = home / "nowhere"
     done = program(*SHORT, *words, f"run={run}", status=2)
-    assert "and no checkpoint of step 2 or before it is kept" in done.stderr
+    assert "and no checkpoint at or before step 2 exists" in done.stderr
     assert [event["kind"] for event in events(run)][-1] == "stop"

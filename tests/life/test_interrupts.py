@@ -86,8 +86,8 @@ def test_a_run_that_waits_for_its_disk_stops_at_once_and_says_that_nothing_is_sa
         running.wait_until(lambda: "trying again for 600 s" in running.said)
         running.process.send_signal(number)
         assert running.ended(20) == 2
-    assert re.search(r"No such file or directory; the run was asked to stop", running.said)
-    assert "then resume the run: the checkpoint before is whole" in running.said
+    assert re.search(r"No such file or directory; a stop was requested", running.said)
+    assert "then resume the run: the previous checkpoint is complete" in running.said
 
 
 @pytest.mark.long
@@ -105,7 +105,8 @@ def test_a_second_interrupt_ends_a_run_at_once_and_says_what_is_kept(
         assert running.process.poll() is None
         running.process.send_signal(signal.SIGINT)
         assert running.ended(10) == 130
-    line = f"interrupted: kept is {kept}; go on with: python {ROOT / 'run.py'} resume={run}"
+    resume = f"python {ROOT / 'run.py'} resume={run}"
+    line = f"interrupted: the last checkpoint is {kept}; continue with: {resume}"
     assert line in running.said.splitlines()
     assert ranks_of(run) == []
 
@@ -138,13 +139,13 @@ def test_an_interrupt_before_the_first_step_has_a_word_and_leaves_a_run_that_goe
     assert ranks_of(run) == []
     if status == 130:
         resume = f"python {ROOT / 'run.py'} resume={run}"
-        way = f"interrupted: no checkpoint was whole yet; go on with: {resume}"
-        before_it_began = "stopped; nothing half-written was kept"
+        way = f"interrupted: no checkpoint is complete; continue with: {resume}"
+        before_it_began = "stopped; incomplete files were removed"
         assert {way, before_it_began} & set(running.said.splitlines())
     if run.exists():
         assert act(home, f"resume={run}") == 0
     else:
-        assert "nothing half-written was kept" in running.said
+        assert "incomplete files were removed" in running.said
 
 
 @pytest.mark.long

@@ -31,6 +31,16 @@ GRID = (
     "parallelism.tensor=2",
     "parallelism.sequence_parallel=false",
 )
+NORM = (
+    "{_target_: components.model.norms.Norm, _partial_: true, eps: 1e-5, center: false, "
+    "weight: true, bias: false}"
+)
+HYBRID = (
+    "model.pattern=delta/mlp|attention/mlp",
+    "model.mixers={delta: {_target_: components.model.mixers.gated_delta_net.GatedDeltaNet, "
+    "_partial_: true, num_heads: 4, key_dim: 6, value_dim: 12, conv_size: 4, "
+    f"negative_eigenvalues: true, norm: {NORM}}}}}",
+)
 STEPS = 12
 SAVED_STEPS = 6
 
@@ -92,14 +102,31 @@ def test_a_v_of_stages_goes_on_with_its_bits(
     deep = ("model.num_layers=4", "parallelism.microbatch_sequences=1")
     places = ("pipeline=2", "stages_per_rank=2", f"schedule={schedule}")
     words = (*deep, "cluster.ranks=2", *(f"parallelism.{key}" for key in places))
-    v = finish(home, schedule, *words)
-    resumed = killed_copy(v, home / f"{schedule}-killed")
+    assert_goes_on_with_its_bits(finish(home, schedule, *words), program)
+
+
+def assert_goes_on_with_its_bits(run: Path, program: Program) -> None:
+    resumed = killed_copy(run, run.with_name(f"{run.name}-killed"))
     program(f"resume={resumed}")
     for kind in ("step", "held_out"):
         found, expected = (
-            {one["step"]: one["loss"] for one in entries(run, kind)} for run in (resumed, v)
+            {one["step"]: one["loss"] for one in entries(either, kind)}
+            for either in (resumed, run)
         )
         assert found == expected
+
+
+@pytest.mark.parametrize("context", [1, 2])
+def test_a_hybrid_model_goes_on_with_its_bits(
+    home: Path, program: Program, context: int
+) -> None:
+    words = (f"cluster.ranks={context}", f"parallelism.context={context}", *HYBRID)
+    length = "budget.sequence_length=64", "budget.global_batch_tokens=512"
+    tokens = "budget.total_tokens=6_144", "checkpoint.every_tokens=3_072"
+    run = finish(home, f"hybrid-{context}", *words, *length, *tokens)
+    first, *_, last = [entry["loss"] for entry in entries(run, "step")]
+    assert last < first - 0.05
+    assert_goes_on_with_its_bits(run, program)
 
 
 def test_killed_after_a_checkpoint_the_printed_command_ends_in_the_same_losses(

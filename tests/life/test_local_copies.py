@@ -71,14 +71,14 @@ def test_a_killed_rank_costs_the_steps_after_the_last_local_copies(
 def test_a_run_that_goes_back_forgets_the_copies_of_what_is_undone(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted, forget = [], LocalCopies.forget
+    counted, forget = [], LocalCopies.remove_own_files
 
     def look(copies: LocalCopies) -> None:
         before = list(tmp_path.rglob("rank-*"))
         forget(copies)
         counted.append((len(before), len(list(tmp_path.rglob("rank-*")))))
 
-    monkeypatch.setattr(LocalCopies, "forget", look)
+    monkeypatch.setattr(LocalCopies, "remove_own_files", look)
     nan = "guard.inject=[{fault: nan, rank: 0, step: 7}]"
     words = (nan, "guard.non_finite.action=roll_back", "cluster.ranks=1", "watchdog.restarts=0")
     run = train(home, "back", *words, local(tmp_path))

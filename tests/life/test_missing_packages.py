@@ -14,8 +14,8 @@ TOKENS = ("budget.total_tokens", "checkpoint.every_tokens", "evaluation.every_to
 PROGRAM = f"""
 import sys
 sys.modules.update(dict.fromkeys({MISSING}, None))
-from command.entry import enter
-sys.exit(enter(sys.argv[1:]))
+from command.entry import run_with_signals
+sys.exit(run_with_signals(sys.argv[1:]))
 """
 
 
@@ -34,6 +34,6 @@ def test_two_steps_are_trained_without_packages_that_no_step_needs(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert json.loads((run / "results.json").read_text("utf-8"))["steps"] == 2
     assert not (run / "report.html").exists()
-    assert "no report is written: plotly" in done.stderr
-    assert "logger.tensorboard is left out: " in done.stderr
+    assert "no report written: plotly" in done.stderr
+    assert "logger.tensorboard is skipped: " in done.stderr
     assert "report:" not in done.stdout

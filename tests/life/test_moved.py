@@ -9,7 +9,7 @@ import pytest
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.config.resolve import relayout
+from components.config.resolve import update_recipe
 from components.run.folder import RunFolder, create_run_folder, replace_recipe
 from tests.life.conftest import TINY, Program, entries
 
@@ -85,11 +85,11 @@ def test_one_process_goes_on_with_a_run_of_two_ranks(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("optimizer.lr=1e-4",), "stand keys of parallelism.*, cluster.*, checkpoint.*"),
-        (("cluster=juwels",), "drop cluster, or start a new run with run=FOLDER"),
+        (("optimizer.lr=1e-4",), "it can change parallelism.*, cluster.*, checkpoint.*"),
+        (("cluster=juwels",), "remove cluster, or start a new run with run=FOLDER"),
         (("parallelism.tensr=2",), "parallelism.tensr: unknown key\n  did you mean tensor"),
-        (("parallelism.data=3",), "do not divide among 3 data ranks"),
-        (("cluster.nodes=2", "cluster.devices_per_node=1"), "2 nodes of local are not this"),
+        (("parallelism.data=3",), "are not a multiple of 3 data ranks"),
+        (("cluster.nodes=2", "cluster.devices_per_node=1"), "is not 2 nodes of local"),
     ],
 )
 def test_a_layout_that_is_refused_leaves_the_folder_as_it_was(
@@ -116,9 +116,9 @@ def test_changed_twice_at_one_step_the_recipe_that_got_there_is_kept(tmp_path: P
     two = compose_recipe(read_point(WORDS))
     folder = create_run_folder(two, tmp_path / "run")
     assert folder.changes_at(6) == {}
-    replace_recipe(folder, relayout(two, {"parallelism.zero": 2}), step=6)
+    replace_recipe(folder, update_recipe(two, {"parallelism.zero": 2}), step=6)
     assert folder.changes_at(6) == {"parallelism.zero": (1, 2)}
-    four = relayout(two, {"parallelism.zero": 3, "checkpoint.keep": 4})
+    four = update_recipe(two, {"parallelism.zero": 3, "checkpoint.keep": 4})
     replace_recipe(folder, four, step=6)
     assert folder.changes_at(6) == {"parallelism.zero": (1, 3), "checkpoint.keep": (2, 4)}
     assert folder.changes_at(7) == {}

@@ -55,7 +55,7 @@ def test_training_evaluation_and_export_agree_on_ids_and_bytes(
     program("action=export", "run=run", "file=hf")
     loaded = AutoTokenizer.from_pretrained(home / "hf")
     data = Path(json.loads((home / "run" / "data.json").read_text())["folder"])
-    manifest = Manifest.read(home / data)
+    manifest = Manifest.from_folder(home / data)
     plain = Tokenizer.from_file(str(home / "tok" / "tokenizer.json"))
     ids = [loaded(text)["input_ids"] for text in documents]
     assert ids == [plain.encode(text, add_special_tokens=False).ids for text in documents]

@@ -40,7 +40,7 @@ def run(whole: Path, program: Program) -> Path:
         said = program(
             *WORDS, f"run={whole}", f"phases={{long: {{from_tokens: 2_048, {LONG}}}}}"
         )
-        assert "the run goes on with its phase long" in said.stderr
+        assert "the run continues with phase long" in said.stderr
         assert re.search(r"packed: eu, [\d,]+ rows of 128 tokens, 9\d\.\d\d% full", said.stderr)
     return whole
 
@@ -53,7 +53,7 @@ def test_a_run_goes_on_by_itself_with_longer_sequences(run: Path) -> None:
     assert results["steps"] == STEPS
     assert not results["goes_on"]
     (stop,) = entries(run, "stop")
-    assert (stop["step"], stop["cause"]) == (BORDER, "a phase of the run ends here")
+    assert (stop["step"], stop["cause"]) == (BORDER, "a phase of the run ends")
     (resumed,) = entries(run, "resume")
     assert resumed["step"] == BORDER
 

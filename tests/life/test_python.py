@@ -33,7 +33,7 @@ from components.train.fit import build_run
 
 class Stop(Callback):
     def on_train_batch_end(self, trainer, pl_module, *_):
-        pl_module.stop_asked = pl_module.progress.step == 13
+        pl_module.stop_requested = pl_module.progress.step == 13
 
 for name, callbacks in (("whole", []), ("stopped", [Stop()]), ("stopped", [])):
     run = begin_run(Path(name), *{TINY!r})

@@ -39,7 +39,7 @@ def test_with_its_optimizer_it_ends_in_the_same_bits_and_with_a_fresh_one_elsewh
     last = run / "checkpoints" / f"tokens-{6_144:015d}"
     whole = weights(last)
     said = said_by(program, f"resume={run}", "at_tokens=3_072")
-    assert f"set aside in {run}/checkpoints/left: tokens-{6_144:015d}" in said
+    assert f"moved to {run}/checkpoints/left: tokens-{6_144:015d}" in said
     assert same(weights(last), whole)
     said_by(program, f"resume={run}", "at_tokens=4_608", "fresh_optimizer=true")
     fresh = weights(last)
@@ -60,12 +60,12 @@ def test_what_cannot_be_gone_back_to_is_said_and_nothing_is_touched(
     before = sorted(one.name for one in (run / "checkpoints").iterdir())
     for words, message in (
         ((), "has finished"),
-        (("fresh_optimizer=true",), "at_tokens: no checkpoint is named"),
-        (("at_tokens=4_608",), "at_tokens: 4_608 has no checkpoint"),
-        (("at_tokens=1",), "the nearest: 3_072"),
+        (("fresh_optimizer=true",), "at_tokens: fresh_optimizer requires a checkpoint"),
+        (("at_tokens=4_608",), "at_tokens: no checkpoint at 4_608 tokens"),
+        (("at_tokens=1",), "nearest checkpoints: 3_072"),
     ):
         assert message in said_by(program, f"resume={run}", *words, status=2)
     old = said_by(program, "action=rewind", f"run={run}", "at_tokens=3_072", status=2)
-    assert "action: 'rewind' is another command now\n  write resume=RUN at_tokens=N" in old
+    assert "action: 'rewind' has been replaced\n  write resume=RUN at_tokens=N" in old
     assert sorted(one.name for one in (run / "checkpoints").iterdir()) == before
     assert (run / "results.json").exists()

@@ -56,7 +56,7 @@ def test_the_run_ends_without_saving_names_the_node_and_goes_on_with_the_same_bi
     run = home / "struck"
     err = program(*TWO, FAULT, f"run={run}", status=1).stderr
     assert f"{TOLD}the forward pass was not finite on {NODE} (rank 1)" in err
-    assert f"resume={run} goes on from the last checkpoint" in err
+    assert f"resume={run} resumes from the last checkpoint" in err
     assert "Traceback" not in err
     assert checkpoints(run) == [SAVED]
     assert not (run / "results.json").exists()
@@ -88,7 +88,7 @@ def test_a_single_rank_ends_with_the_same_words(home: Path, program: Program) ->
     run, fault = home / "alone", FAULT.replace("rank: 1", "rank: 0")
     err = program(*WORDS, fault, f"run={run}", status=1).stderr
     assert f"{TOLD}the forward pass was not finite on {NODE} (rank 0)" in err
-    assert "if it is not finite again, add guard.non_finite.action=skip" in err
+    assert "if the step is not finite again, add guard.non_finite.action=skip" in err
     assert "Traceback" not in err
     assert checkpoints(run) == [SAVED]
 

@@ -1,6 +1,6 @@
-"""A sweep on this machine: a folder, a table, and the same command that goes on with it."""
+"""A sweep on this machine: a folder, a table, a page; the same command goes on with it."""
 
-import csv
+import json
 import os
 import re
 import signal
@@ -33,13 +33,10 @@ def prepared(home: Path) -> None:
     assert act(home, *WORDS[1:], "action=prepare") == 0
 
 
-def rows(folder: Path) -> list[dict[str, str]]:
-    with (folder / "sweep.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def states(folder: Path) -> list[str]:
-    return [row["state"] for row in rows(folder)]
+def states(folder: Path) -> list[str | None]:
+    """How each run ended, nothing of one that has not."""
+    files = [folder / name / "results.json" for name in NAMES]
+    return [json.loads(one.read_text())["status"] if one.exists() else None for one in files]
 
 
 def losses(run: Path) -> dict[int, float]:
@@ -61,25 +58,29 @@ def test_points_are_runs_of_one_folder_and_the_same_command_leaves_them_alone(
         *("checkpoint.every_tokens=1024", "evaluation.max_windows_per_source=1"),
         "optimizer.beta1=0.9,0.8,1.5",
     )
-    first = program(*short, *words, status=2)
+    first = program(*short, *words, "output=json", status=2)
     (folder,) = (home / "runs").glob("teuken7b-sweep-*")
     assert "[optimizer.beta1=1.5] optimizer.beta1: " in first.stderr
-    assert f"sweep: {folder}  (the same command goes on with it)" in first.stderr
+    assert f"study: {folder}  (repeat the command to continue)" in first.stderr
     (script,) = folder.glob("plotly-*.min.js")  # once for the reports of all runs
     assert {one.name for one in folder.iterdir()} == {
-        *("optimizer.beta1=0.9", "optimizer.beta1=0.8", "sweep.csv", script.name)
+        *("optimizer.beta1=0.9", "optimizer.beta1=0.8", script.name)
     }
-    assert states(folder) == ["finished", "finished", "refused"]
-    found = rows(folder)
-    assert [row["optimizer.beta1"] for row in found] == ["0.9", "0.8", "1.5"]
-    assert [row["steps"] for row in found] == ["2", "2", ""]
-    assert all(float(row["held_out_loss"]) > 5 for row in found[:2])
-    assert re.search(r"^0.9 +finished +2 +1,024 ", first.stdout, re.M)
+    points = json.loads(first.stdout)["points"]
+    assert [one["point"] for one in points] == [
+        {"optimizer.beta1": beta} for beta in ("0.9", "0.8", "1.5")
+    ]
+    assert [one["columns"]["steps"] for one in points] == [2, 2, None]
+    assert all(one["measured"] > 5 for one in points[:2])
     before = [(one, one.stat().st_mtime_ns) for one in sorted(folder.rglob("*/*"))]
     again = program(*short, *words, "action=train", status=2)
-    assert again.stderr.count("left as it is: it has finished") == 2
+    assert again.stderr.count("skipped: the run has finished") == 2
     assert [(one, one.stat().st_mtime_ns) for one in sorted(folder.rglob("*/*"))] == before
+    assert re.search(r"^ *0.9 .* 2 +1,024 ", again.stdout, re.M)
     assert program("action=report", f"run={folder}", f"file={home / 'page.html'}")
+    page = program(*short, *words, "action=report", status=0).stdout.strip()
+    assert page == str(folder / "sweep.html")
+    assert "held_out.final over optimizer.beta1" in Path(page).read_text("utf-8")
 
 
 def test_another_recipe_in_the_folder_of_a_point_is_left_alone(
@@ -110,7 +111,7 @@ def test_a_sweep_that_was_killed_in_the_middle_loses_nothing(
             running.process.send_signal(kind)
         assert running.process.wait(600) == (3 if kind == signal.SIGINT else -kind)
     assert states(cut)[0] == "finished"
-    assert states(cut)[2] == "not begun"
+    assert not (cut / NAMES[2]).exists()
     finished = (cut / NAMES[0] / "results.json").stat().st_mtime_ns
     before = max(losses(second))
     assert before < STEPS

@@ -14,7 +14,7 @@ from tests.life.conftest import TINY, Program, command, entries, environment
 pytestmark = [
     pytest.mark.long,  # two starts of the program and of both libraries
     pytest.mark.skipif(not HAS_NAMESPACES, reason="no network namespace can be made here"),
-    pytest.mark.skipif(  # they are optional
+    pytest.mark.skipif(  # the packages are optional
         not (find_spec("wandb") and find_spec("mlflow")),
         reason="the trackers are not installed: requirements/tracking.lock",
     ),

@@ -19,7 +19,7 @@ from tests.life.hub import write_hub
 
 pytestmark = [
     pytest.mark.long,  # most of it importing lm-eval and reading the tasks that it ships
-    pytest.mark.skipif(  # it is optional
+    pytest.mark.skipif(  # the package is optional
         find_spec("lm_eval") is None,
         reason="lm-eval is not installed: requirements/evaluate.lock",
     ),
@@ -47,9 +47,9 @@ def manager() -> Any:
 @pytest.fixture(scope="module")
 def trained(home: Path, manager: Any) -> Path:
     """A run with two checkpoints, and the data of ``mula9`` prepared beside its own."""
-    from components.evaluate.staged import leaves
+    from components.evaluate.task_list import iter_task_configs
 
-    subjects = [one["dataset_name"] for one in leaves("mmlu", manager.task_index)]
+    subjects = [one["dataset_name"] for one in iter_task_configs("mmlu", manager.task_index)]
     assert len(subjects) == 57
     write_hub(home, subjects)
     run = home / "few"
@@ -134,7 +134,7 @@ def test_an_exported_folder_is_asked_where_the_data_are_said_to_be(
     export = trained / "export" / evaluated[0]["checkpoint"]
     words = ("action=evaluate", f"file={export}", "tasks=mula9")
     said = program(*words, status=2).stderr
-    assert "the data of mula9 are not staged: there is no tasks-mula9/tasks.json" in said
+    assert "the data of mula9 are not staged: tasks-mula9/tasks.json does not exist" in said
     assert "action=prepare stage=true tasks=mula9" in said
     said = program(*words, f"tasks_folder={home}/prepared").stdout
     rows = [line.split() for line in said.splitlines() if line.startswith("mula9")]
@@ -145,10 +145,10 @@ def test_an_exported_folder_is_asked_where_the_data_are_said_to_be(
 
 def test_a_misspelt_list_is_offered_by_its_name(trained: Path, program: Program) -> None:
     said = program("action=evaluate", f"run={trained}", "tasks=mula8", status=2).stderr
-    assert "there is no task 'mula8'" in said
+    assert "unknown task 'mula8'" in said
     assert "mula9" in said
     said = program(*RUN, "action=prepare", "tasks=mula8", status=2).stderr
-    assert "there is no list of tasks 'mula8'" in said
+    assert "unknown task list: 'mula8'" in said
     assert "mula9" in said
 
 
@@ -160,50 +160,54 @@ def test_data_that_were_changed_or_are_of_another_list_are_refused(
     file = place / "allenai__sciq" / "default" / "test.parquet"
     before = file.read_bytes()
     file.write_bytes(before[:-1] + b"\0")
-    assert "test.parquet: was edited" in program(*words, status=2).stderr
+    assert "test.parquet: was changed" in program(*words, status=2).stderr
     file.write_bytes(before)
     record = place / "tasks.json"
     tree = json.loads(record.read_text())
     record.write_text(json.dumps(tree | {"reads": "0" * 64}))
-    assert "was staged for another mula9" in program(*words, status=2).stderr
+    assert (
+        "was staged for another version of the list mula9" in program(*words, status=2).stderr
+    )
     record.write_text(json.dumps(tree))
 
 
 def test_another_version_or_metric_than_the_list_names_is_refused(
     home: Path, trained: Path, evaluated: list[dict[str, Any]]
 ) -> None:
-    from components.evaluate.harness import open_harness
-    from components.evaluate.listed import ask_list
-    from components.evaluate.staged import open_staged
+    from components.evaluate.harness import ask_list, open_harness
+    from components.evaluate.task_list import open_staged
 
-    asked = read_list("mula9")
-    data = open_staged(asked, home / "prepared" / "tasks-mula9")
+    task_list = read_list("mula9")
+    data = open_staged(task_list, home / "prepared" / "tasks-mula9")
     export = trained / "export" / evaluated[0]["checkpoint"]
     with open_harness(export, compute=None, most_rows=4) as harness:
         for changed, problem in (
-            ({"version": 9.0}, r"piqa has version 1.0, the list's 9.0"),
+            ({"version": 9.0}, r"piqa has version 1.0, the list requires 9.0"),
             ({"metric": "bleu"}, r"piqa has no metric 'bleu'"),
         ):
-            piqa = asked.tasks["piqa"].model_copy(update=changed)
-            other = asked.model_copy(update={"tasks": {"piqa": piqa}})
+            piqa = task_list.tasks["piqa"].model_copy(update=changed)
+            other = task_list.model_copy(update={"tasks": {"piqa": piqa}})
             with pytest.raises(RecipeError, match=problem):
                 ask_list(harness, other, data, print)
 
 
 @pytest.mark.parametrize("name", list_names())
 def test_every_list_names_tasks_as_lm_eval_has_them(name: str, manager: Any) -> None:
-    from components.evaluate.staged import leaves
+    from components.evaluate.task_list import iter_task_configs
 
-    asked = read_list(name)
-    for question in asked.questions():
-        task, leading = asked.tasks[question.task], manager.task_index[question.asked].cfg
-        own = [*leaves(question.asked, manager.task_index)]
+    task_list = read_list(name)
+    for question in task_list.iter_questions():
+        task, leading = (
+            task_list.tasks[question.task],
+            manager.task_index[question.lm_eval_task].cfg,
+        )
+        own = [*iter_task_configs(question.lm_eval_task, manager.task_index)]
         version = (leading.get("metadata") or {}).get("version", "Yaml")
         assert str(version).removesuffix(".0") == str(task.version).removesuffix(".0")
         for one in own:
             assert task.split == (one.get("test_split") or one["validation_split"])
             assert task.metric in {one["metric"] for one in one["metric_list"]} | {"acc_norm"}
-            if not asked.each:  # of several languages only English is lm-eval's own
+            if not task_list.each:  # of several languages only English is lm-eval's own
                 assert question.dataset == one["dataset_path"]
                 config = one.get("dataset_name") or "default"
                 assert question.config_of(one.get("dataset_name")) == config

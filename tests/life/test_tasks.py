@@ -24,7 +24,7 @@ from tests.life.conftest import TINY, Program, act
 
 pytestmark = [
     pytest.mark.long,  # most of it importing lm-eval and reading the tasks that it ships
-    pytest.mark.skipif(  # it is optional
+    pytest.mark.skipif(  # the package is optional
         find_spec("lm_eval") is None,
         reason="lm-eval is not installed: requirements/evaluate.lock",
     ),
@@ -84,7 +84,7 @@ def judge_endings(run: Path) -> Callable[[str, str], float]:
         start = len(pieces.encode(context))
         ids = torch.tensor(pieces.encode(f"{context} {ending}"))
         with torch.no_grad():
-            logits = model(ids[None, :-1])[0, :, : recipe.shape.vocab_size]
+            logits = model(ids[None, :-1])[0, :, : recipe.decoder_spec.vocab_size]
         scores = logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]
         return float(scores[start - 1 :].sum())
 
@@ -176,11 +176,11 @@ def test_an_exported_folder_scores_the_same_without_its_run(
         ),
         (
             CHOICE + "metric_list: [{metric: ./metric.py}]\n",
-            "tasks.choice.metric_list: './metric.py' is no metric of lm-eval's own",
+            "tasks.choice.metric_list: './metric.py' is not a built-in metric of lm-eval",
         ),
         (
             CHOICE + "metric_list: [{metric: accuracy}]\n",
-            r"'accuracy' is no metric of lm-eval's own\n  known: .*\bacc\b",
+            r"'accuracy' is not a built-in metric of lm-eval\n  known: .*\bacc\b",
         ),
         (
             CHOICE + "metric_list: [{metric: acc, hf_evaluate: true}]\n",
@@ -207,12 +207,12 @@ def test_a_task_of_lm_eval_needs_its_name_and_its_data(
 ) -> None:
     monkeypatch.chdir(home)
     words = ("action=evaluate", f"run={trained}")
-    with pytest.raises(RecipeError, match=r"no task 'sciqq'\n.*sciq"):
+    with pytest.raises(RecipeError, match=r"unknown task 'sciqq'\n.*sciq"):
         evaluate.run(read_point([*words, "tasks=[sciqq]"]))
-    with pytest.raises(RecipeError, match=r"tasks.sciq: its data set is not at hand"):
+    with pytest.raises(RecipeError, match=r"tasks.sciq: its data set is not available"):
         evaluate.run(read_point([*words, "tasks=[sciq]"]))
 
 
 def test_no_task_is_no_question(trained: Path) -> None:
-    with pytest.raises(RecipeError, match=r"tasks: no task is named"):
+    with pytest.raises(RecipeError, match=r"tasks: the task list is empty"):
         evaluate.run(read_point(["action=evaluate", f"run={trained}", "tasks=[]"]))

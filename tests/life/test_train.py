@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from components.build import build
+from components.build import build_node
 from components.config.check import read_recipe
 from tests.life.conftest import ROOT, TINY, Program, act, command, entries, environment, records
 
@@ -64,7 +64,7 @@ def test_a_run_leaves_a_folder_that_explains_itself(whole: Path) -> None:
 
 def test_each_step_has_the_rate_of_the_tokens_before_it(whole: Path) -> None:
     recipe = read_recipe(whole / "recipe.json")
-    schedule = build(recipe.schedule, "schedule")
+    schedule = build_node(recipe.schedule, "schedule")
     for step in entries(whole, "step"):
         rate = recipe.optimizer["lr"] * schedule((step["step"] - 1) * 512)
         assert step["lr"] == pytest.approx(rate)
@@ -181,7 +181,7 @@ def test_a_run_whose_last_step_broke_its_weights_does_not_hold(
     words = [word for word in TINY if not word.startswith("budget.total_tokens")]
     rate = ("optimizer.lr=1e300", "budget.total_tokens=1_024")
     done = program(*words, *rate, f"run={run}", status=1)
-    line = "the run does not hold: not finite at its end: held-out loss"
+    line = "the run failed: not finite at the end: held-out loss"
     assert line in done.stderr.splitlines()
     results = json.loads((run / "results.json").read_text(), parse_constant=pytest.fail)
     assert results["held_out"]["final"] is None
@@ -194,14 +194,14 @@ def test_a_run_without_guards_whose_loss_is_no_number_does_not_hold(
     words = [word for word in TINY if not word.startswith("budget.total_tokens")]
     rate = ("optimizer.lr=1e300", "budget.total_tokens=2_048", "guard=none")
     done = program(*words, *rate, f"run={home / 'lost'}", status=1)
-    assert "not finite at its end: training loss, held-out loss" in done.stderr
+    assert "not finite at the end: training loss, held-out loss" in done.stderr
 
 
 def test_a_folder_that_holds_another_recipe_is_refused(whole: Path, program: Program) -> None:
     done = program(*TINY, "optimizer.lr=1e-5", f"run={whole}", status=2)
-    assert f"{whole} holds another recipe" in done.stderr
+    assert f"{whole} has a different recipe" in done.stderr
     done = program(*TINY, f"run={whole}", status=2)
-    assert f"resume={whole} goes on with it" in done.stderr
+    assert f"resume={whole}" in done.stderr
 
 
 def test_a_finished_run_is_not_resumed(whole: Path, program: Program) -> None:
@@ -211,7 +211,7 @@ def test_a_finished_run_is_not_resumed(whole: Path, program: Program) -> None:
 
 def test_a_key_beside_resume_is_refused(whole: Path, program: Program) -> None:
     done = program(f"resume={whole}", "optimizer.lr=1e-5", status=2)
-    assert "takes its recipe from its folder" in done.stderr
+    assert "a resumed run cannot change optimizer.lr" in done.stderr
 
 
 def test_ranks_that_cannot_be_trained_are_refused_before_anything_is_written(
@@ -219,7 +219,7 @@ def test_ranks_that_cannot_be_trained_are_refused_before_anything_is_written(
 ) -> None:
     words = ("cluster.ranks=2", "cluster.nodes=2")
     done = program(*TINY, *words, f"run={home / 'never'}", status=2)
-    assert "cluster: 2 nodes of local are not this machine" in done.stderr
+    assert "cluster: this machine is not 2 nodes of local" in done.stderr
     assert not (home / "never").exists()
 
 

@@ -41,7 +41,7 @@ def test_a_tree_is_done_to_its_end_and_goes_on_where_it_was(
     kept = {int(one.name[7:]) for one in (trunk / "checkpoints").glob("tokens-*")}
     assert kept == {2_048, 3_072, 4_096}
     for name in ("cooled", "long"):
-        assert RunFolder(trunk / "children" / name).ended == "finished"
+        assert RunFolder(trunk / "children" / name).end_status == "finished"
     assert (
         next(one["tokens"] for one in entries(trunk / "children" / "cooled", "step")) == 2_560
     )
@@ -55,7 +55,7 @@ def test_a_tree_is_done_to_its_end_and_goes_on_where_it_was(
     (trunk / "children" / "long" / "results.json").unlink()
     wrong = program(f"resume={trunk}", "parallelism.data=2", status=2).stderr
     assert "parallelism.data: " in wrong
-    assert "its children go on" in wrong
+    assert "only its children continue" in wrong
     said = program(f"resume={trunk}").stderr
     assert "[long] run after 3072 tokens" in said
     assert "[cooled]" not in said

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
 
-from benchmarks.marked import split_marked
-from components.terminal import say, tell
+from benchmarks.generated_section import split_section
+from components.terminal import log_line, print_output
 from tests.mutants.faults import ROOT, Fault, read_faults
 
 PAGE = ROOT / "docs" / "testing.md"
@@ -33,14 +33,14 @@ def main(words: Sequence[str]) -> int:
             copies.put(copy_tree(Path(home) / str(number)))
         first = copies.get()
         if run_tests(first, sorted({one.test for one in faults})) != 0:
-            say("without any fault the tests do not pass")
+            log_line("without any fault the tests do not pass")
             return 2
         copies.put(first)
         with ThreadPoolExecutor(WORKERS) as pool:
             caught = list(pool.map(lambda fault: plant(fault, copies), faults))
-    tell(f"{sum(caught)} of {len(faults)} faults are caught")
+    print_output(f"{sum(caught)} of {len(faults)} faults are caught")
     if not words:
-        head, _, rest = split_marked(PAGE.read_text("utf-8"), "mutants", "make mutants")
+        head, _, rest = split_section(PAGE.read_text("utf-8"), "mutants", "make mutants")
         PAGE.write_text(head + table(faults, caught) + rest, "utf-8")
     return 0 if all(caught) else 1
 
@@ -62,7 +62,7 @@ def run_tests(tree: Path, tests: Sequence[str]) -> int:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
     if done.returncode > 1:  # nothing was tried: the words, or the collection, are wrong
-        tell(done.stdout[-2000:] + done.stderr[-2000:])
+        print_output(done.stdout[-2000:] + done.stderr[-2000:])
     return done.returncode
 
 
@@ -73,13 +73,13 @@ def plant(fault: Fault, copies: "Queue[Path]") -> bool:
     sound = file.read_text("utf-8")
     try:
         file.write_text(fault.planted(sound), "utf-8")
-        status = run_tests(tree, [fault.test])
+        status = run_tests(tree, fault.pytest_words)
     finally:
         file.write_text(sound, "utf-8")
         copies.put(tree)
     seconds = time.perf_counter() - began
     says = {0: "SURVIVES", 1: "caught"}.get(status, f"pytest ends with {status}")
-    tell(f"{says:<10} {seconds:5.1f} s  {fault.fault}")
+    print_output(f"{says:<10} {seconds:5.1f} s  {fault.fault}")
     return status == 1
 
 

@@ -18,6 +18,10 @@ class Fault:
     plant: str
     test: str
 
+    @property
+    def pytest_words(self) -> list[str]:
+        return [self.test]
+
     def planted(self, text: str) -> str:
         """Put the fault into the text of its file."""
         assert text.count(self.instead_of) == 1, f"{self.file}: {self.instead_of!r}"

@@ -2,6 +2,7 @@
 
 import ast
 
+from tests.mutants.drawn import draw_faults, list_mutations
 from tests.mutants.faults import ROOT, read_faults
 
 FAULTS = read_faults()
@@ -20,3 +21,20 @@ def test_every_fault_has_its_line_and_its_test() -> None:
 
 def test_there_are_forty_and_no_two_alike() -> None:
     assert len({(fault.file, fault.plant) for fault in FAULTS}) == len(FAULTS) >= 40
+
+
+def test_a_drawn_fault_changes_one_place_and_is_drawn_again_by_its_seed() -> None:
+    source = 'x = 1 if "ä" < b else c  # ä\ny[0] = b + c\nraise E(1)\n'
+    assert [after for _, after in list_mutations(source)] == [
+        source.replace('"ä" < b', "(not ('ä' < b))"),
+        source.replace('"ä" < b', "('ä' <= b)"),
+        source.replace("= 1", "= 2"),
+        source.replace("y[0] = b + c", "pass"),
+        source.replace("[0]", "[1]"),
+        source.replace("b + c", "(b - c)"),
+    ]
+    drawn = list(draw_faults(10, 3))
+    assert drawn == list(draw_faults(10, 3))
+    for fault in drawn:
+        ast.parse(fault.planted(fault.instead_of))
+    assert "tests/components/engine" in drawn[0].pytest_words

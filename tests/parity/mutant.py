@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 from torch import Tensor
 
-from components.distributed import collectives, experts, tensor_lending
+from components.distributed import collectives, experts, local_parameters
 from components.distributed.context import ContextCore
 from components.distributed.data import DataParallel
 from components.distributed.grad_buckets import GradBucket
@@ -31,7 +31,7 @@ def change_nothing(patch: pytest.MonkeyPatch) -> None:
 
 def drop_one_reduction(patch: pytest.MonkeyPatch) -> None:
     """One weight keeps its own rank's gradient, as if nobody else had any."""
-    original = GradBucket.depart
+    original = GradBucket.start_reduce
 
     def mutated(self: GradBucket) -> None:
         own = self._made_sums().clone()
@@ -41,15 +41,15 @@ def drop_one_reduction(patch: pytest.MonkeyPatch) -> None:
                 self._wait()
                 assert self._mine is not None
                 rank = self.layout.param_mesh.shard.get_local_rank() if shard.split else 0
-                self.layout.own(self._mine, place).copy_(
-                    self.layout.own(own[rank : rank + 1], place)
+                self.layout.local_rows(self._mine, place).copy_(
+                    self.layout.local_rows(own[rank : rank + 1], place)
                 )
 
-    patch.setattr(GradBucket, "depart", mutated)
+    patch.setattr(GradBucket, "start_reduce", mutated)
 
 
 def halve_one_norms_gradient(patch: pytest.MonkeyPatch) -> None:
-    original = DataParallel.reduce
+    original = DataParallel.reduce_gradients
 
     def mutated(self: DataParallel) -> None:
         original(self)
@@ -57,7 +57,7 @@ def halve_one_norms_gradient(patch: pytest.MonkeyPatch) -> None:
         assert shard.parameter.grad is not None
         shard.parameter.grad.mul_(0.5)
 
-    patch.setattr(DataParallel, "reduce", mutated)
+    patch.setattr(DataParallel, "reduce_gradients", mutated)
 
 
 def miss_a_sixth_of_the_global_norm(patch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def let_tied_ends_part(patch: pytest.MonkeyPatch) -> None:
 def keep_slices_of_norm_gradients(patch: pytest.MonkeyPatch) -> None:
     """Sequence parallelism: each rank's norms learn from its own slice of the sequence."""
     own = staticmethod(lambda ctx, gradient: (gradient, None))
-    patch.setattr(tensor_lending._SumGradients, "backward", own)
+    patch.setattr(local_parameters._SumGradients, "backward", own)
 
 
 def read_the_same_samples(patch: pytest.MonkeyPatch) -> None:
@@ -111,14 +111,14 @@ def lose_a_token_in_dispatch(patch: pytest.MonkeyPatch) -> None:
 def spoil_two_ranks_and_lose_a_third(patch: pytest.MonkeyPatch) -> None:
     """One start of the command then sees both: a layout that differs, and one that fails."""
     drop_one_reduction(patch)
-    original = DataParallel.reduce
+    original = DataParallel.reduce_gradients
 
     def mutated(self: DataParallel) -> None:
         if self._mesh.data_rank == 2:
             raise ValueError("this rank was made to fail")
         original(self)
 
-    patch.setattr(DataParallel, "reduce", mutated)
+    patch.setattr(DataParallel, "reduce_gradients", mutated)
 
 
 def main(words: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ from command.arguments import read_point
 from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.parity.compare import Comparison, Largest
-from components.parity.prover import ParityProof, on_one_process
+from components.parity.prover import ParityProof, to_single_process
 
 
 def layouts(*words: str) -> list[Recipe]:
@@ -73,11 +73,14 @@ def test_a_scale_that_the_user_names_is_taken() -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("model.dropout=0.1", r"model\.dropout: a proof sets it to 0\.0\n  leave it out"),
-        ("precision.compute=float32", r"precision\.compute: a proof sets it to float64"),
-        ("layouts=[3]", r"layouts: 3 is no mapping of degrees\n  write layouts=\[\{data: 2"),
+        (
+            "model.dropout=0.1",
+            r"model\.dropout: action=parity sets 0\.0\n  remove model\.dropout",
+        ),
+        ("precision.compute=float32", r"precision\.compute: action=parity sets float64"),
+        ("layouts=[3]", r"layouts\.0: input should be a valid dictionary, got 3"),
         ("layouts=[{sensor: 2}]", r"parallelism\.sensor: unknown key"),
-        ("layouts=[{data: 5}]", r"budget\.global_batch_tokens: 48 sequences a step do not"),
+        ("layouts=[{data: 5}]", r"budget\.global_batch_tokens: 48 sequences per step are not"),
     ],
 )
 def test_what_cannot_be_proved_is_refused_before_a_process_starts(
@@ -90,13 +93,13 @@ def test_what_cannot_be_proved_is_refused_before_a_process_starts(
 def test_deepspeed_is_judged_in_float32_which_it_has() -> None:
     words = ("layouts=[{data: 2}, {data: 2, engine: deepspeed, zero: 3}]",)
     ours, theirs = (proof(recipe, 2e-16) for recipe in layouts(*words))
-    assert (ours.precision, theirs.precision) == ("float64", "float32")
+    assert (ours.compute_dtype, theirs.compute_dtype) == ("float64", "float32")
     section = theirs.recipe.precision
     assert {section.compute, section.accumulate, section.reduce} == {"float32"}
     tree: dict[str, Any] = action.as_json([theirs])
     assert tree["precision"] == "float32"
     assert (tree["tolerance"], tree["loss"]["tolerance"]) == (1e-5, 1e-6)
-    alone = on_one_process(theirs.recipe)
+    alone = to_single_process(theirs.recipe)
     assert alone.parallelism.engine == "mesh"
 
 
@@ -104,10 +107,10 @@ def test_what_deepspeeds_proofs_leave_out_is_said(capsys: pytest.CaptureFixture[
     words = (
         "layouts=[{data: 2}, {data: 2, engine: deepspeed, zero: 2, offload_optimizer: true}]"
     )
-    action.show([proof(recipe, 2e-16) for recipe in layouts(words)])
+    action.print_proofs([proof(recipe, 2e-16) for recipe in layouts(words)])
     out = capsys.readouterr().out
     assert "data 2, DeepSpeed, ZeRO 2, offloaded" in out
-    assert "every number is in float64 or float32" in out
+    assert "compute in float64 or float32" in out
     assert "DeepSpeed has no float64" in out
 
 
@@ -181,17 +184,17 @@ def test_the_table_names_the_layout_the_verdict_and_what_is_wrong(
 ) -> None:
     recipes = layouts("layouts=[{data: 2, tensor: 2}, {pipeline: 2}, {data: 2}]")
     (sharded,) = layouts("layouts=[{data: 4, data_shard: 2, zero: 3}]")
-    action.show([
+    action.print_proofs([
         proof(sharded, 2e-16),
         proof(recipes[0], 2e-16),
-        proof(recipes[1], 0.5, *[f"weight/{n}: no rank has it" for n in range(9)]),
+        proof(recipes[1], 0.5, *[f"weight/{n}: on no rank" for n in range(9)]),
         failed(recipes[2]),
     ])
     out = capsys.readouterr().out
     assert "data 2 x tensor 2, ZeRO 1, sequence parallel" in out
     assert "data 4, ZeRO 3 over 2 " in out
-    assert "pipeline 2, ZeRO 1, 1f1b: weight/0: no rank has it" in out
+    assert "pipeline 2, ZeRO 1, 1f1b: weight/0: on no rank" in out
     assert "... and 5 more" in out
     assert "data 2, ZeRO 1: exit status 1: ValueError: no" in out
     assert out.count("DOES NOT HOLD") == 2
-    assert "dropout is 0 and every number is in float64" in out
+    assert "compute in float64 with dropout 0" in out

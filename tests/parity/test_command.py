@@ -14,7 +14,7 @@ from command.actions.parity import layouts_of
 from command.arguments import ROOT, read_point
 from command.main import main
 from command.outcome import Status
-from components.parity.prover import on_one_process
+from components.parity.prover import to_single_process
 
 RECIPES = published_recipes()
 SMALL = ("recipe=bloom7b1", "model.num_layers=2", "budget.total_tokens=4_608")
@@ -144,9 +144,9 @@ def running(word: str) -> str:
 def test_every_recipe_has_a_layout_of_eight_ranks_to_prove(name: str) -> None:
     (recipe,) = layouts_of(read_point([f"recipe={name}", "cluster.ranks=8"]))
     assert recipe.cluster.ranks == 8
-    assert recipe.derived.steps >= 10
-    assert on_one_process(recipe).cluster.ranks == 1
-    samples = {plateau.samples for plateau in recipe.ramp.plateaus}
+    assert recipe.derived_numbers.steps >= 10
+    assert to_single_process(recipe).cluster.ranks == 1
+    samples = {plateau.samples for plateau in recipe.batch_ramp.batch_stages}
     group = recipe.parallelism.data * recipe.parallelism.expert
     assert all(
         count % (group * recipe.parallelism.microbatch_sequences) == 0 for count in samples

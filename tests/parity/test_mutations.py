@@ -15,8 +15,8 @@ from command.arguments import read_point
 from command.outcome import Status
 from components.config.recipe import Recipe
 from components.parity import prover
-from components.parity.compare import DOUBLE, Comparison, compare, read_records
-from components.parity.prover import RANK, draw_data, on_one_process, start_ranks
+from components.parity.compare import DOUBLE, Comparison, compare_records, read_records
+from components.parity.prover import RANK, draw_data, start_ranks, to_single_process
 from components.run.folder import create_run_folder
 
 pytestmark = pytest.mark.long
@@ -62,7 +62,7 @@ def begin(recipe: Recipe, folder: Path, data: Path) -> str:
 def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Words, str], Comparison]:
     """Run all, a reference for dense layouts and one for experts, and compare on request."""
     home = tmp_path_factory.mktemp("mutations")
-    references = {layout[0]: on_one_process(recipe_of(layout)) for layout in (DATA, EXPERTS)}
+    references = {layout[0]: to_single_process(recipe_of(layout)) for layout in (DATA, EXPERTS)}
     for name, recipe in references.items():
         draw_data(recipe, home / f"{name}-data")
     alone = [
@@ -72,14 +72,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Words, str], Co
     words = []
     for place, (layout, mutation) in enumerate(MUTATIONS):
         recipe = recipe_of(layout)
-        assert on_one_process(recipe) == references[layout[0]]  # the same microbatches
+        assert to_single_process(recipe) == references[layout[0]]  # the same microbatches
         words += [mutation, begin(recipe, home / str(place), home / f"{layout[0]}-data")]
     start_ranks([MUTANT, *words], 2, home / "together.log")
 
     def compared(layout: Words, mutation: str) -> Comparison:
         place = MUTATIONS.index((layout, mutation))
         (reference,) = read_records(home / layout[0], 1)
-        return compare(reference, read_records(home / str(place), 2), DOUBLE)
+        return compare_records(reference, read_records(home / str(place), 2), DOUBLE)
 
     return compared
 
@@ -90,8 +90,8 @@ Found = Callable[[Words, str], Comparison]
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_without_a_mistake_the_layout_holds(found: Found, layout: Words) -> None:
     comparison = found(layout, "change_nothing")
-    assert comparison.problems == []
-    assert comparison.holds
+    assert comparison.failure_texts == []
+    assert comparison.is_within_tolerance
 
 
 @pytest.mark.parametrize(
@@ -107,41 +107,41 @@ def test_a_wrong_gradient_is_named(
     found: Found, layout: Words, mutation: str, parameter: str
 ) -> None:
     comparison = found(layout, mutation)
-    assert not comparison.holds
+    assert not comparison.is_within_tolerance
     assert comparison.gradient.where.endswith(parameter)
     assert comparison.gradient.difference > 1e-3
 
 
 def test_attention_that_asks_no_other_rank_shows_in_the_first_loss(found: Found) -> None:
     comparison = found(CHUNKS, "attend_to_own_slice_only")
-    assert not comparison.holds
+    assert not comparison.is_within_tolerance
     assert comparison.loss.where == "step 1, the microbatch from sample 0"
     assert comparison.loss.difference > 1e-4
 
 
 def test_a_wrong_norm_is_found_though_every_gradient_is_right(found: Found) -> None:
     comparison = found(DATA, "miss_a_sixth_of_the_global_norm")
-    assert not comparison.holds
-    assert comparison.gradient.holds
+    assert not comparison.is_within_tolerance
+    assert comparison.gradient.is_within_tolerance
     assert comparison.gradient_norm.difference == pytest.approx(1 / 6)
 
 
 def test_a_share_of_the_data_that_nobody_reads_is_named(found: Found) -> None:
     comparison = found(DATA, "read_the_same_samples")
-    assert not comparison.holds
+    assert not comparison.is_within_tolerance
     assert comparison.lacking[0] == "step 1: no rank saw a microbatch from sample 24"
 
 
 def test_gradients_of_experts_divided_twice_are_named(found: Found) -> None:
     comparison = found(EXPERTS, "divide_expert_gradients_twice")
-    assert not comparison.holds
+    assert not comparison.is_within_tolerance
     assert ".mlp." in comparison.gradient.where
     assert comparison.gradient.difference == pytest.approx(0.5)
 
 
 def test_a_token_lost_on_its_way_shows_in_the_first_loss(found: Found) -> None:
     comparison = found(EXPERTS, "lose_a_token_in_dispatch")
-    assert not comparison.holds
+    assert not comparison.is_within_tolerance
     assert comparison.loss.where.startswith("step 1, the microbatch from sample ")
     assert comparison.loss.difference > 1e-6
 

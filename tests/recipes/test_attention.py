@@ -10,18 +10,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from typing_extensions import override
 
-from benchmarks.recipes import published_recipes
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
-from components.build import build
+from components.build import build_node
 from components.config.recipe import Recipe
-from components.config.schema.types import thaw
+from components.config.schema.types import to_plain
 from components.distributed.context import ContextCore, SequencePart
-from components.dryrun.ledgers import OperatorWatch
-from components.dryrun.world import device_kernels, fake_world
-from components.model.attention import ForwardScope
+from components.dryrun.fake_world import device_kernels, fake_world
+from components.dryrun.trackers import OperatorWatch
+from components.model.attention import AttentionContext
 from components.torch_internals.operators import FakeTensorMode, tree_leaves
-from tests.recipes.differences import composed
+from tests.recipes.compositions import RECIPES, compose, composed
 
 
 class Largest(OperatorWatch):
@@ -33,7 +30,7 @@ class Largest(OperatorWatch):
         self.square: list[tuple[str, tuple[int, ...]]] = []
 
     @override
-    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def call_operator(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         result = func(*args, **kwargs)
         for made in tree_leaves(result):
             if isinstance(made, Tensor) and sum(n >= self.length for n in made.shape) > 1:
@@ -43,7 +40,7 @@ class Largest(OperatorWatch):
 
 def attend(recipe: Recipe, device: str, context: int, masked: bool) -> Largest:
     """Go through a core of each window, forward and backward, as the first context rank."""
-    shape, tensor = recipe.shape.attention, recipe.parallelism.tensor
+    shape, tensor = recipe.decoder_spec.attention, recipe.parallelism.tensor
     sequences, whole = recipe.parallelism.microbatch_sequences, recipe.budget.sequence_length
     part = SequencePart(rank=0, ranks=context)
     length, counts = whole // context, (shape.num_heads, *[shape.num_kv_heads] * 2)
@@ -69,34 +66,34 @@ def attend(recipe: Recipe, device: str, context: int, masked: bool) -> Largest:
             whole_scope = scope_of(recipe, part, masked)
             hidden = torch.empty(sequences, length, 1, dtype=torch.bfloat16)
             for window in {None if one == "full" else one for one in shape.windows}:
-                scope = whole_scope.within(window)
-                core.prepare(hidden, scope, head_dim=shape.head_dim)
+                scope = whole_scope.for_window(window)
+                core.prepare_masks(hidden, scope, head_dim=shape.head_dim)
                 core(*heads, scope, first_head=0).sum().backward()
     return seen
 
 
 def core_of(recipe: Recipe) -> Any:
-    given = {**thaw(recipe.model["attention"]), "bias": False, "qk_norm": None}
-    built: Any = build(given, "model.attention")
+    given = {**to_plain(recipe.model["attention"]), "bias": False, "qk_norm": None}
+    built: Any = build_node(given, "model.attention")
     with torch.device("meta"):
-        return built(dim=recipe.shape.dim).core
+        return built(dim=recipe.decoder_spec.dim).core
 
 
-def scope_of(recipe: Recipe, part: SequencePart, masked: bool) -> ForwardScope:
-    shape, length = recipe.shape, recipe.budget.sequence_length
-    kind: Any = build(thaw(recipe.model["positions"]), "model.positions")
+def scope_of(recipe: Recipe, part: SequencePart, masked: bool) -> AttentionContext:
+    shape, length = recipe.decoder_spec, recipe.budget.sequence_length
+    kind: Any = build_node(to_plain(recipe.model["positions"]), "model.positions")
     heads = {"num_heads": shape.attention.num_heads, "head_dim": shape.attention.head_dim}
     positions: nn.Module = kind(dim=1, **heads)
-    places = part.places(length // part.ranks, torch.device("cpu"))
+    places = part.position_ids(length // part.ranks, torch.device("cpu"))
     if part.ranks == 1:
         places = torch.arange(length)
     documents = torch.empty(recipe.parallelism.microbatch_sequences, length, dtype=torch.long)
-    return ForwardScope(
-        placement=positions(places), documents=documents if masked else None, length=length
+    return AttentionContext(
+        encoding=positions(places), documents=documents if masked else None, length=length
     )
 
 
-@pytest.mark.parametrize("name", published_recipes())
+@pytest.mark.parametrize("name", RECIPES)
 def test_no_tensor_of_length_times_length_is_made_on_a_gpu(name: str) -> None:
     recipe = composed(name, "full")
     for device in ("cuda", "xpu"):
@@ -109,14 +106,15 @@ def test_no_tensor_of_length_times_length_is_made_on_a_gpu(name: str) -> None:
 @pytest.mark.parametrize("context", [1, 2])
 @pytest.mark.parametrize("device", ["cuda", "xpu"])
 def test_nor_is_one_in_layers_with_a_window(device: str, context: int) -> None:
-    words = ("recipe=playbook1b", "scale=full", "model.attention.windows=[1024, full]")
-    recipe = compose_recipe(read_point(list(words)))
+    recipe = compose("playbook1b", "scale=full", "model.attention.windows=[1024, full]")
     assert attend(recipe, device, context, masked=False).square == []
 
 
 def test_the_formula_would_be_seen() -> None:
     recipe = composed("bloom560m", "full")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("components.model.attention.serving", lambda order, case: ("math",))
-        patch.setattr("components.model.attention.ForwardScope.is_plain", True)
+        patch.setattr(
+            "components.model.attention.select_backends", lambda order, case: ("math",)
+        )
+        patch.setattr("components.model.attention.AttentionContext.is_plain_causal", True)
         assert attend(recipe, "cuda", 1, masked=False).square

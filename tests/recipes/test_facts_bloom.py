@@ -1,26 +1,9 @@
 """The six BLOOM recipes: what follows from their scripts, and their logs and cards."""
 
-from functools import cache, reduce
-from typing import Any
-
 import pytest
 
-from command.actions.show import as_json
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
-from components.build import build
-
-
-@cache
-def shown(name: str, *words: str) -> dict[str, Any]:
-    """What ``action=show output=json`` prints for the recipe on its home machine."""
-    return dict(as_json(compose_recipe(read_point([f"recipe={name}", *words]))))
-
-
-def value(name: str, path: str) -> Any:
-    home = f"cluster={HOMES[name]}"
-    return reduce(lambda tree, step: tree[step], path.split("."), shown(name, home))
-
+from components.build import build_node
+from tests.recipes.compositions import composed, shown, value
 
 V100, A100 = "jean_zay_v100", "jean_zay"
 SMALL = ("bloom560m", "bloom1b1", "bloom1b7", "bloom3b", "bloom7b1")
@@ -100,18 +83,18 @@ COUNTED = {"parameters", "total_tokens", "steps", "tokens_per_step", "devices"}
 
 @pytest.mark.parametrize("name", HOMES)
 def test_the_batch_ramps_up_in_the_published_number_of_steps(name: str) -> None:
-    recipe = compose_recipe(read_point([f"recipe={name}", "scale=full"]))
-    first = recipe.ramp.plateaus[-1].first_step
+    recipe = composed(name, "full")
+    first = recipe.batch_ramp.batch_stages[-1].first_step
     billions = round(recipe.budget.total_tokens / 1e9, 2)
-    samples = recipe.ramp.consumed_after(first)
-    assert (first, samples, recipe.derived.steps, billions) == RAMPS[name]
+    samples = recipe.batch_ramp.consumed_after(first)
+    assert (first, samples, recipe.derived_numbers.steps, billions) == RAMPS[name]
 
 
 @pytest.mark.parametrize(("step", "samples", "rate"), LOG)
 def test_samples_and_rate_are_those_of_the_log(step: int, samples: int, rate: str) -> None:
-    recipe = compose_recipe(read_point(["recipe=bloom176b", "scale=full"]))
-    assert recipe.ramp.consumed_after(step) == samples
-    schedule = build(recipe.schedule, "schedule")
+    recipe = composed("bloom176b", "full")
+    assert recipe.batch_ramp.consumed_after(step) == samples
+    schedule = build_node(recipe.schedule, "schedule")
     assert f"{recipe.optimizer['lr'] * schedule(samples * SEQUENCE):.3e}" == rate
 
 

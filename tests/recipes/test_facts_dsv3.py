@@ -1,15 +1,12 @@
 """dsv3_1t: what follows from the job script and the code of Optimus-LM at b87d464."""
 
-from functools import cache
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, DeepseekV3Config
 
 from benchmarks.ledger.proofs import plan_at_home
-from command.actions.show import as_json
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
+from tests.recipes.compositions import shown
 
 CONFIG: dict[str, Any] = {
     "hidden_size": 7_168,
@@ -32,13 +29,8 @@ CONFIG: dict[str, Any] = {
 }
 
 
-@cache
-def shown(*words: str) -> dict[str, Any]:
-    return dict(as_json(compose_recipe(read_point(["recipe=dsv3_1t", *words]))))
-
-
 def test_the_model_has_no_balance_and_no_prediction_of_more_tokens() -> None:
-    model = shown("cluster=aurora")["recipe"]["model"]
+    model = shown("dsv3_1t", "cluster=aurora")["recipe"]["model"]
     assert "balance_rate" not in model["mlp"]
     assert "mtp" not in model
 
@@ -47,7 +39,7 @@ def test_parameters_are_those_of_transformers_and_active_ones_those_of_the_readm
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(DeepseekV3Config(**CONFIG))
     total = sum(parameter.numel() for parameter in model.parameters())
-    counts = shown("cluster=aurora")["derived"]["parameters"]
+    counts = shown("dsv3_1t", "cluster=aurora")["derived"]["parameters"]
     assert counts["total"] == total == 1_106_552_650_752
     assert counts["active"] == 58_043_759_616
     assert counts["padding"] == 0
@@ -59,14 +51,14 @@ def test_the_spare_nodes_of_the_job_script_lead_to_the_queue_prod() -> None:
     assert alone["memory"]["verdict"] == "fits"
     assert alone["limit"]["figure"] == "cluster.nodes"
     assert "debug-scaling" in alone["limit"]["problem"]
-    cluster = shown("cluster=aurora", "cluster.spare_nodes=64")["recipe"]["cluster"]
+    cluster = shown("dsv3_1t", "cluster=aurora", "cluster.spare_nodes=64")["recipe"]["cluster"]
     nodes = cluster["nodes"] + cluster["spare_nodes"]
     queues = [queue for queue in cluster["queues"] if queue["fewest_nodes"] == nodes]
     assert [queue["route"] for queue in queues] == ["prod"]
 
 
 def test_the_miniature_still_routes_in_groups_after_a_dense_layer() -> None:
-    model = shown("scale=mini")["recipe"]["model"]
+    model = shown("dsv3_1t", "scale=mini")["recipe"]["model"]
     assert model["num_dense_layers"] == 1
     assert 1 < model["mlp"]["top_groups"] < model["mlp"]["num_groups"]
     assert 1 < model["mlp"]["top_k"] < model["mlp"]["num_experts"]

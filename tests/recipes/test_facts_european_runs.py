@@ -17,7 +17,7 @@ def test_euromoes_parameters_follow_from_its_script() -> None:
     dim, layers, rows, experts, chosen = 1_024, 24, 128_000, 64, 8
     attention, expert = 2 * dim * dim + 2 * dim * 2 * 128, 3 * dim * 512
     rest = layers * (attention + experts * dim + 2 * dim) + dim + rows * dim
-    parameters = recipe("euromoe_2b6_a0b6").derived.parameters
+    parameters = recipe("euromoe_2b6_a0b6").derived_numbers.parameters
     assert parameters.total == rest + layers * experts * expert == 2_611_528_704
     assert parameters.active == rest + layers * chosen * expert == 497_599_488
 
@@ -44,7 +44,7 @@ def test_preludes_parameters_follow_from_its_configuration() -> None:
     layer = attention + 3 * dim * ffn + 2 * dim
     total = layers * layer + dim + 2 * rows * dim
     prelude = recipe("prelude_9b")
-    assert prelude.derived.parameters.total == total == 9_093_559_296
+    assert prelude.derived_numbers.parameters.total == total == 9_093_559_296
     assert "padded_vocab_size" in prelude.assumed
 
 
@@ -61,7 +61,7 @@ def test_preludes_decay_branches_off_where_its_configuration_says() -> None:
     assert annealed.start is not None
     assert annealed.start.recipe == "prelude_9b"
     assert annealed.start.at_tokens == 953_312 * step
-    assert annealed.derived.steps == 953_312 + 35_763
+    assert annealed.derived_numbers.steps == 953_312 + 35_763
     rates = {step: rate("prelude_9b_annealed", step) for step in (953_312, 989_075)}
     assert rates == pytest.approx({953_312: 3.5e-4, 989_075: 0.0})
 
@@ -78,5 +78,5 @@ def test_apertus_long_stages_start_over_from_weights(
         assert not stage.phases
         assert not stage.data.phases
         assert stage.data.loss_after_eod == name.endswith("64k")  # a flag is commented out
-        rates = [rate(name, step) for step in (0, warmup, stage.derived.steps)]
+        rates = [rate(name, step) for step in (0, warmup, stage.derived_numbers.steps)]
         assert rates == pytest.approx([0.0, peak, peak], rel=1e-6)

@@ -16,7 +16,7 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from components.config.part_nodes import read_decoder
 from components.convert.family import choose_family
-from tests.recipes.differences import composed
+from tests.recipes.compositions import composed
 
 # layers, width, heads, width of the feed-forward, nodes of four GPUs, sequences a pass
 OPENSCI = {
@@ -59,14 +59,14 @@ def test_each_reference_has_the_parameters_of_its_shape(name: str) -> None:
     )
     with torch.device("meta"):
         count = AutoModelForCausalLM.from_config(config).num_parameters()
-    assert composed(name, "full").derived.parameters.total == count + layers * 2 * 64
+    assert composed(name, "full").derived_numbers.parameters.total == count + layers * 2 * 64
 
 
 def test_the_qwen3_reference_is_transformers_qwen3_to_the_parameter() -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(Qwen3Config(**QWEN3_CONFIG))
     recipe = composed(QWEN3, "full")
-    assert recipe.derived.parameters.total == model.num_parameters() == 1_720_574_976
+    assert recipe.derived_numbers.parameters.total == model.num_parameters() == 1_720_574_976
     features = read_decoder(recipe.model)
     family = choose_family(features)
     assert family.architecture == "Qwen3ForCausalLM"
@@ -85,7 +85,7 @@ def test_the_qwen3_tokenizer_cuts_text_as_transformers_does() -> None:
 def test_each_reference_has_its_layout(name: str) -> None:
     nodes, sequences = OPENSCI[name][4:] if name in OPENSCI else (64, 4)
     recipe = composed(name, "full")
-    assert recipe.derived.ranks == 4 * nodes
+    assert recipe.derived_numbers.ranks == 4 * nodes
     assert recipe.parallelism.microbatch_sequences == sequences
     assert recipe.parallelism.zero == 1  # use_distributed_optimizer
     assert not recipe.checkpoint.asynchronous  # async_save
@@ -94,7 +94,7 @@ def test_each_reference_has_its_layout(name: str) -> None:
 @pytest.mark.parametrize("name", [*OPENSCI, QWEN3])
 def test_all_references_have_one_length_batch_and_schedule(name: str) -> None:
     recipe, step = composed(name, "full"), 1_024 * 4_096
-    assert recipe.derived.steps == 71_526
+    assert recipe.derived_numbers.steps == 71_526
     assert recipe.budget.global_batch_tokens == step
     assert recipe.budget.total_tokens == 71_526 * step
     assert recipe.schedule["warmup_tokens"] == 25_000 * step

@@ -52,9 +52,9 @@ def test_models_of_jean_zay_have_the_parameters_of_their_shapes(
     study = listed("jean_zay_layouts")
     point = next(point for point in study.points if point["model"] == model)
     recipe = compose_recipe(asked("jean_zay_layouts").arguments_of(point))
-    assert recipe.derived.parameters.total == parameters
-    assert recipe.derived.steps == 10
-    assert recipe.derived.samples_per_step == 512
+    assert recipe.derived_numbers.parameters.total == parameters
+    assert recipe.derived_numbers.steps == 10
+    assert recipe.derived_numbers.samples_per_step == 512
 
 
 def test_logged_rates_of_jean_zay_follow_from_the_shape_and_the_vocabulary() -> None:
@@ -87,14 +87,14 @@ def test_flash_attention_in_gpt_3() -> None:
     sizes = {"1.3B": 1.3e9, "2.7B": 2.7e9}
     for point in study.points:
         recipe = compose_recipe(asked("flash_gpt3").arguments_of(point))
-        assert recipe.derived.parameters.total == pytest.approx(
+        assert recipe.derived_numbers.parameters.total == pytest.approx(
             sizes[str(point["size"])], rel=0.03
         )
-        assert recipe.derived.tokens_per_step == 512 * 2_048 == 128 * 8_192
+        assert recipe.derived_numbers.tokens_per_step == 512 * 2_048 == 128 * 8_192
 
 
 def test_flash_attention_in_teuken_as_the_study_says() -> None:
-    study, why = listed("flash_teuken"), asked("flash_teuken").study.why
+    study, why = listed("flash_teuken"), asked("flash_teuken").study.description
     assert study.published.values == ()
     keys, rates = ("budget.sequence_length", "model.attention.backends"), {}
     for point in study.points:
@@ -102,9 +102,9 @@ def test_flash_attention_in_teuken_as_the_study_says() -> None:
             plan = plan_recipe(compose_recipe(asked("flash_teuken").arguments_of(point)))
             assert plan.time is not None
             length, backends = (point[key] for key in keys)
-            rates[length, backends] = 1 / plan.time.total
+            rates[length, backends] = 1 / plan.time.total_seconds
             if (length, backends) == (4_096, MATH):
-                assert f"{plan.memory.peak / 2**30:.0f} GiB" in why
+                assert f"{plan.memory.fullest_rank_bytes / 2**30:.0f} GiB" in why
     said = [f"{rates[n, FLASH] / rates[n, MATH]:.2f}" for n in (2_048, 4_096, 8_192)]
     assert f"{said[0]}, {said[1]} and {said[2]} times" in why
 

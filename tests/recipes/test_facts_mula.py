@@ -1,25 +1,8 @@
 """The five Mula recipes: what follows from the paper and Optimus' code."""
 
-from functools import cache, reduce
-from typing import Any
-
 import pytest
 
-from command.actions.show import as_json
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
-
-
-@cache
-def shown(name: str, *words: str) -> dict[str, Any]:
-    """What ``action=show output=json`` prints for the recipe on its home machine."""
-    return dict(as_json(compose_recipe(read_point([f"recipe={name}", *words]))))
-
-
-def value(name: str, path: str) -> Any:
-    home = f"cluster={HOMES[name]}"
-    return reduce(lambda tree, step: tree[step], path.split("."), shown(name, home))
-
+from tests.recipes.compositions import shown, value
 
 DENSE = "mula1b"
 EXPERTS = ("mula7b_a1b", "mula20b_a2b", "mula100b_a7b", "mula220b_a10b")

@@ -4,20 +4,18 @@ Values of a script are compared from `tests/recipes/facts`. Here are counts of
 parameters, rates of steps and shares of mixtures, typed from the sources or counted from them.
 """
 
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from components.build import build
+from components.build import build_node
 from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe
-from components.config.schema.types import thaw
-from tests.recipes.differences import composed
+from components.config.schema.types import to_plain
+from tests.recipes.compositions import composed
 
 
-@cache
 def recipe(name: str) -> Recipe:
     return composed(name, "full")
 
@@ -67,16 +65,28 @@ def test_parameters_are_those_of_the_published_shape(name: str) -> None:
     expected = llama_parameters(**shape)  # type: ignore[arg-type]  # one flag among numbers
     if name in OLMO2:
         expected += (shape["heads"] + shape["kv"]) * 128 * shape["layers"]
-    assert recipe(name).derived.parameters.total == expected
+    assert recipe(name).derived_numbers.parameters.total == expected
 
 
 def test_olmoes_parameters_follow_from_its_shape() -> None:
     dim, experts = 2_048, 64 * 3 * 2_048 * 1_024
     rest = 4 * dim**2 + 64 * dim + 4 * dim  # attention, router, four norms
     outside = dim + 2 * 50_304 * dim
-    parameters = recipe("olmoe_1b7b").derived.parameters
+    parameters = recipe("olmoe_1b7b").derived_numbers.parameters
     assert parameters.total == 16 * (rest + experts) + outside == 6_919_161_856
     assert parameters.active == 16 * (rest + experts // 8) + outside == 1_282_017_280
+
+
+def test_olmo_hybrids_parameters_follow_from_its_shape() -> None:
+    """As ``GatedDeltaNetConfig.num_params`` of OLMo-core counts."""
+    dim, heads, keys, values = 3_840, 30, 30 * 96, 30 * 192
+    matrices = dim * (2 * keys + 2 * values + 2 * heads) + values * dim
+    delta = matrices + 2 * heads + 4 * (2 * keys + values) + 192
+    attention = 4 * dim**2 + 2 * dim  # norms of queries and keys
+    rest = 3 * dim * 11_008 + 2 * dim
+    layers = 24 * (delta + rest) + 8 * (attention + rest)
+    count = recipe("olmo_hybrid_7b").derived_numbers.parameters.total
+    assert count == layers + dim + 2 * 100_352 * dim == 7_430_870_688
 
 
 def test_the_reference_has_biases() -> None:
@@ -84,13 +94,17 @@ def test_the_reference_has_biases() -> None:
     attention, ffn = 4 * 2_048**2 + 2 * 64, 3 * 2_048 * 8_192
     biases = 4 * 2_048 + 2 * 8_192 + 2_048  # add_bias_linear
     layers = 24 * (attention + ffn + 2 * 2_048 + biases)
-    assert found.derived.parameters.total == layers + 2_048 + 50_304 * 2_048 == 1_714_377_728
+    assert (
+        found.derived_numbers.parameters.total
+        == layers + 2_048 + 50_304 * 2_048
+        == 1_714_377_728
+    )
 
 
 def test_nanochats_parameters_follow_from_its_script() -> None:
     """scripts/base_train.py: depth 20, 64 a layer; no norm has weights."""
     count = 20 * 12 * 1_280**2 + 2 * 65_536 * 1_280
-    assert recipe("nanochat_d20").derived.parameters.total == count == 560_988_160
+    assert recipe("nanochat_d20").derived_numbers.parameters.total == count == 560_988_160
 
 
 @pytest.mark.parametrize(
@@ -100,13 +114,13 @@ def test_nanochats_parameters_follow_from_its_script() -> None:
 def test_cards_state_the_count_to_the_digits_that_they_have(
     name: str, card: int, digit: int
 ) -> None:
-    assert abs(recipe(name).derived.parameters.total - card) < digit
+    assert abs(recipe(name).derived_numbers.parameters.total - card) < digit
 
 
 def rate(name: str, step: int) -> float:
     """The rate of a step, counted from 0, while the batch does not change."""
     found = recipe(name)
-    schedule: Any = build(thaw(found.schedule), "schedule")
+    schedule: Any = build_node(to_plain(found.schedule), "schedule")
     return float(found.optimizer["lr"] * schedule(step * found.budget.global_batch_tokens))
 
 
@@ -138,6 +152,12 @@ def rate(name: str, step: int) -> float:
         ("olmo3_32b", 655_999, 6.692e-5),
         ("olmo3_32b", 656_000, 2.071235285e-4),
         ("olmo3_32b", 656_000 + 11_921 + 200, 2.071235285e-4),
+        ("olmo_hybrid_7b", 2_000, 3.0e-4),
+        ("olmo_hybrid_7b", 1_414_077, 3.0e-5),
+        ("olmo_hybrid_7b", 1_414_078, 2.0712352850360292e-4),
+        ("olmo_hybrid_7b", 1_414_078 + 11_921, 1.0356176425e-4),
+        ("olmo_hybrid_7b", 1_437_920 + 200, 2.0712352850360292e-4),
+        ("olmo_hybrid_7b", 1_461_762, 0.0),
         ("olmoe_1b7b", 1_250, 2.2e-4),
         ("olmoe_1b7b", 2_500, 4.0e-4),
         ("olmoe_1b7b", 1_192_093, 4.0e-5),
@@ -176,8 +196,8 @@ def test_lucies_ramp_and_rates_are_those_of_its_log(
     step: int, tokens: int, logged: float
 ) -> None:
     found = recipe("lucie_7b")
-    assert found.ramp.consumed_after(step) * found.budget.sequence_length == tokens
-    schedule: Any = build(thaw(found.schedule), "schedule")
+    assert found.batch_ramp.consumed_after(step) * found.budget.sequence_length == tokens
+    schedule: Any = build_node(to_plain(found.schedule), "schedule")
     assert found.optimizer["lr"] * schedule(tokens) == pytest.approx(logged, rel=1e-6)
 
 
@@ -195,7 +215,7 @@ def test_lucies_later_stages_have_the_rates_of_their_logs(
     name: str, step: int, logged: float
 ) -> None:
     found = recipe(name)
-    schedule: Any = build(thaw(found.schedule), "schedule")
+    schedule: Any = build_node(to_plain(found.schedule), "schedule")
     rate = found.optimizer["lr"] * schedule(step * found.budget.global_batch_tokens)
     assert rate == pytest.approx(logged, rel=1e-6)
 

@@ -1,25 +1,8 @@
 """The five playbook recipes: what follows from their values, and what was measured."""
 
-from functools import cache, reduce
-from typing import Any
-
 import pytest
 
-from command.actions.show import as_json
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
-
-
-@cache
-def shown(name: str, *words: str) -> dict[str, Any]:
-    """What ``action=show output=json`` prints for the recipe on its home machine."""
-    return dict(as_json(compose_recipe(read_point([f"recipe={name}", *words]))))
-
-
-def value(name: str, path: str) -> Any:
-    home = f"cluster={HOMES[name]}"
-    return reduce(lambda tree, step: tree[step], path.split("."), shown(name, home))
-
+from tests.recipes.compositions import value
 
 NAMES = ("playbook1b", "playbook3b", "playbook8b", "playbook80b", "playbook469b")
 HOMES = dict.fromkeys(NAMES, "hopper")

@@ -1,19 +1,14 @@
 """Layouts of all recipes: the published ones keep the rules, miniatures are dealt by them."""
 
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from benchmarks.recipes import published_recipes
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
 from components.config.batch_ramp import fits_schedule
-from components.config.recipe import Recipe
 from components.config.rules.check import warnings_of
+from tests.recipes.compositions import RECIPES, at_home, compose
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = published_recipes()
 AXES = ("data", "tensor", "pipeline", "expert", "context")
 KEPT = (
     "zero",
@@ -25,11 +20,6 @@ KEPT = (
 )
 
 
-@cache
-def compose(name: str, *words: str) -> Recipe:
-    return compose_recipe(read_point([f"recipe={name}", *words]))
-
-
 # None of the seven measured layouts of this size has its tensor groups inside nodes.
 ACROSS_NODES = {"playbook469b"}
 
@@ -38,10 +28,9 @@ ACROSS_NODES = {"playbook469b"}
 def test_the_published_layout_keeps_every_rule_and_tensor_groups_inside_nodes(
     name: str,
 ) -> None:
-    home = compose(name, "scale=full").home
-    recipe = compose(name, f"cluster={home}")
+    recipe = at_home(name)
     assert recipe.cluster.ranks == recipe.cluster.nodes * recipe.cluster.devices_per_node
-    told = ["lie on several nodes" in warning for warning in warnings_of(recipe)]
+    told = ["span several nodes" in warning for warning in warnings_of(recipe)]
     assert told == [True] * (name in ACROSS_NODES)
 
 
@@ -58,7 +47,7 @@ def test_a_miniature_takes_its_ranks_and_keeps_the_schedule_busy(name: str, rank
         assert getattr(degrees, axis) <= getattr(full.parallelism, axis)
     for key in KEPT:
         assert getattr(degrees, key) == getattr(full.parallelism, key)
-    for plateau in recipe.ramp.plateaus:
+    for plateau in recipe.batch_ramp.batch_stages:
         group = degrees.data * degrees.expert * degrees.microbatch_sequences
         assert plateau.samples % group == 0
         assert fits_schedule(
@@ -86,8 +75,12 @@ def test_eight_ranks_go_to_the_axes_that_the_recipe_uses(
 
 def test_stages_and_rank_orders_are_the_published_ones() -> None:
     # train/tr11-176B-ml/README.md: 5 blocks and an end, ten times 6, 5 blocks and an end
-    assert compose("bloom176b", "scale=full").derived.layers_by_stage == (5, *[6] * 10, 5)
-    assert compose("gpt175b", "scale=full").derived.layers_by_stage == (6,) * 16
+    assert compose("bloom176b", "scale=full").derived_numbers.layers_by_stage == (
+        5,
+        *[6] * 10,
+        5,
+    )
+    assert compose("gpt175b", "scale=full").derived_numbers.layers_by_stage == (6,) * 16
     # Optimus' mapper.py: data slowest, then pipeline, experts fastest, a node of 12 tiles
     for name in ("mula1b", "mula7b_a1b", "mula20b_a2b", "mula100b_a7b", "mula220b_a10b"):
         order = compose(name, "scale=full").parallelism.rank_order

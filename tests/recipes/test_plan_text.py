@@ -1,6 +1,5 @@
 """What the terminal shows of a plan: one golden text, and how long steps are cut."""
 
-import os
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -8,15 +7,16 @@ from pathlib import Path
 import pytest
 
 from components.planner.plan import plan_recipe
-from components.planner.schedule import orders
-from components.planner.timeline import PassSeconds, Timeline, simulate
+from components.planner.schedule import list_actions
+from components.planner.timeline import PassSeconds, Timeline, simulate_step
 from components.report.document import print_document
 from components.report.plan_page import plan_document
 from components.report.plan_tables import Picture, picture_of
 from components.report.plan_text import characters_per_second, shown_ranks, timeline_rows
-from components.terminal import console
+from components.terminal import create_console
 from tests.components.layouts import parallelism
-from tests.recipes.test_plans import RECIPES, at_home
+from tests.recipes.compositions import RECIPES, at_home
+from tests.recipes.golden_files import check_text, is_update
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = Path(__file__).parent / "pictures" / "teuken7b.txt"
@@ -32,8 +32,8 @@ def printed(name: str, *words: str) -> str:
     recipe = at_home(name, *words)
     plan = plan_recipe(recipe)
     with redirect_stdout(StringIO()) as file:
-        document = plan_document(plan, picture_of(plan), why=recipe.why)
-        print_document(document, console(width=130))
+        document = plan_document(plan, picture_of(plan), why=recipe.description)
+        print_document(document, create_console(width=130))
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
@@ -42,25 +42,21 @@ def timeline(
 ) -> Timeline:
     seconds = PassSeconds(forward=forward, backward=2 * forward, weights=forward)
     where = parallelism(schedule=schedule, pipeline=pipeline, stages_per_rank=stages)
-    return simulate(orders(where, microbatches), [seconds] * pipeline * stages)
+    return simulate_step(list_actions(where, microbatches), [seconds] * pipeline * stages)
 
 
 def test_the_text_of_a_plan_is_its_golden_file() -> None:
-    text = printed("teuken7b")
-    if os.environ.get("UPDATE_GOLDEN"):
-        TEXT.parent.mkdir(exist_ok=True)
-        TEXT.write_text(text, "utf-8")
-    assert TEXT.read_text("utf-8") == text, "read the difference, then `make golden`"
+    check_text(TEXT, printed("teuken7b"))
 
 
 def test_the_documentation_shows_the_golden_text() -> None:
     text = TEXT.read_text("utf-8")
-    shown = text[text.index("Layout\n") : text.index("Time and bill\n")].rstrip()
+    shown = text[text.index("Memory\n") : text.index("Published and predicted\n")].rstrip()
     block = f"```\n{shown}\n```\n"
     page = DOCS.read_text("utf-8")
     before, _, rest = page.partition(BEGIN)
     written, _, after = rest.partition(END)
-    if os.environ.get("UPDATE_GOLDEN"):
+    if is_update():
         DOCS.write_text(before + BEGIN + block + END + after, "utf-8")
         written = block
     assert written == block, "`make golden` writes it"
@@ -131,7 +127,7 @@ def test_at_home_the_picture_lasts_as_long_as_the_plan_says(name: str) -> None:
     drawn = picture_of(plan).timeline
     if drawn is not None and plan.time is not None:
         said = plan.time.microbatches + plan.time.bubble
-        assert drawn.seconds == pytest.approx(said, rel=1e-3)
+        assert drawn.total_seconds == pytest.approx(said, rel=1e-3)
 
 
 def test_of_many_nodes_the_first_and_the_last_are_shown() -> None:

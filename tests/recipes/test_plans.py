@@ -1,8 +1,6 @@
 """The plan of every recipe on its home cluster, and what may and may not move it."""
 
-import csv
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,30 +9,18 @@ from typing import Any
 import pytest
 
 from benchmarks.ledger.proofs import plan_at_home
-from benchmarks.recipes import published_recipes, recipe_tree
 from command.actions.plan import run
 from command.arguments import read_point
-from command.composition.compose import compose_recipe
-from command.perform import perform
+from command.perform import run_action
 from components.config.check import check_recipe
 from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
+from tests.recipes.compositions import RECIPES, at_home, composed, plan_tree
+from tests.recipes.golden_files import check_table
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANS = Path(__file__).parent / "plans.csv"
-RECIPES = published_recipes()
-
-
-def at_home(name: str, *words: str) -> Recipe:
-    cluster = f"cluster={recipe_tree(name)['home']}"
-    return compose_recipe(read_point([f"recipe={name}", cluster, *words]))
-
-
-def plan_tree(recipe: Recipe) -> dict[str, Any]:
-    return plan_recipe(recipe).as_json()
-
-
 COLUMNS = (
     "recipe",
     "cluster",
@@ -72,14 +58,7 @@ def plan_row(name: str) -> dict[str, str]:
 
 
 def test_every_plan_is_its_row_of_the_golden_table() -> None:
-    rows = [plan_row(name) for name in RECIPES]
-    if os.environ.get("UPDATE_GOLDEN"):
-        with PLANS.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-    with PLANS.open(newline="", encoding="utf-8") as file:
-        assert list(csv.DictReader(file)) == rows, "read the difference, then `make golden`"
+    check_table(PLANS, [plan_row(name) for name in RECIPES], ("recipe",))
 
 
 def predictions(recipe: Recipe) -> Any:
@@ -90,7 +69,7 @@ def predictions(recipe: Recipe) -> Any:
 def test_a_new_name_and_other_published_figures_change_no_prediction() -> None:
     recipe = at_home("teuken7b")
     tree = recipe.model_dump(mode="json")
-    tree["name"], tree["why"], tree["cluster"]["name"] = "other", "other", "other"
+    tree["name"], tree["description"], tree["cluster"]["name"] = "other", "other", "other"
     tree["published"] = {
         name: {**item, "value": 7} for name, item in reversed(tree["published"].items())
     }
@@ -100,7 +79,7 @@ def test_a_new_name_and_other_published_figures_change_no_prediction() -> None:
 
 def test_the_json_object_has_what_is_promised(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["recipe=bloom176b", "cluster=jean_zay", "action=plan", "output=json"]
-    assert perform("plan", read_point(words)).status == 0
+    assert run_action("plan", read_point(words)).status == 0
     tree = json.loads(capsys.readouterr().out)
     assert {"peak_bytes", "device_bytes", "verdict", "by_stage"} <= tree["memory"].keys()
     rates = {"step_seconds", "tokens_per_second_per_device", "mfu_full", "mfu_causal", "hfu"}
@@ -121,7 +100,7 @@ def test_without_a_cluster_the_plan_is_of_the_home_at_full_size(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ["recipe=teuken7b", "action=plan"]
-    assert perform("plan", read_point([*words, "output=json"])).status == 0
+    assert run_action("plan", read_point([*words, "output=json"])).status == 0
     tree = json.loads(capsys.readouterr().out)
     assert (tree["cluster"], tree["scale"]) == ("juwels", "full")
     assert tree == plan_at_home("teuken7b")
@@ -151,9 +130,9 @@ def test_plan_and_show_print_every_published_figure(
     recipe = at_home(name)
     words = [f"recipe={name}", f"cluster={recipe.cluster.name}"]
     for asked in (["action=plan"], ["action=show"], ["action=show", "full=true"]):
-        assert perform(asked[0].partition("=")[2], read_point([*words, *asked])).status == 0
-        shown = capsys.readouterr().out.split()
-        assert set(recipe.published) <= set(shown), asked
+        assert run_action(asked[0].partition("=")[2], read_point([*words, *asked])).status == 0
+        shown = {word.rstrip(":") for word in capsys.readouterr().out.split()}
+        assert set(recipe.published) <= shown, asked
 
 
 def test_the_tables_show_every_stage_and_what_is_missing(
@@ -162,20 +141,20 @@ def test_the_tables_show_every_stage_and_what_is_missing(
     words = ["recipe=bloom1b7", "cluster=jean_zay_v100", "action=plan"]
     run(read_point([*words, "cluster.hardware.gemm_teraflops={}"]))
     shown = capsys.readouterr().out
-    assert "not predicted: see what is missing" in shown
+    assert "not predicted: see Missing" in shown
     missing = shown.partition("\nMissing\n")[2]
     assert "\ncluster.hardware.gemm_teraflops.float16 " in missing
     run(read_point(["recipe=gpt20b", "cluster=smng_p2", "action=plan"]))
     shown = capsys.readouterr().out
-    assert "HFU, full attention, recomputation counted" in shown
-    assert "finish if it starts now" in shown
+    assert "HFU, full attention, with recomputation" in shown
+    assert "finish if started now" in shown
     assert "█" in shown
 
 
 def what_was_done(out: str, figure: str) -> str:
     """Join the lines of a row of the table of what is missing, in its second column."""
     head, *lines = out.partition("\nMissing\n")[2].splitlines()
-    start, end = head.index("what was done"), head.index("the way out")
+    start, end = head.index("effect on the plan"), head.index("how to measure")
     row = next(place for place, line in enumerate(lines) if line[:start].strip() == figure)
     cells = [lines[row][start:end]]
     for line in lines[row + 1 :]:
@@ -206,13 +185,15 @@ def test_emissions_follow_from_energy_or_the_plan_says_what_is_missing(
     assert f"{lacks} and grams_co2e_per_kwh, so" in what_was_done(out, "cluster.electricity")
     run(read_point(words))
     out = capsys.readouterr().out
-    assert "t, 381 g a kWh" in " ".join(out.split())
+    assert "t, 381 g per kWh" in " ".join(out.split())
     assert f"{lacks}, so" in what_was_done(out, "cluster.electricity")
 
 
 def test_a_machine_that_nobody_measured_has_no_plan() -> None:
-    recipe = compose_recipe(read_point(["recipe=bloom560m"]))
-    message = "nobody has measured the cluster 'local'\n .*cluster=jean_zay_v100"
+    recipe = composed("bloom560m", "mini")
+    message = (
+        "there is no measured hardware profile of the cluster 'local'\n .*cluster=jean_zay_v100"
+    )
     with pytest.raises(RecipeError, match=message):
         plan_recipe(recipe)
 
@@ -236,9 +217,15 @@ def test_a_plan_needs_no_torch() -> None:
 
 def test_the_bill_is_counted_in_the_site_s_unit_and_its_queues() -> None:
     plan = plan_recipe(at_home("teuken7b"))
-    assert plan.bill is not None
-    assert plan.bill.site_unit == "core-h"
-    assert plan.bill.site_units == pytest.approx(plan.bill.device_hours / 4 * 48)
-    assert plan.bill.energy_kwh == pytest.approx(plan.bill.device_hours * 0.4)
-    assert plan.bill.jobs is not None
-    assert 24 * (plan.bill.jobs - 1) < plan.bill.days * 24 <= 24 * plan.bill.jobs
+    assert plan.cost_estimate is not None
+    assert plan.cost_estimate.site_unit == "core-h"
+    assert plan.cost_estimate.site_units == pytest.approx(
+        plan.cost_estimate.device_hours / 4 * 48
+    )
+    assert plan.cost_estimate.energy_kwh == pytest.approx(plan.cost_estimate.device_hours * 0.4)
+    assert plan.cost_estimate.jobs is not None
+    assert (
+        24 * (plan.cost_estimate.jobs - 1)
+        < plan.cost_estimate.days * 24
+        <= 24 * plan.cost_estimate.jobs
+    )

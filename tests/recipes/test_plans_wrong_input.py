@@ -15,11 +15,11 @@ PROFILE = "cluster.hardware"
     [
         (("cluster.nodes=0",), "cluster.nodes: input should be greater than 0, got 0"),
         (("parallelism.data=0",), "parallelism.data: input should be greater than 0, got 0"),
-        (("cluster.nodes=127",), "do not divide among 127 data ranks"),
+        (("cluster.nodes=127",), "are not a multiple of 127 data ranks"),
         (("parallelism.tensor=3",), "parallelism.tensor: 3 does not divide"),
         (("parallelism.pipeline=64",), "parallelism.pipeline: "),
         (("parallelism.context=3",), "parallelism.context"),
-        (("cluster.hardware=none",), "cluster.hardware: nobody has measured"),
+        (("cluster.hardware=none",), "cluster.hardware: there is no measured hardware profile"),
         (
             (f"{PROFILE}.memory_bytes=0",),
             "cluster.hardware.memory_bytes: input should be greater than 0, got 0",

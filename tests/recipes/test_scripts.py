@@ -1,21 +1,37 @@
-"""The job script of every recipe at home: golden files, and what all of them keep."""
+"""The job script of every recipe at home: golden files, and what all of them keep.
 
-import os
+The script of each scheduler without the lines of a site is whole. Each profile and each variant
+has a file with the lines in which its script differs. The table has a row for each other
+script, with a hash of its difference.
+"""
+
 import re
 import shutil
 import subprocess
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from cluster.job import JobSettings, render
+from cluster.job import JobSettings, render_job_script
 from components.config.schema.cluster import QueueSection
 from tests.cluster.directives import read_directives
 from tests.cluster.jobs import ROOT, job_of, scripts
+from tests.recipes.compositions import RECIPES, home_of
+from tests.recipes.golden_files import Row, check_table, check_text
+from tests.recipes.script_differences import list_hunks, restore_lines
 
 SCRIPTS = Path(__file__).parent / "scripts"
+TABLE = SCRIPTS / "others.csv"
 NAMES = scripts()
+WHOLE = {"slurm": "teuken7b-juwels-bare", "pbs": "mula1b-aurora-bare"}
+# The first script of each profile; the other scripts of the profile are compared with it.
+OF_PROFILE = {home_of(name): f"{name}-{home_of(name)}" for name in reversed(RECIPES)}
+OF_PROFILE |= {"aurora": "mula1b-aurora"}
+VARIANTS = NAMES.keys() - {f"{name}-{home_of(name)}" for name in RECIPES}
+DIFFERENT = sorted({*OF_PROFILE.values(), *VARIANTS} - {*WHOLE.values()})
+OTHERS = sorted(NAMES.keys() - {*DIFFERENT, *WHOLE.values()})
 MOST_LINES = 93  # 10 are a tree's, 24 Aurora's variables
 SHELLCHECK = shutil.which("shellcheck")
 
@@ -32,20 +48,76 @@ def job(name: str) -> JobSettings:
 
 @cache
 def rendered(name: str) -> str:
-    return render(job(name))
+    return render_job_script(job(name))
 
 
-@pytest.mark.parametrize("name", NAMES)
+def base_of(name: str) -> str:
+    """Return the script that another one is compared with."""
+    of_profile = OF_PROFILE[name.split("-")[1]]
+    return WHOLE[job(name).cluster.scheduler] if name == of_profile else of_profile
+
+
+def general_lines(name: str) -> list[str]:
+    """Return the lines of a script with RECIPE in place of the recipe's name."""
+    return rendered(name).replace(name.partition("-")[0], "RECIPE").splitlines()
+
+
+@cache
+def hunks(name: str) -> list[list[str]]:
+    return list(list_hunks(general_lines(base_of(name)), general_lines(name)))
+
+
+def other_row(name: str) -> Row:
+    """Return the row of a script that differs little from another one of its profile."""
+    text = "\n\n".join("\n".join(hunk) for hunk in hunks(name))
+    return {
+        "script": name,
+        "like": base_of(name),
+        "nodes": str(job(name).nodes),
+        "walltime": job(name).walltime,
+        "jobs": str(job(name).jobs),
+        "changed_lines": str(
+            sum(not line.startswith("@") for hunk in hunks(name) for line in hunk)
+        ),
+        "difference_hash": sha256(text.encode()).hexdigest()[:8],
+    }
+
+
+@pytest.mark.parametrize("name", WHOLE.values())
 def test_the_script_is_its_golden_file(name: str) -> None:
-    file = SCRIPTS / f"{name}.sh"
-    if os.environ.get("UPDATE_GOLDEN"):
-        SCRIPTS.mkdir(exist_ok=True)
-        file.write_text(rendered(name), "utf-8")
-    assert file.read_text("utf-8") == rendered(name), "read the difference, then `make golden`"
+    check_text(SCRIPTS / f"{name}.sh", rendered(name))
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_the_difference_of_a_script_is_its_golden_file(name: str) -> None:
+    parts = [f"# compared with {base_of(name)}, RECIPE for the recipe's name"]
+    parts += ["\n".join(hunk) for hunk in hunks(name)]
+    check_text(SCRIPTS / f"{name}.diff", "\n\n".join(parts) + "\n")
+
+
+def test_the_other_scripts_are_their_rows_of_the_golden_table() -> None:
+    check_table(TABLE, list(map(other_row, OTHERS)), ["script"])
+
+
+@pytest.mark.parametrize("name", [*DIFFERENT, *OTHERS])
+def test_a_script_follows_from_its_difference(name: str) -> None:
+    assert restore_lines(general_lines(base_of(name)), hunks(name)) == general_lines(name)
+
+
+@pytest.mark.parametrize(
+    "text", ["abcxdx", "abcxxd", "bxax", "abxyzcx", "dabxcx", "x", "axbcx"]
+)
+def test_hunks_give_the_place_of_a_line_that_is_there_twice(text: str) -> None:
+    base = list("abxcx")
+    found = list(list_hunks(base, list(text)))
+    assert restore_lines(base, found) == list(text)
+    assert found
 
 
 def test_no_script_is_left_without_its_recipe() -> None:
-    assert {file.stem for file in SCRIPTS.iterdir()} == set(NAMES)
+    expected = {f"{name}.sh" for name in WHOLE.values()}
+    expected |= {f"{name}.diff" for name in DIFFERENT} | {TABLE.name}
+    assert {file.name for file in SCRIPTS.iterdir()} == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -57,10 +129,12 @@ def test_bash_reads_every_script_and_it_fits_on_a_page(name: str) -> None:
 
 
 @pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed here")
-def test_shellcheck_finds_nothing_to_say() -> None:
-    files = [str(SCRIPTS / f"{name}.sh") for name in NAMES]
+def test_shellcheck_finds_nothing_to_say(tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.sh" for name in NAMES]
+    for file in files:
+        file.write_text(rendered(file.stem), "utf-8")
     # SC1091: the environment that a script activates is on another machine.
-    command = [str(SHELLCHECK), "--exclude=SC1091", *files]
+    command = [str(SHELLCHECK), "--exclude=SC1091", *map(str, files)]
     done = subprocess.run(command, text=True, capture_output=True)
     assert done.stdout == ""
 

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.job import JobSettings, render
+from cluster.job import JobSettings, render_job_script
 from components.errors import RecipeError
 from components.planner.queues import longest_queue, queue_remark, takes_runs, with_nodes
 from tests.cluster.directives import read_directives
-from tests.cluster.jobs import RECIPES, ROOT, home_of, job_of, recipe_of
+from tests.cluster.jobs import ROOT, job_of, recipe_of
+from tests.recipes.compositions import RECIPES, at_home, home_of
 
 PROFILES = {
     path.stem: tree
@@ -50,7 +51,7 @@ NEAREST = re.compile(
 @cache
 def words_for(name: str, cluster: str) -> tuple[str, ...]:
     """Fill whole nodes of the cluster: as many data ranks more, and a batch for them."""
-    home = recipe_of(f"recipe={name}", f"cluster={home_of(name)}")
+    home = at_home(name)
     degrees, devices = home.parallelism, PROFILES[cluster]["devices_per_node"]
     ranks = home.cluster.ranks // degrees.data
     shard = 1 if degrees.data_shard == degrees.data else degrees.data_shard
@@ -86,7 +87,7 @@ def check_shell(script: str) -> None:
 
 def check_chain(job: JobSettings) -> None:
     """Hold the script against its queue, and what is noted against what a limit asks for."""
-    script, queue = render(job), job.limits
+    script, queue = render_job_script(job), job.limits
     check_shell(script)
     found = read_directives(script)
     arrays = job.cluster.scheduler == "slurm"
@@ -95,7 +96,7 @@ def check_chain(job: JobSettings) -> None:
     if queue is None:  # the profile knows no limit
         assert not job.cluster.queues
         return
-    admitted = queue.submitted
+    admitted = queue.max_submitted_jobs
     together = 1 if not chained else job.jobs if arrays else 2
     assert admitted is None or together <= admitted
     assert queue.chain or not chained

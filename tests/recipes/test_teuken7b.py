@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from command.arguments import ROOT
-from tests.recipes.differences import composed_tree
+from tests.recipes.compositions import composed_tree
 
 # GF a token in the sheet's own rounding, full and causal attention.
 FLOPS_PER_TOKEN = {"full": 51.16, "causal": 47.94}

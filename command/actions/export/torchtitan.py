@@ -1,8 +1,8 @@
-"""Write the recipe as configuration of torchtitan 0.2.2: a TOML file, and a Python module.
+"""Export a recipe as configuration of torchtitan 0.2.2: a TOML file and a Python module.
 
 The TOML file has the sections of ``JobConfig`` (torchtitan/config/job_config.py at tag v0.2.2).
-torchtitan defines model sizes, first weights and schedules in code, so the module adds one
-model: its Llama 3 with the recipe's sizes, first weights and learning rates.
+torchtitan defines model sizes, initial weights and schedules in code. The module therefore adds
+one model: torchtitan's Llama 3 with the recipe's sizes, initial weights and learning rates.
 """
 
 import json
@@ -17,47 +17,39 @@ from components.config.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.data.files import create_folder
 from components.errors import RecipeError
-from components.terminal import say, tell
+from components.terminal import log_line, print_output
 
 NOTES = (
-    "data: torchtitan streams a data set that it knows by name and cuts it as it reads; name "
-    "it in [training] dataset. The recipe's order, shares and held-out text are not written",
+    "data: set [training] dataset to a data set that torchtitan knows. The recipe's "
+    "order, shares and held-out text are not exported",
     "guard, watchdog, evaluation, profiler, tracking: torchtitan has its own",
 )
-NO_TOKENIZER = "put the run's tokenizer.json into the folder tokenizer: the recipe names none"
+NO_TOKENIZER = "put the run's tokenizer.json into the folder tokenizer: the recipe sets none"
 START = "PYTHONPATH=. torchrun --nproc_per_node=N -m torchtitan.train --job.config_file"
 Sections = dict[str, dict[str, Any]]
 
 
 def write_configuration(arguments: Arguments) -> None:
-    """Write the new folder ``file=``; print to standard error what its files leave out.
-
-    Raises:
-        RecipeError: no folder is named, it exists, or torchtitan cannot train the recipe.
-    """
+    """Write the new folder ``file=``, and print what its files leave out to standard error."""
     if (folder := arguments.file) is None:
-        raise RecipeError("file", "no folder is named", "write file=FOLDER, of a new folder")
+        raise RecipeError("file", "a new folder is required", "write file=FOLDER")
     recipe = compose_recipe(arguments)
     files = write_files(recipe, " ".join(arguments.words))
     if folder.exists():
-        raise RecipeError("file", f"{folder} exists", "name another folder")
+        raise RecipeError("file", f"{folder} already exists", "choose another folder")
     with create_folder(folder) as unfinished:
         for name, text in files.items():
             (unfinished / name).write_text(text, "utf-8")
     for note in NOTES if recipe.data.tokenizer_folder != "none" else (*NOTES, NO_TOKENIZER):
-        say(f"note: {note}")
-    say(f"in that folder: {START} {recipe.name}.toml")
-    tell(str(folder))
+        log_line(f"note: {note}")
+    log_line(f"run in that folder: {START} {recipe.name}.toml")
+    print_output(str(folder))
 
 
 def write_files(recipe: Recipe, command: str) -> dict[str, str]:
-    """Return the text of each file by its name.
-
-    Raises:
-        RecipeError: torchtitan cannot train the recipe.
-    """
-    features = recipe.shape
-    check_recipe(recipe, features)
+    """Return the text of each file by name; RecipeError if torchtitan cannot train it."""
+    features = recipe.decoder_spec
+    check_recipe(recipe)
     return {
         f"{recipe.name}.toml": _write_toml(command, _list_sections(recipe)),
         f"recipe_{recipe.name}.py": _write_module(recipe, features),
@@ -69,7 +61,7 @@ def _list_sections(recipe: Recipe) -> Sections:
     adam, budget, degrees = recipe.optimizer, recipe.budget, recipe.parallelism
     tokenizer = recipe.data.tokenizer_folder
     return {
-        "job": {"description": recipe.why, "dump_folder": "outputs"},
+        "job": {"description": recipe.description, "dump_folder": "outputs"},
         "experimental": {"custom_import": f"recipe_{recipe.name}"},
         "model": {
             "name": recipe.name,
@@ -85,8 +77,8 @@ def _list_sections(recipe: Recipe) -> Sections:
         "training": {
             "seq_len": budget.sequence_length,
             "local_batch_size": degrees.microbatch_sequences,
-            "global_batch_size": recipe.derived.samples_per_step,
-            "steps": recipe.derived.steps,
+            "global_batch_size": recipe.derived_numbers.samples_per_step,
+            "steps": recipe.derived_numbers.steps,
             "max_norm": adam["clip_norm"],
             "dtype": "float32",
             "mixed_precision_param": recipe.precision.compute,
@@ -105,7 +97,7 @@ def _list_sections(recipe: Recipe) -> Sections:
 
 
 def _parallelism(p: Parallelism) -> dict[str, Any]:
-    """ZeRO 0 replicates; 2 keeps gathered weights for the backward pass; 3 frees them."""
+    """Map ZeRO to FSDP: 0 replicates, 2 keeps gathered weights for backward, 3 frees them."""
     shard = p.data_shard if p.zero else 1
     return {
         "data_parallel_replicate_degree": p.data // shard,
@@ -135,7 +127,7 @@ def _write_toml(command: str, sections: Sections) -> str:
 
 
 def _value(value: object) -> str:
-    """TOML writes strings, lists and booleans as JSON does, and floats as Python does."""
+    """Format a TOML value: floats as Python does, all other types as JSON does."""
     return repr(value) if type(value) is float else json.dumps(value, ensure_ascii=False)
 
 
@@ -156,7 +148,8 @@ def _write_module(recipe: Recipe, features: DecoderSpec) -> str:
         name=recipe.name,
         m=features,
         scaling=features.positions.scaling,
-        # Its width is multiple_of x ceil(int(multiplier x int(8 dim / 3)) / multiple_of).
+        # torchtitan's width: multiple_of x ceil(int(multiplier x int(8 dim / 3)) /
+        # multiple_of).
         multiplier=features.mlp.ffn_dim / (16 * features.dim / 3),
         length=recipe.budget.sequence_length,
         std=first.initializer_range,

@@ -1,1 +1,1 @@
-"""Actions on a cluster and its jobs: scripts, submission, what became of them, nodes."""
+"""Actions on a cluster and its jobs: scripts, submission, status, node checks."""

@@ -1,4 +1,4 @@
-"""Look at the nodes of this allocation, or at this machine, before ranks start on them."""
+"""Preflight: check the nodes of this allocation, or this machine, before ranks start."""
 
 import os
 import sys
@@ -22,29 +22,36 @@ from components.preflight.node import look_alone
 from components.preflight.verdict import PreflightVerdict
 from components.run.folder import RunFolder, existing_run_folder
 from components.sharing.prepared import find_prepared
-from components.terminal import console
+from components.terminal import create_console
 
 
 def _print(verdict: PreflightVerdict) -> None:
-    out = console(width=160)
+    out = create_console(width=160)
     table = Table("node", "check", "found", "expected", "rule", "verdict", box=None)
     bad: dict[tuple[str, str], list[str]] = {}
     for node in verdict.nodes:
-        for one in node.findings:
-            table.add_row(node.node, one.check, one.found, one.expected, one.rule, one.verdict)
-        for one in node.bad:
-            bad.setdefault((one.check, one.remedy), []).append(node.node)
+        for finding in node.findings:
+            table.add_row(
+                node.node,
+                finding.check,
+                finding.found,
+                finding.expected,
+                finding.rule,
+                finding.verdict,
+            )
+        for finding in node.bad_findings:
+            bad.setdefault((finding.check, finding.remedy), []).append(node.node)
     out.print(table)
     for (check, remedy), names in bad.items():
         out.print(f"{check} on {' '.join(names)}: {remedy}")
     out.print(
-        f"{len(verdict.good)} of {len(verdict.nodes)} nodes are good, {verdict.needed} needed, "
-        f"after {verdict.seconds:.1f} s"
+        f"{len(verdict.good_nodes)} of {len(verdict.nodes)} nodes are good, "
+        f"{verdict.needed} needed, after {verdict.seconds:.1f} s"
     )
 
 
 def run(arguments: Arguments) -> ActionResult:
-    """Print what each node shows; status 1 if fewer are good than the recipe needs."""
+    """Print the findings of each node. The status is 1 if the recipe needs more good nodes."""
     with _folder(arguments) as (recipe, folder):
         if is_inside(recipe, os.environ):
             if arguments.run is not None:
@@ -52,14 +59,14 @@ def run(arguments: Arguments) -> ActionResult:
             verdict = look_at_allocation(recipe, folder, sys.executable)
         else:
             verdict = look_alone(recipe, folder)
-    tree = {"holds": verdict.holds, **verdict.model_dump(mode="json")}
+    tree = {"holds": verdict.has_enough_nodes, **verdict.model_dump(mode="json")}
     print_result(arguments.output, tree, lambda: _print(verdict))
-    return ActionResult(Status.DONE if verdict.holds else Status.DOES_NOT_HOLD)
+    return ActionResult(Status.DONE if verdict.has_enough_nodes else Status.DOES_NOT_HOLD)
 
 
 @contextmanager
 def _folder(arguments: Arguments) -> Iterator[tuple[Recipe, RunFolder]]:
-    """Give the run that is named, or a folder for as long as it takes, which all nodes see."""
+    """Yield the recipe and the named run folder, or a temporary folder that all nodes see."""
     if arguments.run is not None:
         folder = existing_run_folder(arguments.run.absolute())
         recipe = read_recipe(folder.recipe)
@@ -71,6 +78,6 @@ def _folder(arguments: Arguments) -> Iterator[tuple[Recipe, RunFolder]]:
         folder = RunFolder(Path(place))
         folder.write_recipe(recipe)
         if data := find_prepared(recipe):
-            noted = {"folder": str(data), "key": Manifest.read(data).key}
+            noted = {"folder": str(data), "key": Manifest.from_folder(data).key}
             folder.write_json("data.json", noted)
         yield recipe, folder

@@ -1,9 +1,8 @@
-"""Print the status of runs, submitted or on this machine; lift what their jobs avoid."""
+"""Print the status of runs, and clear their lists of avoided nodes."""
 
-from cluster.begin import avoid
-from cluster.chain_events import ReadmittedEvent
+from cluster.begin import readmit_nodes
 from cluster.clients import scheduler_for
-from cluster.records import Jobs, now
+from cluster.records import Jobs
 from cluster.scheduler import SchedulerError, check_present
 from command.arguments import Arguments
 from command.jobs.status import print_run, print_runs
@@ -11,13 +10,13 @@ from command.recipe.path_checks import named_runs
 from components.config.check import read_recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder
-from components.terminal import tell
+from components.terminal import print_output
 
 
 def run(arguments: Arguments) -> None:
-    """Print one run's jobs, or a table of all runs of a sweep's folder or of ``runs=[...]``.
+    """Print the jobs of one run, or a table of the runs of a sweep folder or of ``runs=[...]``.
 
-    With ``exclude=none`` their jobs, those that wait and later ones, may use all nodes again.
+    With ``exclude=none`` queued and later jobs may use all nodes again.
     """
     folders = named_runs(arguments)
     if arguments.exclude is not None:
@@ -31,15 +30,13 @@ def run(arguments: Arguments) -> None:
 
 def _readmit(folder: RunFolder) -> None:
     scheduler, jobs = scheduler_for(read_recipe(folder.recipe).cluster), Jobs(folder)
-    ids, nodes = jobs.ids(scheduler), tuple(jobs.chain().avoided)
-    if not nodes:
-        tell(f"{folder.path} avoids no nodes")
+    jobs.list_job_ids(scheduler)  # raises if the record contains a malformed id
+    if not (nodes := tuple(jobs.load_chain().avoided)):
+        print_output(f"{folder.path} has no excluded nodes")
         return
     try:
         check_present(scheduler, None)
-        for chain in ids:
-            avoid(scheduler, jobs, [], chain)
+        readmit_nodes(scheduler, jobs, nodes, "a user requested it")
     except SchedulerError as error:
         raise RecipeError("cluster.scheduler", str(error), "try again later") from None
-    jobs.note(ReadmittedEvent(at=now(), nodes=nodes, why="a person asked for it"))
-    tell(f"{folder.path}: its jobs may use {', '.join(nodes)} again")
+    print_output(f"{folder.path}: its jobs may use {', '.join(nodes)} again")

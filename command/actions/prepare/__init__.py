@@ -7,14 +7,15 @@ from command.arguments import Arguments
 from command.composition.compose import compose_recipe
 from command.evaluate.lists import fetch_lists
 from command.prepared_data import prepare_data
-from components.terminal import say, tell
+from components.terminal import log_line, print_output
 from data_prep.task import QueuedError
 
 
 def run(arguments: Arguments) -> None:
-    """Prepare, and print what the stages did and where the data is; with ``tasks=`` theirs.
+    """Prepare the data, and print their folder and the mixture's shares.
 
-    ``stage=true`` collects all of it in one folder, for a machine without internet.
+    With ``tasks=`` prepare evaluation tasks instead. ``stage=true`` collects all files in one
+    folder, for a machine without internet.
     """
     if arguments.stage:
         stage_run(arguments)
@@ -22,14 +23,14 @@ def run(arguments: Arguments) -> None:
     recipe = compose_recipe(arguments)
     if arguments.tasks:
         for place in fetch_lists(arguments, Path(recipe.data.folder)):
-            tell(str(place))
+            print_output(str(place))
         return
     try:
-        data = prepare_data(recipe, arguments.site, anew=True)
+        data = prepare_data(recipe, arguments.site, force=True)
     except QueuedError as error:
-        tell(str(error))
+        print_output(str(error))
         return
-    tell(data["folder"])
+    print_output(data["folder"])
     for name, drawn in data["mixture"].items():
         share, epochs = drawn["promised_share"], drawn["epochs"]
-        say(f"{name}: {share:.4%} of the budget, read {epochs:.2f} times")
+        log_line(f"{name}: {share:.4%} of the budget, read {epochs:.2f} times")

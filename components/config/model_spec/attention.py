@@ -23,7 +23,7 @@ Backends = Annotated[tuple[Backend, ...], Field(strict=False)]
 
 
 class AttentionSpec(ModelPartSpec):
-    """What arithmetic and conversion ask of any attention block."""
+    """Settings of any attention block, for parameter counts and conversion."""
 
     is_partial: ClassVar[bool] = True
 
@@ -43,22 +43,25 @@ class AttentionSpec(ModelPartSpec):
     rotary_dim: Absent[Count] = 1
     value_dim: Absent[Count | None] = None
     latent_norm: Absent[NormSpec | None] = None
+    output_gate: Absent[bool] = False
+    sinks: Absent[bool] = False
 
-    def parameters(self, dim: int) -> int:
-        """Count the parameters of matrices, norms and biases."""
-        count = self.matrices(dim) + self.norm_parameters
+    def count_parameters(self, dim: int) -> int:
+        """Count the parameters of matrices, norms, sinks and biases."""
+        count = self.count_matrix_parameters(dim) + self.norm_parameters
+        count += self.num_heads if self.sinks else 0
         if self.bias:
             queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-            count += queries + 2 * keys + dim
+            count += queries + self.gate_width + 2 * keys + dim
         return count
 
-    def matrices(self, dim: int) -> int:
+    def count_matrix_parameters(self, dim: int) -> int:
         """Count the parameters of all matrices."""
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        return dim * (2 * queries + 2 * keys)
+        return dim * (2 * queries + self.gate_width + 2 * keys)
 
     def down_matrices(self, dim: int) -> int:
-        """Count the parameters of maps to latent vectors, which tensor ranks hold whole."""
+        """Count the parameters of maps to latent vectors; tensor ranks do not split them."""
         return dim * self.latent_width
 
     @property
@@ -68,11 +71,21 @@ class AttentionSpec(ModelPartSpec):
 
     @property
     def inner_width(self) -> int:
-        """Channels that a latent vector is mapped to: unrotated keys, and values."""
-        return self.num_heads * (self.head_dim - self.rotary_dim + self.values)
+        """Output channels of the map from a latent vector: unrotated keys, and values."""
+        return self.num_heads * (self.head_dim - self.rotary_dim + self.value_width)
 
     @property
-    def values(self) -> int:
+    def gate_width(self) -> int:
+        """Output channels of the map to the output gate, one for each channel of all heads."""
+        return self.num_heads * self.head_dim if self.output_gate else 0
+
+    @property
+    def rope_dim(self) -> int:
+        """Number of channels of a head that RoPE may rotate."""
+        return self.head_dim
+
+    @property
+    def value_width(self) -> int:
         """Width of a head's values."""
         return self.value_dim or self.head_dim
 
@@ -82,7 +95,7 @@ class AttentionSpec(ModelPartSpec):
         if self.qk_norm is None:
             return 0
         heads = 2 if self.norms_heads else self.num_heads + self.num_kv_heads
-        return self.qk_norm.parameters(heads * self.head_dim)
+        return self.qk_norm.count_parameters(heads * self.head_dim)
 
     @property
     def norms_heads(self) -> bool:
@@ -90,14 +103,14 @@ class AttentionSpec(ModelPartSpec):
         return self.qk_norm is not None and self.qk_norm_over == "each_head"
 
     @property
-    def window(self) -> int | None:
-        """The window of all layers that have one; None if they differ or none has one."""
+    def common_window(self) -> int | None:
+        """Window of all layers with a window; None if they differ or no layer has a window."""
         windows = {window for window in self.windows if window != "full"}
         return windows.pop() if len(windows) == 1 else None
 
 
 class GroupedQueryAttentionSpec(AttentionSpec):
-    """Attention in which several query heads share a key and a value head."""
+    """Grouped-query attention: several query heads share a key and a value head."""
 
     target: ClassVar[str] = "components.model.attention.Attention"
 
@@ -109,10 +122,12 @@ class GroupedQueryAttentionSpec(AttentionSpec):
     qk_norm_over: Literal["all_heads", "each_head"] = "all_heads"
     windows: Windows = ("full",)
     scale_dim: Count | None = None
+    output_gate: bool = False
+    sinks: bool = False
 
 
 class LatentAttentionSpec(AttentionSpec):
-    """Multi-head latent attention: heads are made of two narrow vectors per token."""
+    """Multi-head latent attention: heads are computed from two narrow vectors per token."""
 
     target: ClassVar[str] = "components.model.latent_attention.LatentAttention"
 
@@ -127,11 +142,11 @@ class LatentAttentionSpec(AttentionSpec):
     qk_norm: None = None
     layer_scaling: Literal[False] = False
 
-    def matrices(self, dim: int) -> int:
+    def count_matrix_parameters(self, dim: int) -> int:
         """Count the parameters of all matrices."""
         queries = self.num_heads * self.head_dim
         up = (self.query_rank or dim) * queries + self.key_value_rank * self.inner_width
-        return self.down_matrices(dim) + up + dim * self.num_heads * self.values
+        return self.down_matrices(dim) + up + dim * self.num_heads * self.value_width
 
     @property
     def latent_width(self) -> int:
@@ -139,6 +154,11 @@ class LatentAttentionSpec(AttentionSpec):
         return (self.query_rank or 0) + self.key_value_rank + self.rotary_dim
 
     @property
+    def rope_dim(self) -> int:
+        """Number of channels of a head that RoPE may rotate."""
+        return self.rotary_dim
+
+    @property
     def norm_parameters(self) -> int:
         """Parameters of the norms of latent vectors."""
-        return self.latent_norm.parameters((self.query_rank or 0) + self.key_value_rank)
+        return self.latent_norm.count_parameters((self.query_rank or 0) + self.key_value_rank)

@@ -1,16 +1,20 @@
-"""Specification of a decoder, and the parameter counts that follow from it.
+"""Specification of a decoder, and its parameter counts.
 
-A build on ``meta`` must agree to the last digit; the tests compare the two.
+Tests compare the counts with a build on the ``meta`` device; both must agree exactly.
 """
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import AfterValidator
 
 from components.attention_windows import causal_keys, visible_keys
 from components.config.model_spec.attention import AttentionSpec
 from components.config.model_spec.feed_forward import FeedForwardSpec
 from components.config.model_spec.initialization import NormalSpec
+from components.config.model_spec.layers import DEFAULT, LayerType, Pattern, read_layer
+from components.config.model_spec.mixers import MixerSpec, NamedMixers, NormPlacement
 from components.config.model_spec.mtp import MTPSpec
 from components.config.model_spec.norms import NormSpec
 from components.config.model_spec.parametrization import MuPSpec
@@ -19,15 +23,24 @@ from components.config.schema.part import ModelPartSpec
 from components.ranges import BelowOne, Count, Layers, NonNegative, Place, Positive
 
 
-class DecoderSpec(ModelPartSpec):
-    """A decoder with norms in its layers and a final one; None is a feature it does not have.
+class LayerKey(NamedTuple):
+    """Key of a kind of layers: text in the pattern, and whether they are leading layers."""
 
-    ``init_from`` names the folder of weights that a run begins with, or is ``none``. With a
-    ``dense_mlp`` the first ``num_dense_layers`` have it in place of the ``mlp``. With a
-    ``logit_cap`` logits are ``cap * tanh(logits / cap)``. ``z_loss`` weighs the penalty of
-    `components.model.loss.penalized_cross_entropy`. ``embedding_scale`` multiplies embedded
-    tokens, not the rows of a tied head, by ``sqrt(dim)``
-    (https://arxiv.org/abs/1706.03762, section 3.4), rounded to their precision.
+    text: str
+    is_leading: bool
+
+
+class DecoderSpec(ModelPartSpec):
+    """Decoder with norms in its layers and a final norm; None means an absent feature.
+
+    ``init_from`` is the folder of initial weights, or ``none``. With a ``dense_mlp`` the first
+    ``num_dense_layers`` layers use it instead of ``mlp``. With a ``logit_cap`` logits are
+    ``cap * tanh(logits / cap)``. ``z_loss`` is the weight of the penalty in
+    `components.model.loss.penalized_cross_entropy`. ``embedding_scale: sqrt_dim`` multiplies
+    embedded tokens, but not the rows of a tied head, by ``sqrt(dim)``
+    (https://arxiv.org/abs/1706.03762, section 3.4), rounded to their precision. ``pattern``
+    assigns layer types to layers (`components.config.model_spec.layers`), by default attention
+    and MLP to each; ``mixers`` names the linear mixers in it.
     """
 
     target: ClassVar[str] = "components.model.decoder.Decoder"
@@ -45,7 +58,7 @@ class DecoderSpec(ModelPartSpec):
     embedding_norm: NormSpec | None = None
     dropout: BelowOne = 0.0
     init_from: Place = "none"
-    norm_placement: Literal["before", "after", "both"] = "before"
+    norm_placement: NormPlacement = "before"
     dense_mlp: FeedForwardSpec | None = None
     num_dense_layers: Layers = 1
     logit_cap: Positive | None = None
@@ -53,36 +66,119 @@ class DecoderSpec(ModelPartSpec):
     embedding_scale: Literal["none", "sqrt_dim"] = "none"
     z_loss: NonNegative = 0.0
     parametrization: MuPSpec | None = None
+    pattern: Pattern | None = None
+    mixers: Annotated[Mapping[str, MixerSpec], AfterValidator(NamedMixers)] = NamedMixers()
 
     def model_copy(
         self, *, update: Mapping[str, Any] | None = None, deep: bool = False
     ) -> Self:
-        """Copy the fields alone: what was derived from those that change would be stale."""
+        """Copy only the fields; cached properties would be stale."""
         bare = self.model_construct(self.model_fields_set, **dict(self))
         return super(DecoderSpec, bare).model_copy(update=update, deep=deep)
 
-    # A search asks the same shape a hundred thousand times: what it derives is kept.
+    # A layout search reads the same shape a hundred thousand times, so properties are cached.
     @cached_property
     def leading_layers(self) -> int:
-        """Layers at the begin that have the ``dense_mlp``."""
+        """Number of leading layers with the ``dense_mlp``."""
         return self.num_dense_layers if self.dense_mlp is not None else 0
 
     @cached_property
-    def dense(self) -> Self:
-        """A decoder all of whose layers are like the leading ones."""
+    def dense_decoder(self) -> Self:
+        """Decoder in which all layers are like the leading layers."""
         return self.model_copy(update={"mlp": self.dense_mlp, "dense_mlp": None})
 
+    @cached_property
+    def layer_types(self) -> Mapping[str, LayerType]:
+        """Layer types of the pattern by their text."""
+        return {text: read_layer(text, self.mixers) for text in self.pattern or (DEFAULT,)}
+
+    @property
+    def layer_type(self) -> LayerType:
+        """Type of the layers of a decoder whose layers are all alike."""
+        return self.layer_types[self.kind_of(0).text]
+
+    def kind_of(self, index: int) -> LayerKey:
+        """Return the kind of the layer at ``index``, counted from 0."""
+        pattern = self.pattern or (DEFAULT,)
+        return LayerKey(pattern[index % len(pattern)], index < self.leading_layers)
+
+    @cached_property
+    def kind_shapes(self) -> Mapping[LayerKey, Self]:
+        """Kinds of layers, each with a decoder in which all layers are of the kind."""
+        kinds = dict.fromkeys(map(self.kind_of, range(self.num_layers)))
+        return {kind: self._build_uniform(kind) for kind in kinds}
+
+    def shape_of(self, index: int) -> Self:
+        """Return a decoder in which all layers are like the layer at ``index``."""
+        return self.kind_shapes[self.kind_of(index)]
+
+    def _build_uniform(self, kind: LayerKey) -> Self:
+        """Return a decoder with layers of one kind; absent parts have no parameters."""
+        layer = self.layer_types[kind.text]
+        changes: dict[str, Any] = {"pattern": (kind.text,), "dense_mlp": None}
+        if kind.is_leading:
+            changes["mlp"] = self.dense_mlp
+        if not layer.has_attention:
+            changes["attention"] = AttentionSpec.model_construct(
+                num_heads=0, num_kv_heads=0, head_dim=0, backends=self.attention.backends
+            )
+        if not layer.has_mlp:
+            changes["mlp"] = FeedForwardSpec.model_construct(ffn_dim=0, gated=self.mlp.gated)
+        if layer.mixer is not None and layer.mixer.norm_placement is not None:
+            changes["norm_placement"] = layer.mixer.norm_placement
+        return self.model_copy(update=changes)
+
     def visible_keys(self, sequence_length: int) -> tuple[int, ...]:
-        """List how many keys a query of each layer sees at most: its window, or all."""
-        return visible_keys(self.attention.windows, self.num_layers, sequence_length)
+        """Return the most keys that a query sees: a window, or all; per attention layer."""
+        keys = visible_keys(self.attention.windows, self.num_layers, sequence_length)
+        return keys if self.pattern is None else tuple(keys[n] for n in self._attention_layers)
 
     def causal_keys(self, sequence_length: int) -> float:
-        """Count the keys that a query sees in all layers together, in the mean over queries."""
-        return causal_keys(self.attention.windows, self.num_layers, sequence_length)
+        """Return the keys that a query sees, summed over layers, averaged over queries."""
+        if self.pattern is None:
+            return causal_keys(self.attention.windows, self.num_layers, sequence_length)
+        key_counts = self.visible_keys(sequence_length)
+        return sum(keys - keys * keys / (2 * sequence_length) for keys in key_counts)
+
+    @cached_property
+    def _attention_layers(self) -> tuple[int, ...]:
+        kinds = map(self.kind_of, range(self.num_layers))
+        types = self.layer_types
+        return tuple(n for n, kind in enumerate(kinds) if types[kind.text].has_attention)
+
+    def layer_costs(self, sequence_length: int) -> tuple[int, ...]:
+        """Return the forward FLOPs per token of each layer; empty if all layers are alike."""
+        if self.pattern is None:
+            return ()
+        costs = {
+            kind: shape._count_flops(sequence_length)
+            for kind, shape in self.kind_shapes.items()
+        }
+        return tuple(costs[self.kind_of(layer)] for layer in range(self.num_layers))
+
+    def _count_flops(self, sequence_length: int) -> int:
+        """Count the forward FLOPs per token of one layer of a decoder of one kind."""
+        idle = (self.mlp.num_experts or 1) - (self.mlp.top_k or 1)
+        used = self.layer_parameters - idle * self.mlp.expert_parameters(self.dim)
+        width = self.attention.num_heads * (
+            self.attention.head_dim + self.attention.value_width
+        )
+        keys = self.causal_keys(sequence_length) / self.num_layers
+        return 2 * used + round(2 * width * keys) + self.layer_state_flops
+
+    def state_flops(self) -> int:
+        """Return the FLOPs of a token's products with all states, forward."""
+        return self.over_layers(lambda shape: shape.layer_state_flops)
+
+    @property
+    def layer_state_flops(self) -> int:
+        """FLOPs of a token's products with the states of one layer, forward."""
+        mixer = self.layer_type.mixer
+        return 0 if mixer is None else mixer.state_flops
 
     @property
     def vocabulary_matrices(self) -> int:
-        """Matrices of vocabulary rows: one if the ends are tied."""
+        """Number of matrices with vocabulary rows: one if embedding and head are tied."""
         return 1 if self.tied_embeddings else 2
 
     @property
@@ -102,83 +198,107 @@ class DecoderSpec(ModelPartSpec):
     def expert_parameters(self) -> int:
         """Parameters of all experts; 0 for a dense model."""
         experts = self.mlp.num_experts or 0
-        layers = self.num_layers - self.leading_layers
-        return layers * experts * self.mlp.expert_parameters(self.dim)
+        return self.routed_layers * experts * self.mlp.expert_parameters(self.dim)
+
+    @cached_property
+    def routed_layers(self) -> int:
+        """Number of layers with ``mlp``, not with ``dense_mlp`` or without an MLP."""
+        if self.pattern is None:
+            return self.num_layers - self.leading_layers
+        kinds = map(self.kind_of, range(self.leading_layers, self.num_layers))
+        return sum(self.layer_types[kind.text].has_mlp for kind in kinds)
 
     @property
     def norms_per_layer(self) -> int:
-        """Norms of whole hidden states: one or two for attention, as many for the MLP."""
-        return 4 if self.norm_placement == "both" else 2
+        """Norms of hidden states per layer: one or two for each branch."""
+        return len(self.layer_type.branches) * (2 if self.norm_placement == "both" else 1)
 
     @cached_property
     def layer_parameters(self) -> int:
-        """One layer with all its experts, if it is none of the leading ones."""
+        """Parameters of one layer after the leading layers, with all its experts."""
         experts = self.mlp.num_experts or 1
         return (
-            self.attention.parameters(self.dim)
+            self.mixing_parameters
             + experts * self.mlp.expert_parameters(self.dim)
             + self.mlp.shared_parameters(self.dim)
             + self.mlp.router_parameters(self.dim)
-            + self.norms_per_layer * self.norm.parameters(self.dim)
+            + self.norms_per_layer * self.norm.count_parameters(self.dim)
         )
 
     @property
     def mtp_depth(self) -> int:
-        """Blocks that predict further tokens, 0 where there are none."""
+        """Number of multi-token prediction blocks."""
         return 0 if self.mtp is None else self.mtp.depth
 
     @property
     def mtp_whole_parameters(self) -> int:
-        """What one of them has beside its layer: the map of two vectors to one, three norms."""
-        return 2 * self.dim**2 + 3 * self.norm.parameters(self.dim)
+        """Parameters of an MTP block without its layer: a map of two vectors, three norms."""
+        return 2 * self.dim**2 + 3 * self.norm.count_parameters(self.dim)
 
     @property
     def mtp_parameters(self) -> int:
-        """Parameters of all of them, which `total_parameters` leaves out, as publishers do."""
+        """Parameters of all MTP blocks; `total_parameters` excludes them, as publishers do."""
         return self.mtp_depth * (self.layer_parameters + self.mtp_whole_parameters)
 
     @property
     def shares_ends(self) -> bool:
-        """Whether the last stage of a pipeline has the embedding, too."""
+        """Whether the last pipeline stage also holds the embedding."""
         return self.tied_embeddings or self.mtp is not None
+
+    @property
+    def mixing_parameters(self) -> int:
+        """Parameters of attention and of the linear mixer of one layer."""
+        mixer = self.layer_type.mixer
+        count = self.attention.count_parameters(self.dim)
+        return count + (mixer.count_parameters(self.dim) if mixer else 0)
 
     @cached_property
     def whole_parameters(self) -> int:
-        """Parameters of one layer that each tensor rank holds whole."""
-        count = self.norms_per_layer * self.norm.parameters(self.dim)
+        """Parameters of one layer that tensor parallelism does not split."""
+        count = self.norms_per_layer * self.norm.count_parameters(self.dim)
         count += self.mlp.router_parameters(self.dim)
         count += self.mlp.activation_parameters + self.attention.down_matrices(self.dim)
         if self.attention.norms_heads or self.attention.latent_norm is not None:
             count += self.attention.norm_parameters
-        return count
+        mixer = self.layer_type.mixer
+        return count + (mixer.whole_parameters(self.dim) if mixer else 0)
 
     @cached_property
     def layer_matrices(self) -> int:
-        """Parameters of one layer's matrices and all its experts', without the router."""
+        """Parameters of the matrices of one layer and all its experts, without the router."""
         mlp, dim = self.mlp, self.dim
         widths = (mlp.num_experts or 1) * mlp.ffn_dim + (mlp.shared_ffn_dim or 0)
-        maps = 3 if mlp.gated else 2
-        return self.attention.matrices(dim) + dim * maps * widths
+        maps, mixer = 3 if mlp.gated else 2, self.layer_type.mixer
+        mixed = mixer.count_matrix_parameters(dim) if mixer else 0
+        return self.attention.count_matrix_parameters(dim) + mixed + dim * maps * widths
+
+    @property
+    def down_matrices(self) -> int:
+        """Parameters of a layer's maps to latent vectors; tensor ranks do not split them."""
+        mixer = self.layer_type.mixer
+        count = self.attention.down_matrices(self.dim)
+        return count + (mixer.down_matrices(self.dim) if mixer else 0)
 
     def over_layers(self, count: Callable[[Self], int]) -> int:
-        """Add up what ``count`` finds in a layer, over all layers of both kinds."""
+        """Return the sum of ``count`` over all layers, leading and other."""
+        if self.pattern is not None:
+            return sum(count(self.shape_of(layer)) for layer in range(self.num_layers))
         leading = self.leading_layers
-        dense = leading * count(self.dense) if leading else 0
+        dense = leading * count(self.dense_decoder) if leading else 0
         return dense + (self.num_layers - leading) * count(self)
 
     @property
     def total_parameters(self) -> int:
-        """Parameters of the published checkpoint: without the rows added for training."""
-        entry = self.embedding_norm.parameters(self.dim) if self.embedding_norm else 0
+        """Parameters of the published checkpoint, without padding rows."""
+        entry = self.embedding_norm.count_parameters(self.dim) if self.embedding_norm else 0
         ends = self.embedding_parameters + self.position_parameters + entry
         layers = self.over_layers(lambda shape: shape.layer_parameters)
-        return ends + layers + self.norm.parameters(self.dim)
+        return ends + layers + self.norm.count_parameters(self.dim)
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token meets: of the experts, the ``top_k`` that it is sent to."""
-        layers = self.num_layers - self.leading_layers
-        idle = layers * ((self.mlp.num_experts or 1) - (self.mlp.top_k or 1))
+        """Parameters that one token uses: of the experts, only ``top_k``."""
+        idle = self.routed_layers * ((self.mlp.num_experts or 1) - (self.mlp.top_k or 1))
         return self.total_parameters - idle * self.mlp.expert_parameters(self.dim)
 
     @property

@@ -5,18 +5,18 @@ from typing import ClassVar, Literal
 from components.config.schema.part import Absent, ModelPartSpec
 from components.ranges import Count, NonNegative, Positive
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu_squared", "xielu"]
+ActivationName = Literal["silu", "gelu", "gelu_tanh", "relu_squared", "xielu"]
 TRAINED_SCALARS = {"xielu": 2}
 
 
 class FeedForwardSpec(ModelPartSpec):
-    """What arithmetic and conversion ask of any feed-forward part."""
+    """Settings of any feed-forward part, for parameter counts and conversion."""
 
     is_partial: ClassVar[bool] = True
 
     ffn_dim: Count
     gated: bool
-    activation: Activation = "silu"
+    activation: ActivationName = "silu"
     bias: Absent[bool] = False
     num_experts: Absent[Count | None] = None
     top_k: Absent[Count | None] = None
@@ -39,7 +39,7 @@ class FeedForwardSpec(ModelPartSpec):
 
     @property
     def activation_parameters(self) -> int:
-        """Trained scalars of the activation."""
+        """Number of trained scalars of the activation."""
         return TRAINED_SCALARS.get(self.activation, 0)
 
     def shared_parameters(self, dim: int) -> int:
@@ -52,7 +52,7 @@ class FeedForwardSpec(ModelPartSpec):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is one block without a gate."""
+        """Whether the part is a dense block without a gate."""
         return not self.gated and self.num_experts is None
 
 
@@ -61,7 +61,7 @@ class MLPSpec(FeedForwardSpec):
 
     target: ClassVar[str] = "components.model.mlp.MLP"
 
-    activation: Activation
+    activation: ActivationName
     bias: bool
 
 
@@ -87,8 +87,8 @@ class ExpertsSpec(FeedForwardSpec):
     balance_rate: NonNegative | None = None
 
     @property
-    def shared(self) -> MLPSpec | None:
-        """Specification of the shared expert: a dense block that every token passes."""
+    def shared_expert(self) -> MLPSpec | None:
+        """Specification of the shared expert, a dense block that processes every token."""
         width = self.shared_ffn_dim
         if width is None:
             return None

@@ -1,4 +1,4 @@
-"""Specification of first weights."""
+"""Specification of initial weights."""
 
 from typing import ClassVar, Literal
 
@@ -7,17 +7,16 @@ from components.ranges import NonNegative, Positive
 
 
 class NormalSpec(ModelPartSpec):
-    """Standard deviations of the normal distributions that first weights are drawn from.
+    """Standard deviations of the normal distributions of initial weights.
 
     ``std: fan_in`` is ``min(1, sqrt(A / B)) / sqrt(B)`` for a map of B inputs to A outputs
-    (https://arxiv.org/abs/2310.17813, section 3, as nanochat has it). ``residual: scaled``
-    divides the deviation of maps onto the residual stream by ``sqrt(2 num_layers)`` (the GPT-2
-    report, section 2.3, as Megatron's ``scaled_init_method_normal`` has it). ``plain`` draws
-    them like other maps; ``zero`` starts them at 0. Embedding and head may have deviations of
-    their own. The embedding of ``padding_row``, a token that no text contains, starts at zero.
-    Values beyond ``cutoff`` deviations are drawn again, as ``torch.nn.init.trunc_normal_``
-    does: ``std`` is the deviation of the distribution before the cut. A decoder keeps these
-    settings as they are; no other object is built from them.
+    (https://arxiv.org/abs/2310.17813, section 3, as in nanochat). ``residual: scaled`` divides
+    the deviation of maps onto the residual stream by ``sqrt(2 num_layers)`` (the GPT-2 report,
+    section 2.3, as in Megatron's ``scaled_init_method_normal``); with ``plain`` they are drawn
+    like other maps, with ``zero`` they start at 0. ``embedding_std`` and ``head_std`` replace
+    ``std``. The embedding of ``padding_row``, a token that no text contains, starts at zero.
+    Values beyond ``cutoff`` deviations are drawn again, as in ``torch.nn.init.trunc_normal_``:
+    ``std`` is the deviation before the cut.
     """
 
     target: ClassVar[str] = "components.model.initialization.Normal"
@@ -30,11 +29,11 @@ class NormalSpec(ModelPartSpec):
     head_std: NonNegative | None = None
 
     @property
-    def ends(self) -> dict[str, float | None]:
-        """Deviations of the embedding and of the head, where they have their own."""
+    def embedding_and_head_std(self) -> dict[str, float | None]:
+        """Deviations of the embedding and of the head; None if not set."""
         return {"embedding": self.embedding_std, "head": self.head_std}
 
     @property
     def initializer_range(self) -> float:
-        """The deviation that Hugging Face states; its default if each map has its own."""
+        """Hugging Face's ``initializer_range``; its default with ``std: fan_in``."""
         return 0.02 if self.std == "fan_in" else self.std

@@ -7,7 +7,7 @@ from components.ranges import Layers, Positive
 
 
 class MTPSpec(ModelPartSpec):
-    """``depth`` blocks after the last layer that predict further tokens."""
+    """Multi-token prediction with ``depth`` blocks after the last layer."""
 
     target: ClassVar[str] = "components.model.mtp.MultiTokenPrediction"
     is_partial: ClassVar[bool] = True

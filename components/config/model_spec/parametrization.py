@@ -7,7 +7,7 @@ from components.ranges import Count, Layers, Positive, Share
 
 
 class MuPSpec(ModelPartSpec):
-    """The base model, from which rates and first weights of other widths follow."""
+    """Base model of muP, which determines learning rates and initial weights at any width."""
 
     target: ClassVar[str] = "components.model.parametrization.MuP"
     is_partial: ClassVar[bool] = True
@@ -20,7 +20,7 @@ class MuPSpec(ModelPartSpec):
 
 
 class CompletePSpec(MuPSpec):
-    """The base model of muP in width and depth."""
+    """Base model of CompleteP: muP in width and depth."""
 
     target: ClassVar[str] = "components.model.parametrization.CompleteP"
 

@@ -4,20 +4,27 @@ from typing import ClassVar
 
 from components.config.model_spec.rotary_scaling import ScalingSpec
 from components.config.schema.part import Absent, ModelPartSpec
-from components.ranges import Count, Layers, Positive
+from components.ranges import Count, Layers, Positive, PositiveShare
 
 
 class PositionsSpec(ModelPartSpec):
-    """What arithmetic and conversion ask of any position encoding."""
+    """Settings of any position encoding, for parameter counts and conversion."""
 
     is_partial: ClassVar[bool] = True
-    has_slopes: ClassVar[bool] = False  # whether it lowers scores by distance
+    has_slopes: ClassVar[bool] = False  # whether scores fall with distance
 
     num_positions: Absent[Count | None] = None
     base: Absent[Positive | None] = None
     scaling: Absent[ScalingSpec | None] = None
     local_base: Absent[Positive | None] = None
     skip_every: Absent[Layers | None] = None
+    rotary_fraction: Absent[PositiveShare] = 1.0
+
+    def rotary_width(self, head_dim: int) -> int:
+        """Return the channels of a head that RoPE rotates: the fraction, in whole pairs."""
+        if self.rotary_fraction == 1:
+            return head_dim
+        return max(2, 2 * round(head_dim * self.rotary_fraction / 2))
 
     def turned_layers(self, num_layers: int) -> int:
         """Count the layers that rotate queries and keys."""
@@ -27,23 +34,27 @@ class PositionsSpec(ModelPartSpec):
 
 
 class OrderSpec(PositionsSpec):
-    """No encoding: tokens have their order alone, from the causal mask."""
+    """No position encoding: the order of tokens follows only from the causal mask."""
 
     target: ClassVar[str] = "components.model.positions.Positions"
 
 
 class RotarySpec(PositionsSpec):
-    """Rotary positions; layers with a window may have a base of their own."""
+    """Rotary positions of the first ``rotary_fraction`` of a head's channels.
+
+    Layers with a window may have another base (``local_base``).
+    """
 
     target: ClassVar[str] = "components.model.positions.Rotary"
 
     base: Positive
     scaling: ScalingSpec | None = None
     local_base: Positive | None = None
+    rotary_fraction: PositiveShare = 1.0
 
 
 class InterleavedRotarySpec(RotarySpec):
-    """Rotary positions in all layers but each ``skip_every``-th."""
+    """Rotary positions in all layers except every ``skip_every``-th."""
 
     target: ClassVar[str] = "components.model.positions.InterleavedRotary"
 
@@ -51,14 +62,14 @@ class InterleavedRotarySpec(RotarySpec):
 
 
 class AlibiSpec(PositionsSpec):
-    """ALiBi: scores fall in proportion to distance."""
+    """ALiBi: scores fall linearly with distance."""
 
     target: ClassVar[str] = "components.model.positions.Alibi"
     has_slopes: ClassVar[bool] = True
 
 
 class LearnedSpec(PositionsSpec):
-    """A trained vector for each of ``num_positions`` places."""
+    """Learned positions: a trained vector for each of ``num_positions`` positions."""
 
     target: ClassVar[str] = "components.model.positions.Learned"
 

@@ -1,4 +1,4 @@
-"""Specifications of slower rotations: linear, Llama 3's and YaRN."""
+"""Specifications of rotary scaling: linear, Llama 3's and YaRN."""
 
 from typing import ClassVar
 
@@ -7,7 +7,7 @@ from components.ranges import Count, Positive
 
 
 class ScalingSpec(ModelPartSpec):
-    """What conversion asks of any scaling of rotary positions."""
+    """Settings of any scaling of rotary positions, for conversion."""
 
     factor: Positive
     original_tokens: Absent[Count | None] = None
@@ -18,7 +18,7 @@ class ScalingSpec(ModelPartSpec):
 
 
 class LinearScalingSpec(ScalingSpec):
-    """Divide all frequencies by ``factor``."""
+    """Linear scaling: divide all frequencies by ``factor``."""
 
     target: ClassVar[str] = "components.model.rotary_scaling.LinearScaling"
 

@@ -1,7 +1,9 @@
 """Specifications of learning-rate schedules, which `components.optim.schedules` extends."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from components.config.schema.part import PartSpec
 from components.ranges import Count, Share, Tokens
@@ -12,7 +14,7 @@ class ScheduleSpec(PartSpec):
 
 
 class ConstantSpec(ScheduleSpec):
-    """Warm up linearly from ``warmup_from`` to ``value`` and stay there."""
+    """Warm up linearly from ``warmup_from`` to ``value``, then stay constant."""
 
     target: ClassVar[str] = "components.optim.schedules.Constant"
 
@@ -51,8 +53,8 @@ class WarmupStableDecaySpec(ScheduleSpec):
 
 
 class ChainSpec(ScheduleSpec):
-    """Run schedules one after another."""
+    """Chain of schedules, in the order of ``phases``."""
 
     target: ClassVar[str] = "components.optim.schedules.Chain"
 
-    phases: Mapping[str, ScheduleSpec]
+    phases: Annotated[Mapping[str, ScheduleSpec], Field(min_length=1)]

@@ -1,1 +1,1 @@
-"""Rules between sections: each says the path, the value, the rule, and a value that works."""
+"""Rules between sections; an error has the path, the value, the rule and a valid value."""

@@ -1,42 +1,44 @@
-"""Rules of attention: which of the recipe's backends will serve on its device."""
+"""Rules of attention: the backends of the recipe that its device supports."""
 
 from typing import Literal
 
-from components.attention_backends import AttentionCase, Backend, serving
+from components.attention_backends import AttentionCase, Backend, select_backends
 from components.config.recipe import Recipe
 
 
 def attention_backends(recipe: Recipe) -> dict[bool, tuple[Backend, ...]]:
-    """Return the backends that serve layers without and with a window, best first.
+    """Return the backends for layers without (False) and with a window (True), best first.
 
-    A window that is as long as the sequence is none; a kind that no layer is of is left out.
-    On a CPU torch chooses, and of ``cluster.device=auto`` nobody knows here: none.
+    A window as long as the sequence counts as no window; the result has only the kinds of
+    existing layers. The backends are empty on a CPU, where torch chooses, and with
+    ``cluster.device=auto``, where the device is unknown.
 
     Raises:
-        RecipeError: none of the order has a kernel for this recipe.
+        RecipeError: no backend in ``attention.backends`` has a kernel for this recipe.
     """
-    order = recipe.shape.attention.backends
+    order = recipe.decoder_spec.attention.backends
     return {
-        narrow: serving(order, _case(recipe, narrow=narrow)) if order else ()
+        narrow: select_backends(order, _case(recipe, narrow=narrow)) if order else ()
         for narrow in sorted(set(_are_narrow(recipe)))
     }
 
 
 def attention_passes(recipe: Recipe) -> float:
-    """Average over layers how often their backend goes over the scores: flex drops in two."""
-    if not recipe.shape.attention.dropout:
+    """Return the mean passes over attention scores per layer: flex with dropout needs two."""
+    if not recipe.decoder_spec.attention.dropout:
         return 1
     kernels, layers = attention_backends(recipe), _are_narrow(recipe)
-    return 1 + sum(kernels[narrow][:1] == ("flex",) for narrow in layers) / len(layers)
+    flex = sum(kernels[narrow][:1] == ("flex",) for narrow in layers)
+    return 1 + flex / max(len(layers), 1)
 
 
 def _are_narrow(recipe: Recipe) -> list[bool]:
     length = recipe.budget.sequence_length
-    return [keys < length for keys in recipe.shape.visible_keys(length)]
+    return [keys < length for keys in recipe.decoder_spec.visible_keys(length)]
 
 
 def _case(recipe: Recipe, *, narrow: bool) -> AttentionCase:
-    compute, shape, degrees = recipe.precision.compute, recipe.shape, recipe.parallelism
+    compute, shape, degrees = recipe.precision.compute, recipe.decoder_spec, recipe.parallelism
     heads = shape.attention.num_heads / degrees.tensor
     keys = max(shape.attention.num_kv_heads / degrees.tensor, 1)
     sloped = shape.positions.has_slopes
@@ -48,6 +50,7 @@ def _case(recipe: Recipe, *, narrow: bool) -> AttentionCase:
         dtype="bfloat16" if compute in {"auto", "float8"} else compute,
         head_dim=shape.attention.head_dim,
         grouped=heads != keys,
-        dropout=recipe.shape.attention.dropout > 0,
+        dropout=recipe.decoder_spec.attention.dropout > 0,
         mask=mask,
+        sinks=shape.attention.sinks,
     )

@@ -1,29 +1,36 @@
-"""Rules of the layout: ranks, shards, what tensor and expert ranks share, stages, schedules.
+"""Rules of the layout: ranks, shards, tensor and expert parallelism, stages, schedules.
 
-What a full-size job would refuse after minutes in the queue is refused here, from numbers.
+The rules reject from the numbers alone what would fail in a full-size job after queueing.
 """
 
 from math import lcm
 
+from components.config.batch_ramp import fewest_microbatches, fits_schedule, microbatch_sizes
+from components.config.limits import (
+    check_at_least,
+    check_at_most,
+    check_divides,
+    check_multiple,
+    nearest_multiples,
+)
 from components.config.model_spec.decoder import DecoderSpec
 from components.config.recipe import Recipe
 from components.config.rules.attention import attention_backends
 from components.config.rules.engine import check_engine, check_float8_layout
 from components.config.schema.sections import AXES, Parallelism
 from components.config.stages import V_SCHEDULES
-from components.config.suggestions import divisors
 from components.errors import RecipeError
 
 
 def check_degrees(recipe: Recipe) -> None:
-    """Raise a RecipeError for degrees that ranks or model refuse, whatever the microbatches."""
+    """Raise a RecipeError for degrees that ranks or model do not allow with any microbatch."""
     _check_ranks(recipe)
     _check_shards(recipe.parallelism)
     _check_tensor(recipe)
     _check_context(recipe)
     attention_backends(recipe)
     _check_experts(recipe)
-    _check_expert_bound(recipe)
+    _check_capacity_factor(recipe)
     check_schedule(recipe.parallelism)
     _check_recompute(recipe)
     _check_pipeline(recipe)
@@ -32,45 +39,40 @@ def check_degrees(recipe: Recipe) -> None:
 
 
 def _check_ranks(recipe: Recipe) -> None:
-    degrees, cluster = recipe.parallelism, recipe.cluster
-    product = degrees.ranks
-    if product != cluster.ranks:
-        problem = f"{degrees.product} = {product} ranks, but cluster.ranks is {cluster.ranks}"
-        remedy = f"set cluster.ranks={product}, or leave one of the two to be derived"
-        raise RecipeError("parallelism", problem, remedy)
+    degrees, ranks = recipe.parallelism, recipe.cluster.ranks
+    if degrees.num_ranks != ranks:
+        problem = (
+            f"{degrees.degrees_text} = {degrees.num_ranks} ranks, but cluster.ranks is {ranks}"
+        )
+        fix = f"set cluster.ranks={degrees.num_ranks}, or parallelism.data=auto"
+        raise RecipeError("parallelism", problem, fix)
     if sorted(degrees.rank_order) != sorted(AXES):
-        problem = f"[{', '.join(degrees.rank_order)}] does not name each of the five axes once"
-        remedy = "[pipeline, data, expert, context, tensor] does, slowest axis first"
-        raise RecipeError("parallelism.rank_order", problem, remedy)
+        problem = f"[{', '.join(degrees.rank_order)}] must list each of the five axes once"
+        fix = "for example, [pipeline, data, expert, context, tensor] (slowest axis first)"
+        raise RecipeError("parallelism.rank_order", problem, fix)
 
 
 def _check_shards(degrees: Parallelism) -> None:
-    """Without ZeRO nothing is sharded, so 1 and all data ranks mean the same, and no more."""
-    ranks, shard = degrees.data * degrees.expert, degrees.data_shard
-    if ranks % shard:
-        problem = f"{shard} does not divide data x expert = {ranks}"
-        near = sorted(divisors(ranks), key=lambda divisor: abs(divisor - shard))[:12]
-        remedy = f"values that do: {', '.join(map(str, sorted(near)))}"
-        raise RecipeError("parallelism.data_shard", problem, remedy)
-    if shard % degrees.expert and (degrees.zero or shard > 1):
-        problem = f"{shard} ranks cannot hold whole groups of {degrees.expert} expert ranks"
-        remedy = f"use a multiple of parallelism.expert={degrees.expert}"
-        raise RecipeError("parallelism.data_shard", problem, remedy)
+    """Check ``data_shard``; without ZeRO only 1 or all data ranks, which mean the same."""
+    path, shard, ranks = "parallelism.data_shard", degrees.data_shard, degrees.num_replicas
+    check_divides(path, shard, "data x expert =", ranks)
+    if degrees.zero or shard > 1:
+        check_multiple(path, shard, "parallelism.expert", degrees.expert)
     if degrees.zero == 0 and shard not in {1, ranks}:
-        problem = f"{shard} ranks would share a sharded copy, but at zero=0 nothing is sharded"
-        remedy = "leave data_shard out, or set parallelism.zero=1"
-        raise RecipeError("parallelism.data_shard", problem, remedy)
+        problem = f"{shard}, but parallelism.zero=0 shards nothing"
+        raise RecipeError(path, problem, "remove this key, or set parallelism.zero=1")
 
 
 def tensor_fits(shape: DecoderSpec, tensor: int) -> bool:
-    """Whether ``tensor`` ranks can hold equal parts of all that is cut.
+    """Return whether ``tensor`` ranks can hold equal parts of all split dimensions.
 
-    Heads, feed-forward width and vocabulary rows are; where there are fewer key/value heads
-    than ranks, each is copied to as many ranks as share it.
+    Heads, feed-forward width and vocabulary rows are split. If there are fewer key/value heads
+    than ranks, several ranks hold a copy of each. Linear mixers are split by key heads.
     """
     attention = shape.attention
-    cut = (attention.num_heads, shape.mlp.ffn_dim, shape.padded_vocab_size)
-    return _share_groups(attention.num_kv_heads, tensor) and not any(n % tensor for n in cut)
+    mixed = (mixer.key_heads for mixer in shape.mixers.values())
+    split = (attention.num_heads, shape.mlp.ffn_dim, shape.padded_vocab_size, *mixed)
+    return _share_groups(attention.num_kv_heads, tensor) and not any(n % tensor for n in split)
 
 
 def _share_groups(groups: int, tensor: int) -> bool:
@@ -78,37 +80,33 @@ def _share_groups(groups: int, tensor: int) -> bool:
 
 
 def _check_tensor(recipe: Recipe) -> None:
-    shape, tensor = recipe.shape, recipe.parallelism.tensor
+    shape, degrees = recipe.decoder_spec, recipe.parallelism
+    tensor, rows = degrees.tensor, shape.padded_vocab_size
     heads, groups = shape.attention.num_heads, shape.attention.num_kv_heads
-    apart, width = not _share_groups(groups, tensor), shape.mlp.ffn_dim
-    undivided = {
-        f"{tensor} does not divide model.attention.num_heads {heads}": heads % tensor,
-        f"{tensor} and model.attention.num_kv_heads {groups} do not divide each other": apart,
-        f"{tensor} does not divide model.mlp.ffn_dim {width:,}": width % tensor,
-    }
-    for problem, broken in undivided.items():
-        if broken:
+    for key, size, fits in (
+        ("attention.num_heads", heads, heads % tensor == 0),
+        ("attention.num_kv_heads", groups, _share_groups(groups, tensor)),
+        ("mlp.ffn_dim", shape.mlp.ffn_dim, shape.mlp.ffn_dim % tensor == 0),
+        *(
+            (f"mixers.{name}.num_key_heads", mixer.key_heads, mixer.key_heads % tensor == 0)
+            for name, mixer in shape.mixers.items()
+        ),
+    ):
+        if not fits:
             fitting = [str(n) for n in range(1, heads + 1) if tensor_fits(shape, n)]
-            remedy = f"values that fit the model: {', '.join(fitting)}"
-            raise RecipeError("parallelism.tensor", problem, remedy)
-    rows = shape.padded_vocab_size
-    if rows % tensor:
-        problem = f"{rows:,} rows do not divide among {tensor} tensor ranks"
-        remedy = f"the next multiple: {rows + tensor - rows % tensor:,}"
-        raise RecipeError("model.padded_vocab_size", problem, remedy)
-    length = recipe.budget.sequence_length
-    if recipe.parallelism.sequence_parallel and length % tensor:
-        given = f"budget.sequence_length {length:,}"
-        problem = f"{given} does not divide among {tensor} tensor ranks"
-        longer = f"{length + tensor - length % tensor:,}"
-        remedy = f"set sequence_parallel=false, or a sequence_length of {longer}"
-        raise RecipeError("parallelism.sequence_parallel", problem, remedy)
+            problem = f"{tensor} does not divide model.{key} {size:,}"
+            fix = f"valid values: {', '.join(fitting)}"
+            raise RecipeError("parallelism.tensor", problem, fix)
+    check_multiple("model.padded_vocab_size", rows, "parallelism.tensor", tensor)
+    if degrees.sequence_parallel:
+        length, name = recipe.budget.sequence_length, "parallelism.tensor (sequence_parallel)"
+        check_multiple("budget.sequence_length", length, name, tensor)
 
 
 def sequence_divisor(*, context: int, slices: int) -> int:
-    """Return what must divide the tokens of a sequence for its ranks to hold equal parts.
+    """Return the required divisor of the sequence length for equal parts on all ranks.
 
-    A context rank holds two chunks, which its sequence-parallel tensor ranks cut in ``slices``.
+    A context rank holds two chunks, which sequence-parallel tensor ranks split in ``slices``.
     """
     return slices if context == 1 else context * lcm(2, slices)
 
@@ -119,122 +117,149 @@ def _check_context(recipe: Recipe) -> None:
         return
     slices = degrees.tensor if degrees.sequence_parallel else 1
     divisor = sequence_divisor(context=degrees.context, slices=slices)
-    if length % divisor:
-        below = length - length % divisor
-        chunks = f"each of {degrees.context} ranks holds two chunks"
-        problem = f"budget.sequence_length {length:,} does not divide by {divisor}: {chunks}"
-        nearest = f"{f'{below:,} and ' if below else ''}{below + divisor:,}"
-        raise RecipeError("parallelism.context", problem, f"the nearest that do: {nearest}")
-    places = recipe.shape.positions.num_positions
-    if places is not None and places < length:
-        problem = f"{places:,} learned positions for {length:,} tokens"
-        remedy = f"use {length:,} or more, or shorten budget.sequence_length"
-        raise RecipeError("model.positions.num_positions", problem, remedy)
+    name = f"two chunks for each of parallelism.context={degrees.context} ranks,"
+    check_multiple("budget.sequence_length", length, name, divisor)
+    for name, mixer in recipe.decoder_spec.mixers.items():
+        least, path = length // (2 * degrees.context), f"model.mixers.{name}.conv_size"
+        part = "the tokens of a context rank's chunk, plus 1 ="
+        check_at_most(path, mixer.conv_size, part, least + 1)
+    positions = recipe.decoder_spec.positions.num_positions
+    if positions is not None:
+        path = "model.positions.num_positions"
+        check_at_least(path, positions, "budget.sequence_length", length)
 
 
 def _check_experts(recipe: Recipe) -> None:
-    experts, degrees = recipe.shape.mlp.num_experts, recipe.parallelism
+    experts, degrees = recipe.decoder_spec.mlp.num_experts, recipe.parallelism
     if experts is None:
-        if degrees.expert > 1:
-            problem = f"{degrees.expert} ranks for experts, but the model has none"
-            remedy = "set parallelism.expert=1; parallelism.data is the axis of dense models"
-            raise RecipeError("parallelism.expert", problem, remedy)
-        if (parts := degrees.expert_overlap) > 1:
-            problem = f"{parts} parts of what goes to experts, but the model has none"
-            remedy = "set parallelism.expert_overlap=1"
-            raise RecipeError("parallelism.expert_overlap", problem, remedy)
-        return
-    if experts % degrees.expert:
-        problem = f"{degrees.expert} ranks cannot share model.mlp.num_experts {experts} evenly"
-        remedy = f"values that do: {', '.join(map(str, divisors(experts)))}"
-        raise RecipeError("parallelism.expert", problem, remedy)
-    if degrees.tensor > 1:
-        problem = f"{degrees.tensor}: experts are not split over this axis, here as in Optimus"
-        remedy = "set parallelism.tensor=1, and parallelism.expert for experts that do not fit"
-        raise RecipeError("parallelism.tensor", problem, remedy)
-    pieces = degrees.data_shard * degrees.context
-    if degrees.zero == 3 and degrees.expert > 1:
-        problem = f"3 would gather what {degrees.expert} expert ranks divide already"
-        remedy = "set parallelism.zero=1 or 2, or parallelism.expert=1"
-        raise RecipeError("parallelism.zero", problem, remedy)
-    if degrees.zero == 3 and degrees.engine == "mesh" and experts % pieces:
-        problem = f"3 deals whole experts, and {pieces} ranks do not divide {experts} of them"
-        remedy = f"set parallelism.data_shard to a divisor of {experts}, or parallelism.zero=1"
-        raise RecipeError("parallelism.zero", problem, remedy)
-
-
-def _check_expert_bound(recipe: Recipe) -> None:
-    degrees, mlp = recipe.parallelism, recipe.model["mlp"]
-    if degrees.expert_bound is None:
-        return
-    refusals = {
-        "with parallelism.expert=1 nothing is sent": (degrees.expert == 1, ""),
-        "parallelism.expert_dispatch=all_gather sends every rank all tokens": (
-            degrees.expert_dispatch == "all_gather",
-            ", or parallelism.expert_dispatch=all_to_all",
-        ),
-        "model.mlp.path=loop asks the host before each expert": (
-            mlp.get("path") == "loop",
-            ", or model.mlp.path=auto",
-        ),
-    }
-    for problem, (is_so, other) in refusals.items():
-        if is_so:
-            path, remedy = (
-                "parallelism.expert_bound",
-                f"set parallelism.expert_bound=null{other}",
+        for key in ("expert", "expert_overlap"):
+            check_at_most(
+                f"parallelism.{key}", getattr(degrees, key), "the maximum for a dense model,", 1
             )
-            raise RecipeError(path, f"{degrees.expert_bound:g}, but {problem}", remedy)
+        return
+    check_divides("parallelism.expert", degrees.expert, "model.mlp.num_experts", experts)
+    if degrees.tensor > 1:
+        problem = f"{degrees.tensor}, but tensor ranks cannot split experts"
+        fix = "set parallelism.tensor=1; to split the experts, set parallelism.expert"
+        raise RecipeError("parallelism.tensor", problem, fix)
+    if degrees.zero < 3:
+        return
+    if degrees.expert > 1:
+        problem = f"3 would gather the experts that {degrees.expert} expert ranks split"
+        fix = "set parallelism.zero=1 or 2, or parallelism.expert=1"
+        raise RecipeError("parallelism.zero", problem, fix)
+    ranks = degrees.data_shard * degrees.context
+    if degrees.engine == "mesh" and experts % ranks:
+        problem = f"3 shards by expert, but {ranks} ranks do not divide {experts} experts"
+        fix = f"set parallelism.data_shard to a divisor of {experts}, or parallelism.zero=1"
+        raise RecipeError("parallelism.zero", problem, fix)
+
+
+def _check_capacity_factor(recipe: Recipe) -> None:
+    degrees, bound = recipe.parallelism, recipe.parallelism.expert_capacity_factor
+    if bound is None:
+        return
+    for key, value in (
+        ("parallelism.expert=1", degrees.expert),
+        ("parallelism.expert_dispatch=all_gather", degrees.expert_dispatch),
+        ("model.mlp.path=loop", recipe.model["mlp"].get("path")),
+    ):
+        if key.endswith(f"={value}"):
+            path = "parallelism.expert_capacity_factor"
+            problem = f"{bound:g} is not supported with {key}"
+            raise RecipeError(path, problem, f"set {path}=null, or change the other key")
 
 
 def check_schedule(degrees: Parallelism) -> None:
-    """Raise a RecipeError unless a rank, a single one too, has the stages of its schedule."""
+    """Raise a RecipeError if ``stages_per_rank`` does not fit the schedule, even on 1 rank."""
     schedule, stages = degrees.schedule, degrees.stages_per_rank
+    needs, is_legal, fitting, other = "one stage", stages == 1, 1, "interleaved"
     if schedule in V_SCHEDULES:
-        if stages != 2:
-            problem = f"{schedule} has two stages on each rank, not {stages}"
-            remedy = "set parallelism.stages_per_rank=2, or parallelism.schedule=interleaved"
-            raise RecipeError("parallelism.stages_per_rank", problem, remedy)
-        return
-    several = schedule in {"interleaved", "zero_bubble"}
-    if several == (stages > 1):
-        return
-    wants = "needs several stages" if several else "has one stage"
-    problem = f"{schedule} {wants} on each rank, not {stages}"
-    number, other = (2, "1f1b") if several else (1, "interleaved")
-    remedy = f"set parallelism.stages_per_rank={number}, or parallelism.schedule={other}"
-    raise RecipeError("parallelism.stages_per_rank", problem, remedy)
+        needs, is_legal, fitting = "two stages", stages == 2, 2
+    elif schedule in {"interleaved", "zero_bubble"}:
+        needs, is_legal, fitting, other = "several stages", stages > 1, 2, "1f1b"
+    if not is_legal:
+        path = "parallelism.stages_per_rank"
+        problem = f"{stages}, but {schedule} needs {needs} per rank"
+        raise RecipeError(
+            path, problem, f"set {path}={fitting}, or parallelism.schedule={other}"
+        )
 
 
 def _check_recompute(recipe: Recipe) -> None:
-    degrees, layers = recipe.parallelism, recipe.shape.num_layers
+    degrees, path = recipe.parallelism, "parallelism.recompute_every"
     every = degrees.recompute_every
     if every > 1 and degrees.recompute in {"none", ()}:
-        problem = f"{every}, but parallelism.recompute=none: no layer is recomputed"
-        remedy = "set parallelism.recompute=selective or full, or parallelism.recompute_every=1"
-        raise RecipeError("parallelism.recompute_every", problem, remedy)
-    if every > layers:
-        problem = f"{every}, but model.num_layers is {layers}: only the first is recomputed"
-        raise RecipeError("parallelism.recompute_every", problem, f"use 1 to {layers}")
+        problem = f"{every}, but parallelism.recompute=none recomputes no layer"
+        raise RecipeError(path, problem, f"set parallelism.recompute=selective, or {path}=1")
+    check_at_most(path, every, "model.num_layers", recipe.decoder_spec.num_layers)
 
 
 def _check_pipeline(recipe: Recipe) -> None:
-    degrees, layers = recipe.parallelism, recipe.shape.num_layers
-    pipeline, stages = degrees.pipeline, degrees.stages_per_rank
+    degrees, layers = recipe.parallelism, recipe.decoder_spec.num_layers
+    path, pipeline, stages = "parallelism.pipeline", degrees.pipeline, degrees.stages_per_rank
     if pipeline == 1:
         return
     if degrees.zero == 3:
-        gather = "would gather every parameter again for each microbatch"
-        problem = f"3 with {pipeline} pipeline stages {gather}"
-        remedy = "set parallelism.zero=1 or 2, or parallelism.pipeline=1"
-        raise RecipeError("parallelism.zero", problem, remedy)
-    if pipeline * stages > layers:
-        need = f"{pipeline} ranks x {stages} stages need as many layers"
-        fitting = f"parallelism.pipeline={max(1, layers // stages)}"
-        remedy = f"the most that has a layer on each stage: {fitting}"
-        problem = f"{need}, model.num_layers is {layers}"
-        raise RecipeError("parallelism.pipeline", problem, remedy)
-    if (leading := recipe.shape.leading_layers) >= len(recipe.stages[0]):
-        problem = f"the first of {pipeline * stages} stages has none but the {leading} layers"
-        remedy = "use fewer stages: each hands on what its routers did"
-        raise RecipeError("parallelism.pipeline", f"{problem} without experts", remedy)
+        problem = f"3 with {pipeline} stages would gather all weights for each microbatch"
+        fix = "set parallelism.zero=1 or 2, or parallelism.pipeline=1"
+        raise RecipeError("parallelism.zero", problem, fix)
+    name = f"num_layers {layers} / stages_per_rank {stages} ="
+    check_at_most(path, pipeline, name, max(1, layers // stages))
+    leading = recipe.decoder_spec.leading_layers
+    if leading >= len(recipe.stage_layers[0]):
+        problem = f"{pipeline}: the first stage has only the {leading} layers without experts"
+        raise RecipeError(path, problem, "use fewer stages; each needs a layer with experts")
+    shape = recipe.decoder_spec
+    if shape.pattern is None or shape.mlp.num_experts is None:
+        return
+    for number, stage in enumerate(recipe.stage_layers):
+        if not any(shape.shape_of(layer).mlp.num_experts for layer in stage):
+            problem = f"{pipeline}: no layer of stage {number} has experts"
+            raise RecipeError(
+                path, problem, "use fewer stages; each needs a layer with experts"
+            )
+
+
+def _other_sizes(recipe: Recipe) -> str:
+    """Return the microbatch sizes that fit the batch, as further choices of an error's fix."""
+    degrees = recipe.parallelism
+    sizes = microbatch_sizes(
+        recipe.batch_ramp,
+        replicas=degrees.num_replicas,
+        pipeline=degrees.pipeline,
+        schedule=degrees.schedule,
+    )
+    if not sizes:
+        return ""
+    return f", or parallelism.microbatch_sequences={', '.join(map(str, sizes))}"
+
+
+def check_microbatches(recipe: Recipe) -> None:
+    """Raise a RecipeError for a batch (also of the ramp-up) that does not divide evenly."""
+    degrees, length = recipe.parallelism, recipe.budget.sequence_length
+    batch, group = (
+        recipe.batch_ramp.full_samples,
+        degrees.num_replicas * degrees.microbatch_sequences,
+    )
+    pipeline, schedule = degrees.pipeline, degrees.schedule
+    if batch % group:
+        sequences = degrees.microbatch_sequences
+        parts = f"{degrees.num_replicas} data ranks x {sequences} sequences per microbatch"
+        problem = f"{batch} sequences per step are not a multiple of {parts}"
+        fix = f"{nearest_multiples(batch * length, group * length)}{_other_sizes(recipe)}"
+        raise RecipeError("budget.global_batch_tokens", problem, fix)
+    for _, _, samples in recipe.batch_ramp.batch_stages:
+        count = samples // group
+        if fits_schedule(count, pipeline=pipeline, schedule=schedule):
+            continue
+        fewest = fewest_microbatches(pipeline, schedule)
+        need = f"at least {fewest}"
+        if count >= fewest:
+            need = f"a multiple of {count // pipeline} (rounds)"
+        tokens = fewest * group * length
+        fix = f"set the batch to a multiple of {tokens:_} tokens{_other_sizes(recipe)}"
+        key = "ramp_up" if samples < batch else "global_batch_tokens"
+        problem = f"{samples * length:,} tokens are {count} microbatches per step and rank, but"
+        problem = f"{problem} {schedule} on {pipeline} pipeline ranks needs {need}"
+        raise RecipeError(f"budget.{key}", problem, fix)

@@ -1,152 +1,152 @@
-"""Rules of a model: numbers that contradict each other, and parts that cannot go together."""
+"""Rules of a model: contradictory numbers and incompatible parts."""
 
 from components.attention_backends import check_order
-from components.attention_windows import KEY as WINDOWS
+from components.config.limits import check_at_least, check_at_most, check_divides
 from components.config.model_spec.attention import AttentionSpec
 from components.config.model_spec.decoder import DecoderSpec
 from components.config.model_spec.feed_forward import FeedForwardSpec
-from components.config.suggestions import divisors
+from components.config.model_spec.layers import check_pattern
+from components.config.model_spec.mixers import MixerSpec
+from components.config.model_spec.norms import NormSpec
+from components.config.suggestions import list_divisors
 from components.errors import RecipeError
 
 
 def check_shape(shape: DecoderSpec) -> None:
     """Raise a RecipeError for settings of a model that contradict each other."""
+    heads, vocabulary = shape.attention.num_heads, shape.vocab_size
     _check_norms(shape)
     _check_positions(shape)
     check_order(shape.attention.backends)
-    _check_padding_row(shape)
-    heads, groups = shape.attention.num_heads, shape.attention.num_kv_heads
-    if heads % groups:
-        legal = ", ".join(map(str, divisors(heads)))
-        problem = f"{groups} does not divide num_heads {heads}"
-        raise RecipeError("model.attention.num_kv_heads", problem, f"values that do: {legal}")
+    row, rows = shape.initialization.padding_row, shape.padded_vocab_size
+    if row is not None and not 0 <= row < rows:
+        problem, fix = (f"{row} is not one of {rows:,} rows", f"use 0 to {rows - 1:,}, or null")
+        raise RecipeError("model.initialization.padding_row", problem, fix)
+    groups = "model.attention.num_kv_heads"
+    check_divides(groups, shape.attention.num_kv_heads, "model.attention.num_heads", heads)
     _check_latent(shape.attention)
-    if shape.padded_vocab_size < shape.vocab_size:
-        problem = f"{shape.padded_vocab_size:,} is below vocab_size {shape.vocab_size:,}"
-        remedy = f"give at least {shape.vocab_size:,}"
-        raise RecipeError("model.padded_vocab_size", problem, remedy)
-    experts, top_k = shape.mlp.num_experts, shape.mlp.top_k
-    if experts is not None and (top_k is None or top_k > experts):
-        problem = f"a token cannot go to {top_k} of {experts} experts"
-        raise RecipeError("model.mlp.top_k", problem, f"give a number from 1 to {experts}")
-    _check_groups(shape.mlp)
-    _check_leading(shape)
+    check_at_least("model.padded_vocab_size", rows, "model.vocab_size", vocabulary)
+    _check_experts(shape.mlp)
+    if shape.dense_mlp is not None:
+        if shape.mlp.num_experts is None:
+            problem = "dense_mlp replaces experts, but model.mlp has no experts"
+            raise RecipeError("model.dense_mlp", problem, "set model.dense_mlp=null")
+        most, name = shape.num_layers - 1, "num_layers - 1 ="
+        check_at_most("model.num_dense_layers", shape.num_dense_layers, name, most)
     _check_mtp(shape)
+    check_pattern(shape.pattern, shape.mixers, num_layers=shape.num_layers)
+    for name, mixer in shape.mixers.items():
+        _check_mixer(f"model.mixers.{name}", mixer)
+
+
+def _check_mixer(path: str, mixer: MixerSpec) -> None:
+    """Refuse heads that do not share keys evenly, empty ranges, and a norm of groups."""
+    heads = mixer.num_heads
+    check_divides(f"{path}.num_key_heads", mixer.key_heads, f"{path}.num_heads", heads)
+    for key in ("decay_range", "step_range"):
+        low, high = getattr(mixer, key)
+        if low >= high:
+            problem = f"[{low:g}, {high:g}] is empty"
+            raise RecipeError(f"{path}.{key}", problem, "list the lower number first")
+    if mixer.norm is not None:
+        _check_norm(f"{path}.norm", mixer.norm)
+        if mixer.norm.center and mixer.groups_norm:
+            problem = f"true, but {mixer.class_name} divides each group by its root mean square"
+            raise RecipeError(f"{path}.norm.center", problem, f"set {path}.norm.center=false")
 
 
 def _check_mtp(shape: DecoderSpec) -> None:
-    """Refuse to embed further tokens where an embedding is more than a row a token."""
+    """Refuse multi-token prediction if an embedding is more than one row per token."""
     if shape.mtp is None:
         return
+    if shape.pattern is not None:
+        problem = "multi-token prediction is not supported with a pattern of layers"
+        raise RecipeError("model.mtp", problem, "set model.mtp=null or model.pattern=null")
     if shape.z_loss:
-        problem = "a z-loss is of the next token's logits alone"
+        problem = "a z-loss is not supported with multi-token prediction"
         raise RecipeError("model.z_loss", problem, "set model.z_loss=0.0 or model.mtp=null")
-    for key, there in (
+    for key, value in (
         ("positions.num_positions", shape.positions.num_positions),
         ("embedding_norm", shape.embedding_norm),
     ):
-        if there is not None:
-            problem = f"embeddings of further tokens go without model.{key}"
-            raise RecipeError("model.mtp", problem, f"set model.mtp=null, or another {key}")
-
-
-def _check_leading(shape: DecoderSpec) -> None:
-    """Refuse dense layers at the begin of a model that has none with experts after them."""
-    if shape.dense_mlp is None:
-        return
-    if shape.mlp.num_experts is None:
-        problem = "first layers without experts, but the others have none either"
-        raise RecipeError("model.dense_mlp", problem, "set model.dense_mlp=null")
-    if shape.leading_layers >= shape.num_layers:
-        problem = f"{shape.leading_layers} of {shape.num_layers} layers leave none with experts"
-        remedy = f"give at most {shape.num_layers - 1}, or set model.dense_mlp=null"
-        raise RecipeError("model.num_dense_layers", problem, remedy)
+        if value is not None:
+            problem = f"multi-token prediction does not support model.{key}"
+            raise RecipeError("model.mtp", problem, f"set model.mtp=null, or change {key}")
 
 
 def _check_latent(attention: AttentionSpec) -> None:
-    """Refuse latent attention whose heads share keys, rotate whole or have wider values."""
+    """Refuse latent attention with shared keys, fully rotated heads or wider values."""
     if attention.key_value_rank is None:
         return
     heads, width = attention.num_heads, attention.head_dim
     if attention.num_kv_heads != heads:
-        problem = f"{attention.num_kv_heads}, but each of {heads} heads has keys of its own"
+        problem = f"{attention.num_kv_heads}, but latent attention needs {heads}, one per head"
         raise RecipeError("model.attention.num_kv_heads", problem, f"set {heads}")
-    if attention.rotary_dim >= width:
-        problem = f"{attention.rotary_dim} leaves nothing of head_dim {width} that stays"
-        raise RecipeError("model.attention.rotary_dim", problem, f"give less than {width}")
-    if attention.values > width:
-        problem = f"{attention.values} is more than head_dim {width}"
-        raise RecipeError("model.attention.value_dim", problem, f"give {width} or less")
+    # Each head keeps channels without a position.
+    check_at_most(
+        "model.attention.rotary_dim", attention.rotary_dim, "head_dim - 1 =", width - 1
+    )
+    check_at_most("model.attention.value_dim", attention.value_width, "head_dim", width)
 
 
-def _check_groups(mlp: FeedForwardSpec) -> None:
-    """Refuse groups that are none, or too small to have a token's experts."""
-    experts, groups, top = mlp.num_experts or 0, mlp.num_groups, mlp.top_groups
-    if groups == top == 1:
+def _check_experts(mlp: FeedForwardSpec) -> None:
+    """Refuse a ``top_k`` above ``num_experts``, and invalid groups of experts."""
+    experts, groups, top_groups = mlp.num_experts or 0, mlp.num_groups, mlp.top_groups
+    if mlp.num_experts is not None:
+        check_at_most("model.mlp.top_k", mlp.top_k or 1, "model.mlp.num_experts", experts)
+    if groups == top_groups == 1:
         return
-    sizes = [n for n in divisors(experts) if experts >= 2 * n]
+    sizes = [n for n in list_divisors(experts) if experts >= 2 * n]
     if groups not in sizes:
-        problem = f"{experts} experts cannot be in {groups} equal groups of two or more"
-        remedy = f"values that do: {', '.join(map(str, sizes)) or 1}"
-        raise RecipeError("model.mlp.num_groups", problem, remedy)
+        problem = f"{experts} experts do not form {groups} equal groups of two or more"
+        fix = f"valid values: {', '.join(map(str, sizes)) or 1}"
+        raise RecipeError("model.mlp.num_groups", problem, fix)
     least = -(-(mlp.top_k or 1) * groups // experts)
-    if not least <= top <= groups:
-        problem = f"{top} of {groups} groups cannot give a token its {mlp.top_k} experts"
-        remedy = f"give a number from {least} to {groups}"
-        raise RecipeError("model.mlp.top_groups", problem, remedy)
-
-
-def check_further(depth: int, length: int) -> None:
-    """Raise a RecipeError where not even the first position has a target of each depth."""
-    if depth >= length:
-        problem = f"{depth}, but sequences of {length} tokens have no target so far"
-        raise RecipeError("model.mtp.depth", problem, f"give at most {length - 1}: depth=1")
+    if not least <= top_groups <= groups:
+        problem = f"{top_groups} of {groups} groups have too few experts for top_k {mlp.top_k}"
+        raise RecipeError("model.mlp.top_groups", problem, f"use {least} to {groups}")
 
 
 def _check_norms(spec: DecoderSpec) -> None:
-    """Refuse a bias in a norm that does not center."""
+    """Refuse a bias in a norm without ``center``."""
     attention = spec.attention
     for path, norm in (
-        ("norm", spec.norm),
-        ("embedding_norm", spec.embedding_norm),
-        ("attention.qk_norm", attention.qk_norm),
-        ("attention.latent_norm", attention.latent_norm),
+        ("model.norm", spec.norm),
+        ("model.embedding_norm", spec.embedding_norm),
+        ("model.attention.qk_norm", attention.qk_norm),
+        ("model.attention.latent_norm", attention.latent_norm),
     ):
-        if norm is not None and norm.bias and not norm.center:
-            problem = "true, but a norm that does not center has no bias"
-            remedy = f"set model.{path}.bias=false, or model.{path}.center=true for LayerNorm"
-            raise RecipeError(f"model.{path}.bias", problem, remedy)
+        if norm is not None:
+            _check_norm(path, norm)
+
+
+def _check_norm(path: str, norm: NormSpec) -> None:
+    if norm.bias and not norm.center:
+        problem = "true, but a norm without center has no bias"
+        fix = f"set {path}.bias=false, or {path}.center=true for LayerNorm"
+        raise RecipeError(f"{path}.bias", problem, fix)
 
 
 def _check_positions(spec: DecoderSpec) -> None:
-    """Refuse rotations of odd widths, of windows that no layer has, or without a slow part."""
-    attention, positions = spec.attention, spec.positions
-    latent = attention.key_value_rank is not None
-    key, width = "head_dim", attention.head_dim
-    if latent:
-        key, width = "rotary_dim", attention.rotary_dim
+    """Refuse rotary positions of odd width, for absent windows, or without a slow part."""
+    attention, positions, scaling = spec.attention, spec.positions, spec.positions.scaling
+    is_latent = attention.key_value_rank is not None
+    key = "rotary_dim" if is_latent else "head_dim"
+    width = positions.rotary_width(getattr(attention, key))
+    if is_latent and positions.rotary_fraction < 1:
+        problem = f"{positions.rotary_fraction:g}, but latent attention rotates rotary_dim"
+        fix = "set model.positions.rotary_fraction=1.0 and model.attention.rotary_dim"
+        raise RecipeError("model.positions.rotary_fraction", problem, fix)
     if positions.base is not None and width % 2:
-        problem = f"{width} is odd, but rotary positions turn channels in pairs"
-        remedy = f"use {width - 1} or {width + 1}"
-        raise RecipeError(f"model.attention.{key}", problem, remedy)
+        problem = f"{width} is odd, but rotary positions rotate channels in pairs"
+        raise RecipeError(f"model.attention.{key}", problem, f"use {width - 1} or {width + 1}")
     if positions.local_base is not None and set(attention.windows) == {"full"}:
-        problem = f"{positions.local_base:g} is for layers with a window, and there is none"
-        remedy = f"set {WINDOWS}=[4096, full], or leave it out"
-        raise RecipeError("model.positions.local_base", problem, remedy)
-    scaling = positions.scaling
+        problem = f"{positions.local_base:g} needs a layer with a window, but all are full"
+        fix = "set model.attention.windows=[4096, full], or remove this key"
+        raise RecipeError("model.positions.local_base", problem, fix)
     if scaling is None or scaling.low_frequency_factor is None:
         return
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     if high is not None and low >= high:
-        remedy = "give fewer turns than high_frequency_factor"
         path = "model.positions.scaling.low_frequency_factor"
-        raise RecipeError(path, f"{low} is not below {high}", remedy)
-
-
-def _check_padding_row(spec: DecoderSpec) -> None:
-    """Refuse a padding row that the embedding does not have."""
-    row, rows = spec.initialization.padding_row, spec.padded_vocab_size
-    if row is not None and not 0 <= row < rows:
-        problem = f"there is no row {row} among {rows:,}"
-        remedy = f"use 0 to {rows - 1:,}, or null for none"
-        raise RecipeError("model.initialization.padding_row", problem, remedy)
+        raise RecipeError(path, f"{low} is not below high_frequency_factor {high}", "lower it")

@@ -1,94 +1,49 @@
-"""Rules of a parametrization: what has no rule for its width, its depth or its updates."""
+"""Rules of a parametrization: settings without a rule for width, depth or updates."""
 
-from collections.abc import Iterator
 from math import gcd
-from typing import NamedTuple
 
+from components.config.limits import check_multiple
 from components.config.recipe import Recipe
 from components.errors import RecipeError
 
 
-class Bar(NamedTuple):
-    """What cannot go with a parametrization: whether it is there, why, and the way out."""
-
-    key: str
-    stands: bool
-    problem: str
-    remedy: str
-
-
 def check_parametrization(recipe: Recipe) -> None:
-    """Raise a RecipeError for the first thing whose scale with the width nobody has stated."""
-    if recipe.shape.parametrization is None:
+    """Raise a RecipeError for the first setting that the parametrization cannot scale."""
+    shape, optimizer = recipe.decoder_spec, recipe.optimizer
+    first, base, attention = shape.initialization, shape.parametrization, shape.attention
+    if base is None:
         return
-    for bar in _bars(recipe):
-        if bar.stands:
-            without = "or model.parametrization=null"
-            raise RecipeError(bar.key, bar.problem, f"set {bar.remedy}, {without}")
-
-
-def _bars(recipe: Recipe) -> Iterator[Bar]:
-    shape, optimizer = recipe.shape, recipe.optimizer
-    first = shape.initialization
-    base = shape.parametrization
-    assert base is not None, "the caller asked"
-    heads, groups = shape.attention.num_heads, shape.attention.num_kv_heads
-    multiple = base_multiple(shape.dim, heads, groups)
-    deep = base.base_layers is not None
-    yield Bar(
-        "model.parametrization.base_dim",
-        base.base_dim % multiple > 0,
-        f"{base.base_dim} of {shape.dim:,} would have "
-        f"{heads * base.base_dim / shape.dim:g} heads and "
-        f"{groups * base.base_dim / shape.dim:g} of keys: widths grow by whole heads",
-        f"model.parametrization.base_dim to a multiple of {multiple}",
-    )
-    yield Bar(
-        "model.initialization.std",
-        first.std == "fan_in",
-        "fan_in follows each map's own sizes, and a parametrization a deviation of the base",
-        "model.initialization.std=0.02",
-    )
-    yield Bar(
-        "model.initialization.residual",
-        deep and first.residual == "scaled",
-        "scaled follows the depth, for which branches have a multiplier already",
-        "model.initialization.residual=plain",
-    )
-    yield Bar(
-        "model.norm_placement",
-        deep and shape.norm_placement != "before",
-        f"{shape.norm_placement}, but depth's rule is for branches that are normed before",
-        "model.norm_placement=before",
-    )
-    yield Bar(
-        "model.embedding_scale",
-        shape.embedding_scale != "none",
-        f"{shape.embedding_scale} grows with the width, for which embeddings stay as they are",
-        "model.embedding_scale=none and parametrization.embedding_multiplier",
-    )
-    yield Bar(
-        "model.attention.key_value_rank",
-        shape.attention.key_value_rank is not None,
-        "latent vectors have a width of their own, of which no base is declared",
-        "an attention without",
-    )
-    yield Bar(
-        "model.mtp",
-        shape.mtp is not None,
-        "a layer behind the last one has no place in the width's and the depth's rules",
-        "model.mtp=null",
-    )
-    # Adam with decoupled decay is what the rules are stated for, one slow mean more or not.
-    decoupled = "decay_order" in optimizer or "beta3" in optimizer
-    yield Bar(
-        "optimizer",
-        not decoupled or "newton_schulz_steps" in optimizer,
-        "its rates by width are those of AdamW, and this is another rule of updates",
-        "optimizer=adamw",
-    )
+    unit = base_multiple(shape.dim, attention.num_heads, attention.num_kv_heads)
+    check_multiple("model.parametrization.base_dim", base.base_dim, "the head unit,", unit)
+    by_depth = base.base_layers is not None
+    # The rules hold for Adam with decoupled decay, with or without a second, slow mean.
+    is_adamw = optimizer.keys() & {"decay_order", "beta3"} and "momentum" not in optimizer
+    rules = {
+        "model.initialization.std=0.02": (first.std == "fan_in", "one std at the base width"),
+        "model.initialization.residual=plain": (
+            by_depth and first.residual == "scaled",
+            "branches without a second depth factor",
+        ),
+        "model.norm_placement=before": (
+            by_depth and shape.norm_placement != "before",
+            "norms before branches",
+        ),
+        "model.embedding_scale=none": (shape.embedding_scale != "none", "plain embeddings"),
+        "model.attention.key_value_rank=null": (
+            attention.key_value_rank is not None,
+            "attention without latent vectors",
+        ),
+        "model.pattern=null": (shape.pattern is not None, "attention and an MLP in each layer"),
+        "model.mtp=null": (shape.mtp is not None, "models without multi-token prediction"),
+        "optimizer=adamw": (not is_adamw, "the updates of AdamW"),
+    }
+    for setting, (is_broken, rule) in rules.items():
+        if is_broken:
+            problem = f"model.parametrization supports only {rule}"
+            fix = f"set {setting}, or model.parametrization=null"
+            raise RecipeError(setting.partition("=")[0], problem, fix)
 
 
 def base_multiple(dim: int, heads: int, groups: int) -> int:
-    """Return what a base's width is a multiple of, if it has whole heads in proportion."""
+    """Return the unit of the base width: its multiples have whole heads in proportion."""
     return dim // gcd(dim, heads, groups)

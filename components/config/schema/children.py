@@ -1,4 +1,4 @@
-"""Schema of ``children``: what follows from checkpoints of a run, by the names of the nodes."""
+"""Schema of ``children``: named nodes that start from checkpoints of a run."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,15 +7,15 @@ from pydantic import Field
 from components.config.schema.phases import ABSENT, EMPTY
 from components.config.schema.sections import Stem
 from components.config.schema.start import Takes
-from components.config.schema.types import Count, FrozenMapping, KeyGroup, Section, Words
+from components.config.schema.types import Count, FrozenMapping, KeyGroup, Section, WordTuple
 
-# Weights of checkpoints that are averaged: `coefficients` of components/convert/merging.py.
+# Weights of averaged checkpoints: `compute_coefficients` of components/convert/merging.py.
 Average = Literal["uniform", "ema", "linear", "1-sqrt", "cosine", "exponential"]
 KINDS = ("with", "merge", "evaluate", "export")
 
 
 class MergeNode(Section):
-    """The ``last`` kept checkpoints become one, as `action=merge` averages them."""
+    """Average of the ``last`` kept checkpoints, as `action=merge` computes it."""
 
     last: Count
     average: Average = "uniform"
@@ -23,19 +23,19 @@ class MergeNode(Section):
 
 
 class EvaluateNode(Section):
-    """What a checkpoint is asked, as `action=evaluate` asks; nothing: its held-out loss."""
+    """Evaluation tasks of a checkpoint, as in `action=evaluate`; default: the held-out loss."""
 
-    tasks: Words = ()
+    tasks: WordTuple = ()
 
 
 class ExportNode(Section):
-    """A checkpoint as a folder of another program, as `action=export` writes it."""
+    """Export of a checkpoint for another program, as `action=export` writes it."""
 
 
 class Child(Section):
-    """A node below the run, or below the node that it is ``of``; one of `KINDS` says what.
+    """Child of the run, or of the node named by ``of``; its kind is one of `KINDS`.
 
-    ``with`` makes it a run with the keys of ``set``, whose settled ``fingerprint`` is here.
+    ``with`` makes it a run with the keys of ``set`` and, once resolved, a ``fingerprint``.
     """
 
     keys_group = KeyGroup.RECORD
@@ -51,11 +51,11 @@ class Child(Section):
     fingerprint: Annotated[str | None, ABSENT] = None
 
     @property
-    def kinds(self) -> list[str]:
-        """What it says that it is: one of `KINDS`, if all is well."""
-        given = (self.takes, self.merge, self.evaluate, self.export)
-        return [kind for kind, one in zip(KINDS, given, strict=True) if one is not None]
+    def node_kinds(self) -> list[str]:
+        """Kinds that the node sets; a valid node sets exactly one of `KINDS`."""
+        values = (self.takes, self.merge, self.evaluate, self.export)
+        return [kind for kind, value in zip(KINDS, values, strict=True) if value is not None]
 
     @property
-    def kind(self) -> str:
-        return "run" if self.takes is not None else self.kinds[0]
+    def node_kind(self) -> str:
+        return "run" if self.takes is not None else self.node_kinds[0]

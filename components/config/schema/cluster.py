@@ -1,8 +1,8 @@
-"""Schema of a cluster's profile: its hardware, its site, and what a node must show.
+"""Schema of a cluster profile: hardware, site, and the limits of the node preflight.
 
-A figure that the profile's sources lack is null; a plan that needs it says how to measure it.
-Rates are per device; a device is what a rank gets, a tile where a card has two. What belongs to
-one user (account, paths, image) is not here.
+A figure that the sources of a profile lack is null. Rates are per device. A device is what one
+rank gets: a tile if a card has two. Settings of one user (account, paths, image) are not part
+of a profile.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ from components.config.schema.types import (
     FrozenMapping,
     OrNone,
     Section,
-    Words,
-    freeze,
-    thaw,
+    WordTuple,
+    to_frozen,
+    to_plain,
 )
 
 Rate = Annotated[float, Field(gt=0)]
@@ -31,17 +31,17 @@ RateByPrecision = Annotated[
         ],
         Rate,
     ],
-    AfterValidator(freeze),
-    PlainSerializer(thaw, return_type=dict),
+    AfterValidator(to_frozen),
+    PlainSerializer(to_plain, return_type=dict),
 ]
 Measured = Annotated[tuple[Count, Rate], Field(strict=False)]
 
 
 class NetworkLink(Section):
-    """One level of the network, as one device sees it while all devices of its node talk.
+    """One network level, per device, while all devices of the node communicate.
 
-    ``peak`` is the vendor's figure for one direction; the other two are measured bus
-    bandwidths of large messages (algorithm bandwidth times 2 (n - 1) / n for an all-reduce).
+    ``peak`` is the vendor's figure for one direction. The others are measured bus bandwidths of
+    large messages (all-reduce: algorithm bandwidth times 2 (n - 1) / n).
     """
 
     peak_gigabytes_per_second: Rate | None
@@ -51,19 +51,25 @@ class NetworkLink(Section):
 
 
 class Network(NetworkLink):
-    """Links between nodes; ``by_nodes``: the bus bandwidth of an all-reduce over so many."""
+    """Links between nodes; ``by_nodes`` lists (nodes, all-reduce bus bandwidth).
+
+    If a pipeline crosses nodes, each layer takes ``crossing_layer_seconds`` more per tensor
+    rank, forward and backward together.
+    """
 
     by_nodes: Annotated[tuple[Measured, ...], Field(strict=False)]
+    crossing_layer_seconds: Annotated[
+        Rate | None, Field(exclude_if=lambda seconds: seconds is None)
+    ] = None
 
 
 class Hardware(Section):
-    """One device, its links and its power.
+    """Hardware of one device: memory, rates, links and power.
 
-    A product's tiles are dealt to ``compute_units``: multiprocessors, or Xe cores.
-    ``gemm`` is what large matrix products reach, ``peak`` what the vendor states.
-    ``power_watts`` are a card's, which is ``devices_per_card`` devices. ``usable_bytes`` is the
-    most that a run's tensors were seen to take; where it is null, all but ``context_bytes``
-    counts as usable.
+    ``compute_units`` (multiprocessors or Xe cores) share the tiles of a matrix product.
+    ``gemm`` is the measured rate of large matrix products, ``peak`` the vendor's figure.
+    ``power_watts`` is the power of one card. ``usable_bytes`` is the largest measured size of a
+    run's tensors; null means all memory except ``context_bytes``.
     """
 
     device: str
@@ -81,12 +87,12 @@ class Hardware(Section):
 
     @property
     def device_watts(self) -> float | None:
-        """A device's share of its card's power."""
+        """Power of one device: the card's power divided by its devices."""
         return None if self.power_watts is None else self.power_watts / self.devices_per_card
 
 
 class Storage(Section):
-    """The file system of checkpoints: the site's ``peak``, and what one job measured."""
+    """File system of checkpoints: the site's ``peak`` and the rates that one job measured."""
 
     peak_gigabytes_per_second: Rate | None
     write_gigabytes_per_second: Rate | None
@@ -94,15 +100,16 @@ class Storage(Section):
 
 
 class Failures(Section):
-    """How many hours nodes run, added up, between two failures that end a job."""
+    """Mean node hours between two failures that end a job."""
 
     node_hours_between: Rate | None
 
 
 class Electricity(Section):
-    """All of a site's power over that of its machines (PUE), and what a kWh of its grid emits.
+    """Power usage effectiveness (PUE) of a site and CO2 equivalent per kWh of its grid.
 
-    The CO2 equivalent of a kWh is that of a place and a year, as its source counts it.
+    PUE is the power of the whole site divided by the power of its machines. The CO2 equivalent
+    is for one place and one year, by the method of its source.
     """
 
     power_usage_effectiveness: Annotated[float, Field(ge=1)] | None
@@ -110,20 +117,21 @@ class Electricity(Section):
 
 
 class Accounting(Section):
-    """The unit in which a site counts, and how many of it an hour of a node costs."""
+    """Accounting unit of a site and the price of one node hour in that unit."""
 
     unit: str
     per_node_hour: Rate
 
 
 class QueueSection(Section):
-    """A queue's limits; jobs go to ``route`` where a site sorts them into queues itself.
+    """Limits of a queue.
 
-    A job has ``longest_hours``, or less where its nodes share ``node_minutes``. Jobs are
-    counted by user and by project: those that run, and those ``submitted``, which run or wait
-    (Slurm: MaxJobs, MaxSubmitJobs). Without ``chain`` a site forbids that a job's successor
-    waits while it runs. ``by_request`` says who grants the queue: it is taken where no other
-    fits, or by name. ``options`` are further directives of its jobs, as ``--qos=NAME``.
+    If a site sorts jobs into queues itself, jobs are submitted to ``route``. A job runs at most
+    ``longest_hours``, or ``node_minutes`` divided by its nodes if that is less. ``submitted``
+    jobs run or wait (Slurm: MaxSubmitJobs; ``running`` is MaxJobs). With ``chain: false`` a
+    successor may not wait in the queue while its job runs. ``by_request`` states who grants the
+    queue, which is chosen only by name or if no other queue fits. ``options`` are further
+    directives, such as ``--qos=NAME``.
     """
 
     name: str
@@ -139,23 +147,23 @@ class QueueSection(Section):
     running_per_project: Count | None = None
     chain: bool = True
     by_request: str | None = None
-    options: Words = ()
+    options: WordTuple = ()
 
     @property
-    def submitted(self) -> int | None:
-        """How many jobs one user may have there, running or waiting; None: nobody says."""
+    def max_submitted_jobs(self) -> int | None:
+        """Most running or waiting jobs of one user; None if the limit is unknown."""
         limits = (self.submitted_per_user, self.submitted_per_project)
-        return min((one for one in limits if one is not None), default=None)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def hours_on(self, nodes: int) -> float:
-        """How long a job of so many nodes may run."""
+        """Return the longest run time, in hours, of a job on ``nodes`` nodes."""
         shared = inf if self.node_minutes is None else self.node_minutes / 60 / nodes
         return min(self.longest_hours, shared)
 
 
 Machine = OrNone[Hardware]
 
-# Of each kind of device, the variable that hides others of its node from torch.
+# For each kind of device, the variable that limits the devices of a node that torch sees.
 DEVICE_MASKS = {
     "cuda": "CUDA_VISIBLE_DEVICES",
     "rocm": "ROCR_VISIBLE_DEVICES",
@@ -164,10 +172,10 @@ DEVICE_MASKS = {
 
 
 class Variable(Section):
-    """An environment variable's value, and why the site needs it.
+    """Value of an environment variable and the reason why the site needs it.
 
-    In a container there are two sides: what is for the ``host`` (modules, the launcher) is
-    taken away from the ranks, what is for the ``image`` is set inside it alone.
+    If ranks run in a container, a variable for the ``host`` (modules, the launcher) is unset
+    for the ranks, and a variable for the ``image`` is set only inside the container.
     """
 
     value: str
@@ -176,24 +184,21 @@ class Variable(Section):
 
 
 class SetupStep(Section):
-    """A line of shell that a site needs after its modules, and why."""
+    """Shell line that a site needs after its modules, and the reason."""
 
     run: str
     reason: str
 
 
 class ContainerFile(Section):
-    """What stands in a file by which ``srun --environment`` starts an image.
+    """File for ``srun --environment``: mounted host folders, and annotations for hooks."""
 
-    ``mounts`` are folders of the host that it sees, ``annotations`` what the site's hooks read.
-    """
-
-    mounts: Words
+    mounts: WordTuple
     annotations: FrozenMapping[str]
 
 
 class Binding(Section):
-    """Cores of a rank, as the launcher's argument or null, and in words its network port."""
+    """Cores of a rank, as a launcher argument or null, and a text on its network port."""
 
     cores_per_rank: Count | None
     cores: str | None
@@ -201,7 +206,7 @@ class Binding(Section):
 
 
 class FileSystem(Section):
-    """A file system by its name in a shell, what it is for, and its limits as far as known."""
+    """File system: its path in a shell, its purpose, and its known limits."""
 
     path: str
     purpose: str
@@ -211,18 +216,17 @@ class FileSystem(Section):
 class Site(Section):
     """Directives, modules, environment, binding and launch of one site.
 
-    ``directives`` follow ``#SBATCH`` or ``#PBS`` as they stand, ``modules`` follow ``module``,
-    ``launch`` follows ``srun`` or ``mpiexec``. ``queue`` is used where the profile lists no
-    ``queues``. ``node_resources`` is what a PBS job asks of each node, as ``ncpus=48:ngpus=6``.
-    ``host_suffix`` turns a node's name into the one under which other nodes reach it.
-    ``node_folder`` is on each node its own, for what a job keeps there while it runs.
-    ``spare_seconds`` are what saving a checkpoint may take before the wall. ``python`` is the
-    version that the modules bring, null if they bring none or nobody has said; ``provides`` are
-    packages that they bring, which no environment installs over. ``login_shell`` starts the
-    script by ``bash -l``. ``no_proxy`` is what is reached past the ``proxy``. Each rank expands
-    ``rank_environment`` for itself, as ``$SLURM_LOCALID``, and is started by ``rank_wrapper``.
-    ``architecture`` is that of the nodes, as ``uname -m`` has it. An image is started by
-    ``container``, or by a file that the job's script writes (``container_file``).
+    ``directives`` follow ``#SBATCH`` or ``#PBS`` unchanged, ``modules`` follow ``module``,
+    ``launch`` follows ``srun`` or ``mpiexec``. ``queue`` is used if the profile lists no
+    ``queues``. ``node_resources`` is the request of a PBS job per node, for example
+    ``ncpus=48:ngpus=6``. Other nodes reach a node under its name plus ``host_suffix``.
+    ``node_folder`` is local to each node. ``spare_seconds`` before the end of the wall time are
+    for saving a checkpoint. ``python`` is the version that the modules provide, null if none or
+    unknown; no environment overwrites the packages that they ``provide``. ``login_shell``
+    starts the script with ``bash -l``. Hosts in ``no_proxy`` are reached without the ``proxy``.
+    Each rank expands ``rank_environment`` itself (for example ``$SLURM_LOCALID``) and is
+    started by ``rank_wrapper``. ``architecture`` is the output of ``uname -m`` on the nodes. An
+    image is started by the command ``container`` or from the file ``container_file``.
     """
 
     queue_option: Literal["--partition", "--qos", "-q"]
@@ -230,15 +234,15 @@ class Site(Section):
     account: Literal["required", "optional"]
     account_suffix: str
     node_resources: str | None
-    directives: Words
-    modules: Words
+    directives: WordTuple
+    modules: WordTuple
     python: str | None
-    provides: Words
+    provides: WordTuple
     setup: Annotated[tuple[SetupStep, ...], Field(strict=False)]
     container: str | None
     environment: FrozenMapping[Variable]
     binding: Binding
-    launch: Words
+    launch: WordTuple
     host_suffix: str
     node_folder: str
     spare_seconds: Count
@@ -247,21 +251,21 @@ class Site(Section):
     file_systems: FrozenMapping[FileSystem]
     login_shell: bool = False
     no_proxy: str | None = None
-    rank_environment: FrozenMapping[Variable] = Field(default_factory=lambda: freeze({}))
-    rank_wrapper: Words = ()
+    rank_environment: FrozenMapping[Variable] = Field(default_factory=lambda: to_frozen({}))
+    rank_wrapper: WordTuple = ()
     architecture: Literal["x86_64", "aarch64"] = "x86_64"
     container_file: ContainerFile | None = None
 
 
 class Preflight(Section):
-    """Limits by which a node is judged.
+    """Limits of the preflight, which checks nodes before ranks start.
 
-    Who does not answer within ``answer_seconds`` is bad, and so is a link that takes longer
-    than ``link_seconds``. A product and a link reach a fraction of what the profile says or, as
-    to products, of what half of the nodes reach. Of each device's memory ``memory_fraction`` is
-    free. Clocks differ by ``clock_seconds`` at most. The run's folder has room for so many
-    ``checkpoints``, the folder for temporary files for ``temporary_bytes``. Of the data every
-    file's size is compared, and the hashes of as many as have ``hashed_bytes`` together.
+    A node must answer within ``answer_seconds``, a link within ``link_seconds``. Matrix
+    products and links must reach a fraction of the profile's rate or, for products, of the
+    median over nodes. ``memory_fraction`` of each device's memory must be free. Clocks differ
+    by at most ``clock_seconds``. The run folder needs space for ``checkpoints`` checkpoints,
+    the folder of temporary files ``temporary_bytes``. The sizes of all data files are compared,
+    and the hashes of files with ``hashed_bytes`` in total.
     """
 
     answer_seconds: types.Seconds
@@ -276,6 +280,6 @@ class Preflight(Section):
 
     @property
     def longest_seconds(self) -> float:
-        """How long all of it may take, whatever hangs."""
-        # Three rounds of pairs: the second waits twice as long as the first, the third thrice.
+        """Upper limit of the preflight's run time, even if a node or link hangs."""
+        # Three rounds of pairs wait one, two and three times ``link_seconds``.
         return self.answer_seconds + (1 + 2 + 3) * self.link_seconds

@@ -1,4 +1,4 @@
-"""Schema of ``data``: sources, mixture, preparation of a corpus, near duplicates."""
+"""Schema of ``data``: sources, mixture, corpus preparation, near duplicates."""
 
 from typing import Annotated, Literal
 
@@ -11,12 +11,12 @@ from components.config.schema.types import Count, FrozenMapping, KeyGroup, OrNon
 
 
 class NearDuplicates(Section):
-    """MinHash over runs of ``ngram`` words, in ``bands`` of ``rows`` slots.
+    """Near duplicates by MinHash over ``ngram`` words, in ``bands`` of ``rows`` slots.
 
-    Two documents whose shingles have Jaccard similarity s agree in a whole band, and become
+    Two documents with Jaccard similarity s of their shingles agree in a whole band, and become
     candidates, with probability 1 - (1 - s^rows)^bands (Leskovec, Rajaraman and Ullman, Mining
-    of Massive Datasets, section 3.4.2). ``threshold`` is the similarity that a candidate must
-    also have by its whole signature; with ``none`` every candidate counts.
+    of Massive Datasets, section 3.4.2). A candidate is a duplicate if the similarity of the
+    whole signatures is at least ``threshold``; with ``none`` every candidate is.
     """
 
     ngram: Count
@@ -27,10 +27,10 @@ class NearDuplicates(Section):
 
 
 class Reading(Section):
-    """What happens to what cannot be read: invalid documents, and those of excessive length.
+    """Handling of invalid documents: ``refuse`` raises an error, ``remove`` drops them.
 
-    A document is invalid if it is not UTF-8, not JSON, or has no text; in UTF-8 it has
-    ``longest_bytes`` at most.
+    A document is invalid if it is not UTF-8, not JSON, has no text, or has more than
+    ``longest_bytes`` bytes in UTF-8.
     """
 
     invalid: Literal["refuse", "remove"]
@@ -38,18 +38,19 @@ class Reading(Section):
 
 
 class ExactDuplicates(Section):
-    """Of documents with the same normalised text the first one stays."""
+    """Exact duplicates: the first document with the same normalised text is kept."""
 
     unit: Literal["document"]
 
 
 class Preparation(DocumentSteps):
-    """What is done to one document, then the duplicates; and how, which changes no byte.
+    """Corpus preparation: steps for each document, duplicates, and how the work is executed.
 
-    ``workers`` are processes on one machine, ``most_jobs`` elements of a job array, each on a
-    node of its own. A task is about ``shard_bytes`` of input. Without ``wait`` a job array is
-    submitted and the command ends; the same command goes on with what the array has done.
-    Personal data is removed last, from what is kept.
+    The execution settings change no byte of the result. ``workers`` are processes on one
+    machine, ``most_jobs`` limits the elements of a job array, each on its own node. A task has
+    about ``shard_bytes`` of input. Without ``wait`` the command submits a job array and ends;
+    the same command later continues with the array's results. Personal data is removed last,
+    from the kept documents.
     """
 
     executor: Annotated[Literal["local", "array", "ray"], KeyGroup.MACHINE]
@@ -63,14 +64,14 @@ class Preparation(DocumentSteps):
 
 
 Prefixes = Annotated[types.Places, Field(exclude_if=lambda names: not names)]
-# The first number in the run's order, and how many from there on.
-Window = Annotated[
+# The first sample in the order of the run, and the number of samples.
+SkipWindow = Annotated[
     tuple[Annotated[int, Field(ge=0)], Count], Field(strict=False), PlainSerializer(list)
 ]
 
 
 class HubDataset(Section):
-    """What ``datasets.load_dataset`` opens: a name on the hub, or a folder of data files."""
+    """Arguments of ``datasets.load_dataset``; ``path`` is a hub name or a folder of files."""
 
     path: types.Place
     name: str | None = None
@@ -83,25 +84,24 @@ Remark = Annotated[str | None, ABSENT, KeyGroup.RECORD]
 
 
 class Source(Section):
-    """Where the text of one source is: files, a dataset, token files or an embedded corpus.
+    """Text of one source: files, a dataset, token files or an embedded corpus.
 
     All may be absent: a published corpus that cannot be shipped has a share but no text, and
-    ``stand_in`` names the embedded corpus that takes its place in a miniature. What a source
-    does not use is left out of the settled recipe.
+    ``placeholder`` names the embedded corpus that replaces it in a miniature.
 
-    ``column`` names the text in records, ``tokens`` the prefixes of Megatron's ``.bin`` and
-    ``.idx`` files, ``eod`` whether each of their documents ends with the end-of-document id.
+    ``column`` is the text field of records. ``tokens`` are prefixes of Megatron's ``.bin`` and
+    ``.idx`` files; ``eod`` states whether their documents end with the end-of-document id.
     ``most_epochs`` limits how often a run reads the source: up to 4 times was nearly as good as
     new text in Muennighoff et al. 2023 (arXiv 2305.16264, abstract). ``language`` (ISO 639-1)
-    is what the text claims to be in; a preparation that tells languages shows how much is.
-    ``licence`` and ``origin`` are for the data card: under which terms, and from where.
+    is the declared language; a preparation with language identification reports how much of the
+    text is in it. ``licence`` and ``origin`` appear in the data card.
     """
 
     keys_group = KeyGroup.MATHEMATICS
 
     files: types.Places = ()
     embedded: str | None = None
-    stand_in: Annotated[str | None, KeyGroup.RECORD] = None
+    placeholder: Annotated[str | None, KeyGroup.RECORD] = None
     tokens: Prefixes = ()
     eod: Annotated[
         Literal["appended", "absent"], Field(exclude_if=lambda eod: eod == "appended")
@@ -119,27 +119,27 @@ class Source(Section):
 
 
 class Temperature(Section):
-    """Shares in proportion to tokens ** (1 / temperature)."""
+    """Mixture with shares proportional to tokens ** (1 / temperature)."""
 
     temperature: Annotated[float, Field(ge=1)]
 
 
-Mixture = (
+MixtureRule = (
     Annotated[Literal["given", "natural"], types.WORD] | Annotated[Temperature, types.SECTION]
 )
 
 
 class DataPhase(PhaseStart):
-    """Other shares, from the first sample on that begins at the phase's token or after it."""
+    """Shares of a phase, from the first sample that starts at or after the phase's token."""
 
     shares: FrozenMapping[types.Share]
 
 
 class Goldfish(Section):
-    """Leave one of every ``one_in`` targets out of the loss, so that no text is learned whole.
+    """Goldfish loss: exclude one of every ``one_in`` targets, to prevent memorization.
 
-    Which ones is a hash of the ``window_tokens`` that end with the target, so of a passage that
-    comes again the same: :mod:`components.data.samples`.
+    A hash of the ``window_tokens`` tokens that end with the target selects the excluded
+    targets, so a repeated passage excludes the same ones: :mod:`components.data.samples`.
     """
 
     one_in: Annotated[int, Field(ge=2)]
@@ -147,21 +147,21 @@ class Goldfish(Section):
 
 
 class DataSection(Section):
-    """Which sources, in which shares of the training tokens, prepared where.
+    """Sources, their shares of the training tokens, and the folder of prepared data.
 
-    With a ``mixture`` other than ``given`` the shares follow from the tokens that are found.
+    With a ``mixture`` other than ``given`` the shares follow from the sources' token counts.
     With ``packing: best_fit`` samples are rows of whole documents and padding
-    (:mod:`components.data.packing`), else windows of the documents joined.
-    ``skip`` leaves windows of samples out of the run's order, as a guard does in mid-run.
-    ``goldfish`` and ``loss_after_eod`` say which targets training does not count: of the latter
-    those that follow an end of document, which are no part of a text that was read.
+    (:mod:`components.data.packing`), else windows of the concatenated documents. ``skip``
+    removes windows of samples from the run's order, as a guard does during a run. ``goldfish``
+    and ``loss_after_eod: false`` exclude targets from the training loss; the latter those after
+    an end of document, which no text of their document predicts.
     """
 
     keys_group = KeyGroup.MATHEMATICS
 
     shares: FrozenMapping[types.Share]
-    mixture: Annotated[Mixture, types.BY_FORM]
-    surplus: Literal["refused", "dealt"]
+    mixture: Annotated[MixtureRule, types.BY_FORM]
+    on_exhausted: Literal["refuse", "redistribute"]
     phases: FrozenMapping[DataPhase]
     sources: FrozenMapping[Source]
     preparation: OrNone[Preparation]
@@ -175,13 +175,15 @@ class DataSection(Section):
     )
     verify: Annotated[Literal["contents", "sizes"], KeyGroup.MACHINE]
     write_megatron: Annotated[bool, KeyGroup.MACHINE]
-    skip: Annotated[tuple[Window, ...], Field(strict=False)]
-    goldfish: Annotated[OrNone[Goldfish], Field(exclude_if=lambda one: one == "none")] = "none"
-    loss_after_eod: Annotated[bool, Field(exclude_if=lambda one: one)] = True
+    skip: Annotated[tuple[SkipWindow, ...], Field(strict=False)]
+    goldfish: Annotated[
+        OrNone[Goldfish], Field(exclude_if=lambda goldfish: goldfish == "none")
+    ] = "none"
+    loss_after_eod: Annotated[bool, Field(exclude_if=lambda counted: counted)] = True
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The sources that this run reads or judges, in the order of the recipe."""
+    def source_names(self) -> tuple[str, ...]:
+        """Names of the sources that this run reads or evaluates, in the order of the recipe."""
         if self.mixture != "given":
             return tuple(self.sources)
         later = (name for phase in self.phases.values() for name in phase.shares)
@@ -189,5 +191,5 @@ class DataSection(Section):
 
     @property
     def token_patterns(self) -> tuple[str, ...]:
-        """The prefixes and patterns of all token files that are read in place."""
-        return tuple(one for source in self.sources.values() for one in source.tokens)
+        """Prefixes and patterns of all token files, which are read without a copy."""
+        return tuple(pattern for source in self.sources.values() for pattern in source.tokens)

@@ -1,6 +1,6 @@
-"""What is done to one document before it is packed: four sections, each settings or ``none``.
+"""Schema of document steps before packing: four sections, each settings or ``none``.
 
-``except_sources`` names the sources whose documents a section leaves as they are.
+A section does not change documents of the sources in ``except_sources``.
 """
 
 from typing import Annotated, Literal, TypeVar
@@ -14,13 +14,15 @@ from components.config.schema.types import (
     Place,
     Section,
     Share,
-    Words,
+    WordTuple,
 )
 
-Part = Annotated[float, Field(gt=0, le=1)]  # to datatrove's Gopher filters 0 is no limit at all
-Positive = Annotated[float, Field(gt=0)]
+PositiveFraction = Annotated[
+    float, Field(gt=0, le=1)
+]  # datatrove's Gopher filters read 0 as no limit
+PositiveFloat = Annotated[float, Field(gt=0)]
 # Pairs of a number of words and the largest share of the characters allowed for it.
-Limit = Annotated[tuple[Count, Part], Field(strict=False)]
+Limit = Annotated[tuple[Count, PositiveFraction], Field(strict=False)]
 Limits = Annotated[tuple[Limit, ...], Field(strict=False)]
 EVERY_OTHER = "default"
 T = TypeVar("T")
@@ -28,7 +30,7 @@ T = TypeVar("T")
 
 def _has_default(value: FrozenMapping[T]) -> FrozenMapping[T]:
     if EVERY_OTHER not in value:
-        raise ValueError(f"needs a key {EVERY_OTHER}, for the languages that it does not name")
+        raise ValueError(f"missing key {EVERY_OTHER} for all other languages")
     return value
 
 
@@ -36,7 +38,7 @@ ByLanguage = Annotated[FrozenMapping[T], AfterValidator(_has_default)]
 
 
 class Normalise(Section):
-    """One spelling for what reads the same; see :mod:`data_prep.steps`."""
+    """Normalisation of characters; see :mod:`data_prep.steps`."""
 
     unicode_form: Literal["NFC", "NFKC"]
     strip_line_ends: bool
@@ -44,48 +46,47 @@ class Normalise(Section):
 
 
 class Language(Section):
-    """Name each document's language, and keep what is wanted and certain enough.
+    """Language identification: keep documents in the ``keep`` languages with enough score.
 
-    ``minimum_score`` is by language (ISO 639-1) and ``default``; the identifier reads a
-    document in ``lower_case``.
+    ``minimum_score`` is by language (ISO 639-1); ``lower_case`` is for the identifier only.
     """
 
-    keep: Literal["all"] | Words
+    keep: Literal["all"] | WordTuple
     minimum_score: ByLanguage[Share]
     lower_case: bool
-    except_sources: Words
+    except_sources: WordTuple
 
 
 class GopherRepetition(Section):
-    """Repeated lines, paragraphs and n-grams of words (arXiv 2112.11446, Table A1)."""
+    """Limits of repeated lines, paragraphs and word n-grams (arXiv 2112.11446, Table A1)."""
 
-    duplicate_lines: Part
-    duplicate_paragraphs: Part
-    duplicate_line_characters: Part
-    duplicate_paragraph_characters: Part
+    duplicate_lines: PositiveFraction
+    duplicate_paragraphs: PositiveFraction
+    duplicate_line_characters: PositiveFraction
+    duplicate_paragraph_characters: PositiveFraction
     top_ngrams: Limits
     duplicate_ngrams: Limits
 
 
 class GopherQuality(Section):
-    """Shape of words and lines (arXiv 2112.11446, Section A.1.1).
+    """Limits of word and line statistics (arXiv 2112.11446, Section A.1.1).
 
-    ``stop_words`` counts those of the paper's eight English ones that must occur.
+    At least ``stop_words`` of the paper's eight English stop words must occur.
     """
 
     min_words: Count
     max_words: Count
-    min_mean_word_characters: Positive | Literal["none"]
-    max_mean_word_characters: Positive | Literal["none"]
-    symbols_per_word: Positive
-    bullet_lines: Part
-    ellipsis_lines: Part
-    alphabetic_words: Part
+    min_mean_word_characters: PositiveFloat | Literal["none"]
+    max_mean_word_characters: PositiveFloat | Literal["none"]
+    symbols_per_word: PositiveFloat
+    bullet_lines: PositiveFraction
+    ellipsis_lines: PositiveFraction
+    alphabetic_words: PositiveFraction
     stop_words: Count | Literal["none"]
 
 
 class C4(Section):
-    """Drop lines, then documents with few sentences left (arXiv 1910.10683, Section 2.2)."""
+    """C4 filter: drops lines, then short documents (arXiv 1910.10683, Section 2.2)."""
 
     min_sentences: Count
     min_words_per_line: Count
@@ -99,17 +100,17 @@ class C4(Section):
 
 
 class FineWeb(Section):
-    """Shape of lines (arXiv 2406.17557, Section 3.6)."""
+    """FineWeb's limits of line statistics (arXiv 2406.17557, Section 3.6)."""
 
     line_punctuation: Share
     short_lines: Share
     short_line_characters: Count
     duplicate_line_characters: Share
-    line_breaks_per_word: Positive
+    line_breaks_per_word: PositiveFloat
 
 
 class Ratios(Section):
-    """The limits of one language in :class:`TextRatios`; a share is of characters or words."""
+    """Limits of one language in :class:`TextRatios`, as shares of characters or words."""
 
     min_words: Count
     max_words: Count
@@ -125,32 +126,33 @@ class Ratios(Section):
 
 
 class TextRatios(Section):
-    """The filter of ROOTS for its OSCAR part (arXiv 2303.03915).
+    """Filter of ROOTS for its OSCAR part (arXiv 2303.03915).
 
-    The lists are JSON files, ``{"en": ["the", ...], ...}``; with ``none`` their shares are not
-    looked at. Words longer than ``longest_word``, and those with one of ``link_pieces``, are
-    dropped from the text first, except where ``longest_word`` is ``none``.
+    The word lists are JSON files, ``{"en": ["the", ...], ...}``; with ``none`` their shares are
+    not checked. Words longer than ``longest_word``, and words that contain one of
+    ``link_pieces``, are first removed from the text, unless ``longest_word`` is ``none``.
     """
 
     stop_words: Place
     flagged_words: Place
-    link_pieces: Words
+    link_pieces: WordTuple
     languages: ByLanguage[Ratios]
 
 
 class Annotations(Section):
-    """What the OSCAR project wrote beside a document; one without annotations is kept."""
+    """Filter by the OSCAR project's annotations; documents without annotations are kept."""
 
-    min_harmful_perplexity: Positive
-    max_harmful_perplexity: Positive
-    categories: Words
+    min_harmful_perplexity: PositiveFloat
+    max_harmful_perplexity: PositiveFloat
+    categories: WordTuple
 
 
 class LineShape(Section):
     """OSCAR's quality warnings (Ungoliant), computed here; a document with any is removed.
 
-    A line of the text is short up to ``short_line`` characters, one of its first and last
-    ``edge`` (a share of the lines) below so many bytes: the two are Ungoliant's.
+    A line is short with at most ``short_line`` characters, but among the first and last
+    ``edge`` (a share of the lines) with fewer than ``short_line`` bytes. Both definitions are
+    Ungoliant's.
     """
 
     min_lines: Count
@@ -162,7 +164,7 @@ class LineShape(Section):
 
 
 class RepeatedNgrams(Section):
-    """Spans of ``min_tokens`` to ``max_tokens`` tokens, ``repeats`` or more times in a row."""
+    """Repeats of ``min_tokens`` to ``max_tokens`` tokens, at least ``repeats`` in a row."""
 
     min_tokens: Count
     max_tokens: Count
@@ -177,9 +179,9 @@ class RepeatedNgrams(Section):
 
 
 class Filters(Section):
-    """Remove documents, in the order of these keys; the first reason is the one that counts."""
+    """Document filters, in the order of these keys; the first filter that fails is counted."""
 
-    except_sources: Words
+    except_sources: WordTuple
     annotations: OrNone[Annotations]
     line_shape: OrNone[LineShape]
     repeated_ngrams: OrNone[RepeatedNgrams]
@@ -191,17 +193,17 @@ class Filters(Section):
 
 
 class PersonalData(Section):
-    """What stands in the place of each kind that is found; ``none`` leaves it in the text."""
+    """Replacement text for each kind of personal data; ``none`` leaves that kind unchanged."""
 
     emails: str
     ip_addresses: str
     phone_numbers: str
     ibans: str
-    except_sources: Words
+    except_sources: WordTuple
 
 
 class DocumentSteps(Section):
-    """The steps in their order."""
+    """Document steps, in their order."""
 
     normalise: OrNone[Normalise]
     language: OrNone[Language]

@@ -1,8 +1,7 @@
-"""Schema of ``guard``, ``watchdog``, ``profiler`` and ``tracking``: a run that is watched.
+"""Schema of ``guard``, ``watchdog``, ``profiler`` and ``tracking``, which monitor a run.
 
-Each fault has a class here, and in `components.fault_tolerance.faults` a function named like
-its ``fault``. No rank reads ``tracking``: ``action=report sync=true`` does, on a machine with
-a network.
+`components.fault_tolerance.faults` has a function for each fault, named like its ``fault``.
+Ranks do not read ``tracking``; only ``action=report sync=true`` does, where there is a network.
 """
 
 from collections.abc import Mapping
@@ -17,31 +16,32 @@ from components.config.schema.types import (
     OrNone,
     Seconds,
     Section,
-    freeze,
+    to_frozen,
 )
 
 Rank = Annotated[int, Field(ge=0)]
 SpikeAction = Literal["skip", "roll_back", "lower_lr", "stop"]
-Action = SpikeAction | Literal["relaunch"]
+GuardAction = SpikeAction | Literal["relaunch"]
 
 
 class Rule(Section):
-    """What a bad step leads to, never to the weights; the ``most``-th more ends the run.
+    """Guard rule: the action after a bad step. Its update never reaches the weights.
 
-    ``relaunch`` ends the run at once and saves nothing: a job starts it again, without the
-    nodes where it began. For it ``most`` and ``within_tokens`` do not hold, but the limits of a
-    chain of jobs.
+    More than ``most`` bad steps within ``within_tokens`` end the run. ``relaunch`` ignores
+    these limits: it ends the run at once and saves nothing; a job starts it again without the
+    nodes where the bad values began, within the limits of a chain of jobs.
     """
 
-    action: Action
+    action: GuardAction
     most: Count
     within_tokens: Count
 
 
 class SpikeRule(Rule):
-    """A step is bad whose figure is so many robust ``deviations`` above the last steps' median.
+    """Guard rule for spikes: a value more than ``deviations`` above the median is bad.
 
-    Judged against ``window_steps`` steps, from the moment when so many were taken.
+    ``deviations`` counts robust standard deviations of the last ``window_steps`` steps. The
+    rule applies after ``window_steps`` steps.
     """
 
     action: SpikeAction  # a spike is no fault of a node
@@ -50,88 +50,75 @@ class SpikeRule(Rule):
 
 
 class RollBack(Section):
-    """Go back to a checkpoint before the last ``skip_steps`` steps, whose data is left out.
+    """Roll back to a checkpoint before the last ``skip_steps`` steps and skip their data.
 
     The bad step is one of them. Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, section 5.1)
-    went back about 100 steps and left out 200 to 500 batches.
+    went back about 100 steps and skipped 200 to 500 batches.
     """
 
     skip_steps: Count
 
 
 class LowerLr(Section):
-    """Leave out the step's data and multiply the rate by ``factor`` for ``over_tokens``."""
+    """Skip the step's data; multiply the learning rate by ``factor`` for ``over_tokens``."""
 
     factor: Fraction
     over_tokens: Count
 
 
 class Fault(Section):
-    """What strikes ``rank`` once, before it takes ``step``, counted from 1."""
+    """Fault injected once into ``rank`` before step ``step``, counted from 1."""
 
     fault: str
     rank: Rank
     step: Count
 
 
-class Nan(Fault):
-    """The rank's first stage gives NaN in one microbatch."""
+class PlainFault(Fault):
+    """Fault without further settings.
 
-    fault: Literal["nan"]
+    ``nan``: the first stage of the rank returns NaN in one microbatch. ``spike``: the rank's
+    batch repeats one token. ``kill``: the rank is killed, as if its node were lost.
+    ``truncated_checkpoint``: the last file of the newest checkpoint is cut in half.
+    """
 
-
-class Spike(Fault):
-    """The rank's batch of the step is one token again and again."""
-
-    fault: Literal["spike"]
+    fault: Literal["nan", "spike", "kill", "truncated_checkpoint"]
 
 
 class BitFlip(Fault):
-    """A bit of a float32 weight changes; 30 is the highest of the exponent, 31 the sign.
+    """Flipped bit of a float32 weight; 30 is the highest exponent bit, 31 the sign.
 
-    Of a weight in 16 bits it is the one as far from the sign.
+    In a 16-bit weight, the bit at the same distance from the sign flips.
     """
 
     fault: Literal["bit_flip"]
     bit: Annotated[int, Field(ge=0, le=31)]
 
 
-class Kill(Fault):
-    """The rank is killed, as a node that is lost kills it."""
-
-    fault: Literal["kill"]
-
-
 class HangFault(Fault):
-    """The rank makes no progress: it ``sleeps``, or ``holds`` the interpreter's lock too."""
+    """Hang: the rank ``sleeps``, or also ``holds`` the interpreter's lock."""
 
     fault: Literal["hang"]
     how: Literal["sleeps", "holds"]
 
 
 class SlowRank(Fault):
-    """The rank computes ``seconds`` longer in each microbatch, over ``steps`` steps."""
+    """Slow rank: each microbatch takes ``seconds`` longer, for ``steps`` steps."""
 
     fault: Literal["slow_rank"]
     seconds: Seconds
     steps: Count
 
 
-class TruncatedCheckpoint(Fault):
-    """The newest checkpoint's last file is cut in half; who goes on from it finds out."""
-
-    fault: Literal["truncated_checkpoint"]
-
-
 class FilesGone(Fault):
-    """The folder of checkpoints is away for ``seconds``, as when its file system is."""
+    """Missing checkpoint folder for ``seconds``, as if its file system were unavailable."""
 
     fault: Literal["files_gone"]
     seconds: Seconds
 
 
 class FullDisk(Fault):
-    """For ``seconds`` no file of the rank may grow beyond ``free_bytes``, as with a quota."""
+    """Full disk: for ``seconds``, files of the rank are limited to ``free_bytes``."""
 
     fault: Literal["full_disk"]
     seconds: Seconds
@@ -139,22 +126,21 @@ class FullDisk(Fault):
 
 
 def _spell_nan(value: Any) -> Any:
-    """Take the word back that the command line's grammar reads as a number."""
+    """Restore the word ``nan``, which the command line's grammar reads as a number."""
     if isinstance(value, Mapping) and value.get("fault") != value.get("fault"):
         return {**value, "fault": "nan"}
     return value
 
 
-_OnFiles = TruncatedCheckpoint | FilesGone | FullDisk
 Injection = Annotated[
-    Nan | Spike | BitFlip | Kill | HangFault | SlowRank | _OnFiles,
+    PlainFault | BitFlip | HangFault | SlowRank | FilesGone | FullDisk,
     Field(discriminator="fault"),
     BeforeValidator(_spell_nan),
 ]
 
 
 class GuardSection(Section):
-    """The rules, in the order in which a step is judged, and the faults to rehearse."""
+    """Guard rules, in the order in which they are checked, and faults to inject."""
 
     non_finite: OrNone[Rule]
     loss_spike: OrNone[SpikeRule]
@@ -165,15 +151,16 @@ class GuardSection(Section):
 
 
 class Watchdog(Section):
-    """Limits of a run that is watched, and how often its ranks are compared.
+    """Watchdog limits and the intervals at which ranks are compared.
 
-    A rank that takes longer than ``step_seconds`` in a step, or ``pause_seconds`` between two
-    steps and in the first, hangs: its stacks and last ``collectives`` are written down and it
-    is ended. Every ``every_steps`` steps the ranks compare how long they computed, and their
-    memory: a rank is slow that needs ``slow_ratio`` times what its like need, and memory grows
-    by ``memory_growth_fraction``. Weights that several ranks hold are compared every
-    ``replicas_every_steps`` steps, and before each checkpoint. A run whose ranks fail starts
-    again by itself ``restarts`` times, inside its job; ``auto``: once for each spare node.
+    A rank hangs if a step takes longer than ``step_seconds``, or the first step or a pause
+    between steps longer than ``pause_seconds``. The watchdog then writes the rank's stacks and
+    last ``collectives`` and ends the rank. Every ``every_steps`` steps the ranks compare
+    compute time and memory. A rank is slow if it needs ``slow_ratio`` times as long as
+    comparable ranks; memory is reported if it grows by ``memory_growth_fraction``. Weights on
+    several ranks are compared every ``replicas_every_steps`` steps and before each checkpoint.
+    After a failure of its ranks a run restarts inside its job, at most ``restarts`` times;
+    ``auto`` is once per spare node.
     """
 
     step_seconds: Seconds
@@ -187,9 +174,9 @@ class Watchdog(Section):
 
 
 class Profiler(Section):
-    """Profile ``steps`` steps (or none) from ``first_step`` on, counted from 1.
+    """Profiler of ``steps`` steps (0 is off) from ``first_step``, counted from 1.
 
-    With ``stacks`` the trace says which line of Python asked for what, which takes longer.
+    With ``stacks`` the trace contains the Python line of each call, which takes longer.
     """
 
     steps: Annotated[int, Field(ge=0)]
@@ -199,10 +186,10 @@ class Profiler(Section):
 
 
 class TrainerOptions(Section):
-    """Options of Lightning's trainer that this module's loop honors.
+    """Options of Lightning's trainer that the training loop supports.
 
-    With ``fast_dev_run`` a run takes so many steps, and so many batches of each validation; it
-    saves no checkpoint and no curves. ``limit_val_batches`` are batches of each source.
+    ``fast_dev_run`` limits the run to that many steps and each validation to that many batches;
+    nothing is saved. ``limit_val_batches`` applies to each source.
     """
 
     keys_group = KeyGroup.RECORD
@@ -212,12 +199,9 @@ class TrainerOptions(Section):
     detect_anomaly: bool = False
 
 
-# The curves of a run that says nothing of loggers, as `conf/logger/tensorboard.yaml` has them.
-CURVES = freeze({
-    "tensorboard": {
-        "_target_": "components.train.loggers.TensorBoardCurves",
-        "_partial_": True,
-    }
+# The default logger of a run, equal to `conf/logger/tensorboard.yaml`.
+CURVES = to_frozen({
+    "tensorboard": {"_target_": "components.train.loggers.TensorBoardCurves", "_partial_": True}
 })
 
 # What W&B accepts (wandb.Settings, fields `project` and `run_tags`).
@@ -227,7 +211,7 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 class Wandb(Section):
-    """A project of Weights & Biases, of ``entity`` or the user; ``tags`` come beside ours."""
+    """Project of Weights & Biases, owned by ``entity`` or the user, and additional ``tags``."""
 
     project: Project
     entity: Name | None
@@ -235,13 +219,13 @@ class Wandb(Section):
 
 
 class Mlflow(Section):
-    """An experiment of MLflow, made on the server if it is not there."""
+    """MLflow experiment, created on the server if it does not exist."""
 
     experiment: Name
 
 
 class Tracking(Section):
-    """The trackers that a run is sent to; files of the run folder are written in any case."""
+    """Trackers that receive a run; files of the run folder are always written."""
 
     wandb: OrNone[Wandb]
     mlflow: OrNone[Mlflow]

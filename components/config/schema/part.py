@@ -1,8 +1,8 @@
-"""The base class of part specifications: what a ``_target_`` node of a recipe may set.
+"""Base class of part specifications, which declare the keys of a ``_target_`` node.
 
-A specification is the one description of a part. It is a pydantic model without torch: its
-fields are the keys of the node, with their types, ranges and defaults. The constructor of the
-part, parameter counts, the planner and conversion read it.
+A specification is the only description of a part. It is a pydantic model without torch: its
+fields are the keys of the node, with types, ranges and defaults. The constructor of the part,
+parameter counts, the planner and conversion read it.
 """
 
 from collections.abc import Mapping
@@ -16,25 +16,25 @@ from components.ranges import NamesPlace
 
 
 class AbsentFeature:
-    """Mark a field of a base class that a part does not have unless it declares the field."""
+    """Mark of a base class field that a part lacks unless the part declares the field."""
 
 
 T = TypeVar("T")
-# A base class declares the features of all parts of its kind, so that arithmetic can read them.
-# The default is the value of a part without the feature; such a part refuses the key.
+# A base class declares the features of all its parts, so that parameter counts can read them.
+# The default is the value for parts without the feature, which refuse the key.
 Absent = Annotated[T, AbsentFeature()]
 
 
 class PartSpec(Section):
-    """Settings of one part; ``target`` is the class that is built from them."""
+    """Settings of one part; ``build`` constructs the class ``target`` from them."""
 
-    # A recipe names a third of the parts: the validators of the others are never built.
+    # A recipe uses a third of the parts, so validators are built only when needed.
     model_config = ConfigDict(defer_build=True)
     target: ClassVar[str] = ""
-    is_partial: ClassVar[bool] = False  # whether the node says ``_partial_: true``
+    is_partial: ClassVar[bool] = False  # whether the node has ``_partial_: true``
 
     @property
-    def kind(self) -> str:
+    def class_name(self) -> str:
         """Name of the class without its module."""
         return self.target.rpartition(".")[2]
 
@@ -49,11 +49,11 @@ class PartSpec(Section):
 
     @classmethod
     def names_place(cls, key: str) -> bool:
-        """Whether a key names a file or a folder."""
+        """Return whether a key names a file or a folder."""
         field = cls.model_fields.get(key)
         return field is not None and any(isinstance(m, NamesPlace) for m in field.metadata)
 
-    def build(self, **runtime: Any) -> Any:
+    def build_part(self, **runtime: Any) -> Any:
         """Import the class and construct it with its settings as keyword arguments.
 
         ``runtime`` are arguments that no recipe sets, such as an optimizer's parameters.
@@ -69,9 +69,9 @@ class PartSpec(Section):
 
 
 class ModelPartSpec(PartSpec):
-    """Settings of a part of a model, whose constructor takes the specification itself."""
+    """Settings of a model part; the part's constructor takes the specification itself."""
 
-    def build(self, **runtime: Any) -> Any:
+    def build_part(self, **runtime: Any) -> Any:
         """Import the class and construct it with this specification.
 
         ``runtime`` are sizes that other parts of the model decide, such as ``dim``.
@@ -81,7 +81,7 @@ class ModelPartSpec(PartSpec):
 
 def _build_value(value: Any) -> Any:
     if isinstance(value, PartSpec):
-        return value.build()
+        return value.build_part()
     if isinstance(value, Mapping):
         return {key: _build_value(item) for key, item in value.items()}
     return value

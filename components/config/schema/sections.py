@@ -1,7 +1,4 @@
-"""The fixed sections of a recipe: types and ranges, without defaults (those live in ``conf/``).
-
-Sections that name classes are read by :mod:`components.config.part_nodes`.
-"""
+"""Schema of a recipe's fixed sections; `components.config.part_nodes` reads the others."""
 
 from math import prod
 from typing import Annotated, Literal, get_args
@@ -22,20 +19,21 @@ from components.config.schema.types import (
 )
 from components.ranges import Positive, Ranks
 
-Part = Literal["attention", "mlp", "norms"]
+RecomputedPart = Literal["attention", "mlp", "norms"]
 Recompute = (
-    Literal["none", "selective", "full"] | Annotated[tuple[Part, ...], Field(strict=False)]
+    Literal["none", "selective", "full"]
+    | Annotated[tuple[RecomputedPart, ...], Field(strict=False)]
 )
 Axis = Literal["data", "tensor", "pipeline", "expert", "context"]
 AXES: tuple[Axis, ...] = get_args(Axis)
-# Ranks that differ on these axes alone hold the same dense weights.
+# Ranks that differ only on these axes hold the same dense weights.
 DENSE_AXES: tuple[Axis, ...] = ("data", "expert", "context")
 Stem = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$")]
 Works = Annotated[tuple[Stem, ...], Field(strict=False)]
 
 
 class RampUp(Section):
-    """A batch that grows from ``start_tokens`` in equal steps, spread ``over_tokens``."""
+    """Batch ramp-up from ``start_tokens`` in equal increments, over ``over_tokens`` tokens."""
 
     start_tokens: Count
     increment_tokens: Count
@@ -43,7 +41,7 @@ class RampUp(Section):
 
 
 class Budget(Section):
-    """How many tokens, in what helpings."""
+    """Token budget, batch size, sequence length and seed."""
 
     total_tokens: Count
     global_batch_tokens: Count
@@ -53,7 +51,7 @@ class Budget(Section):
 
 
 class LossScaleSection(Section):
-    """Dynamic loss scaling for float16, in DeepSpeed's terms."""
+    """Dynamic loss scaling for float16, with DeepSpeed's parameters."""
 
     initial: Positive
     window: Count
@@ -62,18 +60,18 @@ class LossScaleSection(Section):
 
 
 class Precision(Section):
-    """Dtypes of the step; ``auto`` is bfloat16 where the device has it, else float32.
+    """Dtypes of a step; ``auto`` is bfloat16 if the device supports it, else float32.
 
-    ``weights`` are what the model computes with, by ``auto`` in the dtype of its products. The
-    optimizer updates them, or where they are rounded a ``master`` copy in its shards, by
-    ``auto`` in float32 or finer; its moments have the master's dtype. Gradients of microbatches
-    add up in ``accumulate``, those of ranks in ``reduce``.
-    ``float64`` is for proofs: two layouts that agree in it compute the same. ``float8`` is
-    bfloat16 but for the linear maps of the layers, see :mod:`components.model.float8`.
+    The model computes with ``weights``; ``auto`` is the dtype of its products. If these are
+    rounded, the optimizer updates a ``master`` copy in its shards (``auto``: float32 or finer),
+    else the weights themselves. Its moments have the master's dtype. Gradients are added over
+    microbatches in ``accumulate`` and over ranks in ``reduce``. ``float64`` is for tests: two
+    layouts that agree in float64 compute the same. ``float8`` applies to the linear maps of the
+    layers (:mod:`components.model.float8`); all else is bfloat16.
     """
 
     compute: Literal["auto", "bfloat16", "float8", "float16", "float32", "float64"]
-    # How the same numbers are held: rounded weights are those that autocast would round.
+    # Storage of the same numbers: autocast would round the same weights.
     weights: Annotated[
         Literal["auto", "bfloat16", "float16", "float32", "float64"], KeyGroup.LAYOUT
     ]
@@ -85,15 +83,15 @@ class Precision(Section):
     loss_scale: OrNone[LossScaleSection]
 
 
-# DeepSpeed's default ``reduce_bucket_size`` (its zero/config.py), in numbers.
+# DeepSpeed's default ``reduce_bucket_size`` (its zero/config.py), in elements.
 DEEPSPEED_BUCKET = 500_000_000
 
 
 class DeepSpeedZero(Section):
-    """Collectives of DeepSpeed's ZeRO, by the names of its ``zero_optimization`` JSON.
+    """Collectives of DeepSpeed's ZeRO, named as in its ``zero_optimization`` JSON.
 
-    Bucket sizes are numbers of elements. Without ``reduce_scatter`` every rank gets the sums of
-    all gradients, by an all-reduce, and keeps its share.
+    Bucket sizes are numbers of elements. Without ``reduce_scatter``, an all-reduce gives every
+    rank the sums of all gradients.
     """
 
     keys_group = KeyGroup.LAYOUT
@@ -105,18 +103,18 @@ class DeepSpeedZero(Section):
 
 
 class Parallelism(Section):
-    """The degrees; their product is the number of ranks.
+    """Parallelism degrees; their product is the number of ranks.
 
-    ``data_shard`` ranks share one sharded copy of what ``zero`` shards; data x expert ranks are
-    so many copies of it. ``rank_order`` says which axis changes slowest from rank to rank, and
-    which fastest. Which rank has which stages says :mod:`components.config.stages`.
-    Gradients leave in buckets of ``bucket_elements`` numbers, or one larger weight; with
-    ``overlap`` under the backward pass, and updated weights come under the next forward pass.
-    Tokens go to experts on other ranks in ``expert_overlap`` parts: while one is computed,
-    others are under way. No message has more than ``expert_bound`` times an even share of the
-    pairs of token and expert; null is exact sizes, read on the host. ``deepspeed`` is read by
-    that engine alone; null leaves its buckets to the engine. All ranks collect Python's
-    garbage every ``gc_every_steps`` steps, or each by Python's own rule (``never``).
+    ``data_shard`` ranks share one sharded copy of the state that ``zero`` shards; data x expert
+    / data_shard copies exist. ``rank_order`` lists the axes, the slowest first. Gradients are
+    reduced in buckets of ``bucket_elements`` elements, or one larger weight. With ``overlap``
+    the reduction overlaps the backward pass, and the all-gather of updated weights the next
+    forward pass. Tokens are sent to experts on other ranks in ``expert_overlap`` parts: one
+    part is computed while others are sent. A message has at most ``expert_capacity_factor``
+    times an even share of the (token, expert) pairs; null uses exact sizes, read on the host.
+    Only the DeepSpeed engine reads ``deepspeed``; null leaves its bucket sizes to the engine.
+    All ranks run Python's garbage collection every ``gc_every_steps`` steps; ``never`` leaves
+    it to each Python process.
     """
 
     keys_group = KeyGroup.LAYOUT
@@ -137,9 +135,9 @@ class Parallelism(Section):
     bucket_elements: Count
     expert_dispatch: Literal["all_gather", "all_to_all"]
     expert_overlap: Count
-    expert_bound: Annotated[float, Field(ge=1)] | None
+    expert_capacity_factor: Annotated[float, Field(ge=1)] | None
     expert_aware: bool
-    expert_divisor: Literal["ranks", "copies"]
+    expert_grad_average: Literal["ranks", "replicas"]
     sequence_parallel: bool
     microbatch_sequences: Count
     recompute: Recompute
@@ -152,45 +150,46 @@ class Parallelism(Section):
     rank_order: Annotated[tuple[Axis, ...], Field(strict=False)]
 
     @property
-    def degrees(self) -> dict[Axis, int]:
+    def axis_degrees(self) -> dict[Axis, int]:
         return {axis: getattr(self, axis) for axis in AXES}
 
     @property
-    def ranks(self) -> int:
-        return prod(self.degrees.values())
+    def num_ranks(self) -> int:
+        return prod(self.axis_degrees.values())
 
     @property
-    def replicas(self) -> int:
+    def num_replicas(self) -> int:
         """Ranks that read different samples; each has all dense parameters of its stage."""
         return self.data * self.expert
 
     @property
     def used_axes(self) -> dict[Axis, int]:
         """The axes with more than one rank, and their degrees."""
-        return {axis: degree for axis, degree in self.degrees.items() if degree > 1}
+        return {axis: degree for axis, degree in self.axis_degrees.items() if degree > 1}
 
     @property
-    def product(self) -> str:
-        """Write the degrees as the product that gives the ranks, data parallel axes first."""
+    def degrees_text(self) -> str:
+        """Degrees as a text ``data N x ...``, data parallel axes first."""
         axes = sorted(AXES, key=lambda axis: axis not in DENSE_AXES)
-        return " x ".join(f"{axis} {self.degrees[axis]}" for axis in axes)
+        return " x ".join(f"{axis} {self.axis_degrees[axis]}" for axis in axes)
 
 
 class LocalCheckpoints(Section):
-    """Each rank's state every ``every_steps`` steps, in its node's ``folder`` and another's."""
+    """Local checkpoints every ``every_steps`` steps, in ``folder`` of two nodes."""
 
     folder: Annotated[Place, Field(pattern="^/")]
     every_steps: Count
 
 
 class Checkpoint(Section):
-    """How often a checkpoint is written, on the clock of tokens, and which are kept.
+    """Checkpoint interval in tokens, and retention.
 
-    Of checkpoints stay the last ``keep``, the first at or after every multiple of
-    ``keep_every_tokens``, and the ``keep_best`` of lowest held-out loss. Weights alone are
-    written every ``weights_every_tokens`` and stay. What stays for good is copied into the
-    folder ``copy_to``. All ranks together write at most ``files``; a file system that is away
-    or full is waited for, ``retry_seconds``. ``local`` ones are for ranks that start again.
+    A run keeps the last ``keep`` checkpoints, the first at or after every multiple of
+    ``keep_every_tokens``, and the ``keep_best`` with the lowest held-out loss. Weights alone
+    are written every ``weights_every_tokens`` and kept. Permanent checkpoints are copied into
+    the folder ``copy_to``. All ranks together write at most ``files`` files. If the file system
+    is unavailable or full, ranks retry for ``retry_seconds``. ``local`` checkpoints are for
+    ranks that restart.
     """
 
     every_tokens: Count
@@ -206,7 +205,7 @@ class Checkpoint(Section):
 
 
 class EvaluationSection(Section):
-    """How often the held-out loss is taken, and on how many windows of each source."""
+    """Interval of the held-out loss, and its number of windows per source."""
 
     keys_group = KeyGroup.RECORD
 
@@ -215,17 +214,17 @@ class EvaluationSection(Section):
 
 
 class Cluster(Section):
-    """The machine: how many nodes of how many devices, behind which scheduler.
+    """Cluster: nodes, devices per node, scheduler, site and jobs.
 
-    The planner alone reads ``hardware``, ``accounting``, ``storage``, ``failures`` and
-    ``waiting_hours`` (what the user expects each job of a chain to wait), job scripts alone
-    ``site``; plans and runs multiply their energy by ``electricity``. ``hours`` are what one
-    job asks for, ``jobs`` how many the chain has at most; ``smoke`` is one short job on two
-    nodes, to see that everything starts. A job asks for ``spare_nodes`` more than it has ranks
-    for: they take the place of nodes that fail, or that ``preflight`` finds bad before the
-    ranks start; ``auto`` is ``spare_fraction`` of its nodes,
-    rounded down, and not more than a queue takes. Ranks import Python's packages and this code
-    from where they lie, or from a copy that each node makes before (``imports``).
+    Only the planner reads ``hardware``, ``accounting``, ``storage``, ``failures`` and
+    ``waiting_hours`` (the expected queue time of each job of a chain). Only job scripts read
+    ``site``. Plans and runs multiply their energy by ``electricity``. ``hours`` is the
+    requested time of one job, ``jobs`` the maximum length of the chain. ``smoke`` is one short
+    job on two nodes that tests the start. A job requests ``spare_nodes`` additional nodes,
+    which replace nodes that fail or that ``preflight`` rejects before the ranks start; ``auto``
+    is ``spare_fraction`` of its nodes, rounded down, within the limit of the largest queue.
+    ``imports`` selects where ranks import code from: the shared file system, or a copy that
+    each node makes first.
     """
 
     name: str
@@ -252,14 +251,14 @@ class Cluster(Section):
 
     @property
     def rank_mask(self) -> str | None:
-        """Name the variable by which the site shows each rank its own device, if it does."""
+        """Variable with which the site shows each rank only its device; None if unset."""
         mask = profile.DEVICE_MASKS.get(self.device, "")
         shown = not isinstance(self.site, str) and mask in self.site.rank_environment
         return mask if shown else None
 
 
 class PublishedFigure(Section):
-    """A figure that a source states."""
+    """Figure from a published source."""
 
     value: int | float | str
     unit: str
@@ -267,21 +266,21 @@ class PublishedFigure(Section):
 
 
 class AssumedValue(Section):
-    """A value that a run needs and no source gives, set here once, with the reason."""
+    """Assumed value that no source states, and the reason."""
 
     value: FrozenValue
     reason: str
 
 
-class Carrier(Section):
-    """An embedded corpus that carries a share of a miniature's tokens."""
+class FillerText(Section):
+    """Embedded corpus with a share of a miniature's tokens."""
 
     embedded: str
     share: Fraction
 
 
 class Shrink(Section):
-    """The sizes that a miniature is brought down to."""
+    """Maximum sizes of a miniature."""
 
     dim: Count
     num_layers: Count
@@ -298,11 +297,11 @@ class Shrink(Section):
     lr_width_exponent: Annotated[float, Field(ge=0, le=1)]
     held_out_fraction: Fraction
     tokenizer_sample_bytes: Count | Literal["all"]
-    carriers: FrozenMapping[Carrier]
+    filler: FrozenMapping[FillerText]
 
 
 class ScaleSection(Section):
-    """Which size of the recipe this is, and how a smaller one is made."""
+    """Scale of the recipe, and the sizes to shrink it to."""
 
     name: Stem
     shrink: OrNone[Shrink]

@@ -12,12 +12,12 @@ Takes = Literal["optimizer", "weights"]
 
 
 class Start(Section):
-    """Which run a run starts from, after how many tokens, and what it takes.
+    """Start from another run (the parent): its checkpoint, and the state to load.
 
-    ``run`` is the folder of that run, ``recipe`` the name of its recipe. To train, the folder
-    is needed. ``with: optimizer`` continues: weights, moments, data and clock. All lengths of
-    the budget then count from the first token of that run. ``with: weights`` takes the weights
-    alone. ``fingerprint`` is derived, and for an average ``merged`` has the part of each
+    ``run`` is the folder of the parent, ``recipe`` the name of its recipe. Training needs the
+    folder. ``with: optimizer`` continues weights, moments, data and clock; all lengths of the
+    budget then count from the parent's first token. ``with: weights`` loads only the weights.
+    ``fingerprint`` is derived. For an average, ``merged`` contains the coefficient of each
     checkpoint by its tokens.
     """
 
@@ -32,12 +32,12 @@ class Start(Section):
 
     @property
     def goes_on(self) -> bool:
-        """Whether the optimizer's state is taken, too."""
+        """Whether the run continues with the optimizer's state."""
         return self.takes == "optimizer"
 
     @property
-    def summary(self) -> str:
-        """The start in one line."""
+    def start_summary(self) -> str:
+        """Description of the start in one line."""
         what = "all" if self.goes_on else "the weights"
         if self.merged:
             what = f"the average of {len(self.merged)} checkpoints"
@@ -46,7 +46,7 @@ class Start(Section):
 
 
 def describe_start(start: Start | None, rewound_to: int | None) -> str:
-    """Say in one line what a run started from, and to where it last went back; else nothing."""
-    lines = [] if start is None else [start.summary]
-    lines += [] if rewound_to is None else [f"back at {rewound_to:,} tokens"]
+    """Describe the start and the last rollback of a run in one line, empty if neither."""
+    lines = [] if start is None else [start.start_summary]
+    lines += [] if rewound_to is None else [f"rolled back to {rewound_to:,} tokens"]
     return "; ".join(lines)

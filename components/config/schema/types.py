@@ -1,4 +1,4 @@
-"""Schema types: the base of every section, the groups of keys, frozen mappings and lists."""
+"""Schema types: the base class of sections, key groups, frozen mappings and lists."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,12 +27,11 @@ T = TypeVar("T")
 
 
 class KeyGroup(StrEnum):
-    """What a key of a recipe decides, the weightiest first.
+    """Group of a recipe key: what the key changes, the most important group first.
 
-    *Mathematics*: which numbers are computed, up to the rounding of their sums. *Layout*: in
-    what parts, in which order, by which kernels. *Machine*: where, what happens when something
-    breaks, and how a run saves. *Record*: what is said and measured of the run; no weight
-    depends on it.
+    *Mathematics*: the computed numbers, up to rounding of sums. *Layout*: partition, order and
+    kernels of the computation. *Machine*: where it runs, failure handling, and checkpoints.
+    *Record*: descriptions and measurements; no weight depends on them.
     """
 
     MATHEMATICS = "mathematics"
@@ -43,50 +42,50 @@ class KeyGroup(StrEnum):
 
 @dataclass(frozen=True)
 class OtherGroup:
-    """Keys below a field, each with a dot behind, that are of another group than the field."""
+    """Key group of some keys below a field (with a trailing dot), if it is not the field's."""
 
     group: KeyGroup
     keys: tuple[str, ...]
 
 
 class Section(BaseModel):
-    """Strict, frozen, and closed: an unknown key is an error.
+    """Base class of sections: strict, frozen, and closed (an unknown key is an error).
 
-    A field says its :class:`KeyGroup` in its ``Annotated``, for itself and all below it; a
-    section may say in ``keys_group`` what holds for those of its fields that do not.
+    The ``Annotated`` of a field may contain its :class:`KeyGroup`, which applies to all keys
+    below it; ``keys_group`` of a section applies to fields without a group.
     """
 
-    # An alias is a key that Python keeps for itself, as ``from``.
+    # An alias is a key that is a Python keyword, such as ``from``.
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, serialize_by_alias=True, defer_build=True
     )
     keys_group: ClassVar[KeyGroup | None] = None
 
 
-def freeze(value: Any) -> Any:
-    """Return ``value`` with mappings read-only and lists as tuples, all the way down."""
+def to_frozen(value: Any) -> Any:
+    """Return ``value`` with read-only mappings and tuples for lists, recursively."""
     if isinstance(value, Mapping):
-        return MappingProxyType({key: freeze(item) for key, item in value.items()})
+        return MappingProxyType({key: to_frozen(item) for key, item in value.items()})
     if isinstance(value, list | tuple):
-        return tuple(freeze(item) for item in value)
+        return tuple(to_frozen(item) for item in value)
     return value
 
 
-def thaw(value: Any) -> Any:
-    """Return ``value`` as plain dictionaries and lists, which JSON and YAML can write."""
+def to_plain(value: Any) -> Any:
+    """Return ``value`` as plain dictionaries and lists for JSON and YAML."""
     if isinstance(value, Mapping):
-        return {key: thaw(item) for key, item in value.items()}
+        return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [thaw(item) for item in value]
+        return [to_plain(item) for item in value]
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     return value
 
 
 FrozenMapping = Annotated[
-    Mapping[str, T], AfterValidator(freeze), PlainSerializer(thaw, return_type=dict)
+    Mapping[str, T], AfterValidator(to_frozen), PlainSerializer(to_plain, return_type=dict)
 ]
-# An object that a recipe takes away again is null.
+# A recipe removes an object by setting it to null.
 NamedNodes = Annotated[
     FrozenMapping[Mapping[str, Any]],
     BeforeValidator(
@@ -97,15 +96,15 @@ NamedNodes = Annotated[
         )
     ),
 ]
-FrozenValue = Annotated[Any, AfterValidator(freeze), PlainSerializer(thaw)]
-Node = FrozenMapping[Any]
+FrozenValue = Annotated[Any, AfterValidator(to_frozen), PlainSerializer(to_plain)]
+ComponentNode = FrozenMapping[Any]
 Balance = Literal["layers", "layers_and_ends"]  # how stages share layers
 Fraction = Annotated[float, Field(gt=0, lt=1)]
-Words = Annotated[tuple[str, ...], Field(strict=False)]
+WordTuple = Annotated[tuple[str, ...], Field(strict=False)]
 Places = Annotated[tuple[Place, ...], Field(strict=False)]
 Seconds = Annotated[float, Field(gt=0)]
 
-# Pydantic reports the failures of every member of a union: with this, of the one that is meant.
+# Choose the member of a union by the form of the value, so pydantic reports only its errors.
 SECTION, WORD = pydantic.Tag("(section)"), pydantic.Tag("(word)")
 BY_FORM = pydantic.Discriminator(
     lambda value: SECTION.tag if isinstance(value, Mapping | BaseModel) else WORD.tag
@@ -114,21 +113,21 @@ OrNone = Annotated[Annotated[T, SECTION] | Annotated[Literal["none"], WORD], BY_
 
 
 def sections_at(kind: type[BaseModel], location: Iterable[Any]) -> list[type[Section]]:
-    """List the sections that the keys of ``location`` lead to from ``kind``."""
+    """Return the section classes at the path ``location`` below ``kind``."""
     here: list[Any] = [kind]
     for step in location:
-        here = [one for annotation in here for one in _inside(annotation, step)]
-    return [one for one in here if _is_section(one)]
+        here = [inner for annotation in here for inner in _inside(annotation, step)]
+    return [kind for kind in here if _is_section(kind)]
 
 
 @cache
 def fields_of(section: type[BaseModel]) -> Mapping[str, FieldInfo]:
-    """List the fields of a section by their keys in YAML."""
+    """Return the fields of a section by their YAML keys."""
     return {field.alias or name: field for name, field in section.model_fields.items()}
 
 
 def names_place(kind: type[BaseModel], location: Sequence[Any]) -> bool:
-    """Tell whether the texts at ``location`` name files or folders, as its field says."""
+    """Return whether the field at ``location`` names files or folders."""
     keys = list(location)
     while isinstance(keys[-1], int):  # an item of a list
         keys.pop()
@@ -138,27 +137,29 @@ def names_place(kind: type[BaseModel], location: Sequence[Any]) -> bool:
 
 def _is_place(annotations: Iterable[Any]) -> bool:
     return any(
-        isinstance(one, NamesPlace)
-        or _is_place(getattr(one, "__metadata__", ()))
-        or _is_place(get_args(one))
-        for one in annotations
+        isinstance(mark, NamesPlace)
+        or _is_place(getattr(mark, "__metadata__", ()))
+        or _is_place(get_args(mark))
+        for mark in annotations
     )
 
 
 def _inside(annotation: Any, step: Any) -> list[Any]:
-    """List types one step down: of a section's field, or of what a mapping or a list holds."""
-    held = [one for one in get_args(annotation) if one is not Ellipsis]
+    """Return the types one step down: of a section's field or of a container's items."""
+    members = [argument for argument in get_args(annotation) if argument is not Ellipsis]
     if _is_section(annotation):
-        held = [field.annotation for key, field in fields_of(annotation).items() if key == step]
-    return choices_of(held[-1]) if held else []
+        members = [
+            field.annotation for key, field in fields_of(annotation).items() if key == step
+        ]
+    return choices_of(members[-1]) if members else []
 
 
 def choices_of(annotation: Any) -> list[Any]:
-    """List the members of a union, or the annotation itself."""
+    """Return the members of a union, or the annotation itself."""
     if get_origin(annotation) is Annotated:
         return choices_of(get_args(annotation)[0])
     if get_origin(annotation) in {Union, UnionType}:
-        return [one for choice in get_args(annotation) for one in choices_of(choice)]
+        return [member for choice in get_args(annotation) for member in choices_of(choice)]
     return [annotation]
 
 

@@ -1,1 +1,1 @@
-"""Lightning callbacks, a file each: guard, watchdog, energy, metrics, checkpoints, display."""
+"""Lightning callbacks: guard, watchdog, energy, metrics, checkpoints, display."""

@@ -1,4 +1,4 @@
-"""Checkpoint callback: when checkpoints are saved and loaded."""
+"""Checkpoint callback: schedules saves, and loads at the start and on rollbacks."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,13 +16,13 @@ from components.checkpoint.choice import CheckpointChoice
 from components.checkpoint.copy_out import check_target
 from components.checkpoint.local_copies import LocalCopies
 from components.checkpoint.metadata import (
-    Kind,
+    CheckpointKind,
     RunProgress,
     name_of,
     newest_checkpoint,
     tokens_of,
 )
-from components.checkpoint.retention import Policy, amend, drop_after
+from components.checkpoint.retention import Policy, drop_after, replace_progress
 from components.checkpoint.saving import FinishedCheckpoint, HostBuffers, Saver
 from components.config.children import needed_tokens
 from components.config.fingerprint import compute_fingerprint
@@ -42,26 +42,24 @@ Cause = Literal["due", "stopping"]
 
 @dataclass(kw_only=True, eq=False)
 class Checkpoints(Callback):
-    """Save at every cadence that a step crosses, at the end, and before stopping."""
+    """Callback that saves checkpoints at each cadence, at the end, and before a stop."""
 
     folder: Path
-    journal: EventLog
+    event_log: EventLog
     metrics: RunMetrics
     settings: Checkpoint
     say: Callable[[str], None]
     stopped: Callable[[], bool]
-    saver: Saver = field(init=False, repr=False)  # once the run has begun
+    saver: Saver = field(init=False, repr=False)  # set in `on_fit_start`
     local: LocalCopies | None = field(default=None, init=False, repr=False)
-    loaded: dict[str, Any] = field(default_factory=dict, init=False)  # from where, how fast
+    loaded: dict[str, Any] = field(default_factory=dict, init=False)  # source and load time
     _closing: ExitStack = field(default_factory=ExitStack, init=False)
 
     def on_fit_start(self, trainer: Trainer, pl_module: Pretraining) -> None:
-        """Go on from the newest local copies, or else from the newest whole checkpoint.
+        """Resume from the newest local copies, or else from the newest whole checkpoint.
 
-        Every run has the folder: a run that did not wait for it would begin anew.
-
-        Raises:
-            RecipeError: it is away for longer than a save would wait.
+        Wait for the checkpoint folder, which every run has: otherwise the run would start from
+        scratch. Raises RecipeError after the time that a save would wait.
         """
         by_first(lambda: self._patience()(self.folder, self.folder.stat))
         fingerprint, began = compute_fingerprint(pl_module.recipe), time.perf_counter()
@@ -72,22 +70,22 @@ class Checkpoints(Callback):
             pl_module.progress = progress
             pl_module.engine.load_scale_state(progress.loss_scale)
             if progress.guard is not None:
-                pl_module.guard.load(progress.guard)
+                pl_module.guard.load_state(progress.guard)
             seconds = time.perf_counter() - began
             self.loaded = {"source": source, "load_seconds": seconds}
         self.saver = self._make_saver(pl_module, fingerprint)
         self._closing.callback(self.saver.close)
 
     def _load_local(self, module: Pretraining) -> RunProgress | None:
-        """Load what nodes have kept, where that is newer than any checkpoint."""
+        """Load the nodes' local copies if they are newer than any checkpoint."""
         settings = self.settings.local
         if isinstance(settings, str):
             return None
         self.local = make_local_copies(module, settings, self.folder.parent)
         self._closing.callback(self.local.close)
         newest = by_first(lambda: newest_checkpoint(self.folder))
-        found = self.local.newest(after_tokens=tokens_of(newest) if newest else 0)
-        return None if found is None else self.local.load(found)
+        newest_copies = self.local.find_newest(after_tokens=tokens_of(newest) if newest else 0)
+        return None if newest_copies is None else self.local.load_generation(newest_copies)
 
     def _load_newest(self, module: Pretraining, fingerprint: str) -> RunProgress | None:
         chosen = loading.load_newest(
@@ -98,54 +96,55 @@ class Checkpoints(Callback):
         )
         if chosen is None:
             if module.recipe.start is not None:
-                problem = "the checkpoint that this run begins with is not in its folder"
-                remedy = (
-                    "submit it again, or resume it on its own machine: either puts it there"
-                )
+                problem = "the checkpoint that this run starts from is not in its folder"
+                remedy = "submit the run again, or resume it on its machine: both put it there"
                 raise RecipeError(str(self.folder), problem, remedy)
             return None
-        for one in chosen.damaged:
-            self.say(f"going on from {chosen.checkpoint}: {one.path} {one.problem}")
+        for error in chosen.damaged:
+            self.say(f"resuming from {chosen.checkpoint}: {error.path} {error.problem}")
         self._note_damaged(chosen)
         return chosen.marker.progress
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
-        if pl_module.verdict:  # the step was not taken
+        if pl_module.verdict:  # the step was rejected
             return
         if self.saver.has_failed:
-            pl_module.stop_asked = (
-                True  # all ranks hear of it in the next step, and wait for it
-            )
-        self._note(self.saver.poll(), "due")
-        weights, kinds = self.settings.weights_every_tokens, list[Kind]()
+            # At the next step all ranks agree to stop, and then wait for the saver.
+            pl_module.stop_requested = True
+        self._note(self.saver.poll_finished(), "due")
+        weights, kinds = self.settings.weights_every_tokens, list[CheckpointKind]()
         if pl_module.is_due(self.settings.every_tokens) or pl_module.stopping:
             kinds.append("tokens")
         if weights != "none" and pl_module.is_due(weights):
             kinds.append("weights")
         if kinds:
-            self.save(pl_module, kinds, "stopping" if pl_module.stopping else "due")
+            self.start_save(pl_module, kinds, "stopping" if pl_module.stopping else "due")
         if self.local and pl_module.is_local_due and not pl_module.stopping:
             self._copy_locally(self.local, pl_module.progress)
         if pl_module.stopping:
             pl_module.trainer.should_stop = True
 
     def _copy_locally(self, local: LocalCopies, progress: RunProgress) -> None:
-        if problem := local.save(progress):
-            self.say(f"the local copies before those of step {progress.step} failed: {problem}")
+        if problem := local.start_save(progress):
+            self.say(f"local copies failed before step {progress.step}: {problem}")
 
-    def save(self, module: Pretraining, kinds: Sequence[Kind], cause: Cause) -> None:
-        """Begin checkpoints of where the run is; wait for them where it stops here."""
+    def start_save(
+        self, module: Pretraining, kinds: Sequence[CheckpointKind], cause: Cause
+    ) -> None:
+        """Start checkpoints of the current state. Wait for them if the run stops."""
         state, progress = module.engine.state, module.progress
         loss = self.metrics.held_out_loss(progress.tokens)
-        self._note(self.saver.save(state, progress, kinds=kinds, held_out_loss=loss), "due")
+        self._note(
+            self.saver.start_save(state, progress, kinds=kinds, held_out_loss=loss), "due"
+        )
         if cause == "stopping":
-            self._note(self.saver.wait(), cause)
+            self._note(self.saver.wait_for_save(), cause)
 
     def go_back(self, module: Pretraining, tokens: int) -> RunProgress | None:
-        """Load the newest whole checkpoint of at most ``tokens``, once the last is written."""
-        self._note(self.saver.wait(), "due")
+        """Load the newest whole checkpoint of at most ``tokens``, after pending saves."""
+        self._note(self.saver.wait_for_save(), "due")
         if self.local:
-            self.local.forget()  # they are of the steps that are undone
+            self.local.remove_own_files()  # local copies are from steps to undo
         if (chosen := loading.choose_up_to(self.folder, tokens)) is None:
             return None
         self._note_damaged(chosen)
@@ -157,42 +156,44 @@ class Checkpoints(Callback):
             fresh_step=fresh_step_of(module.recipe),
         )
 
-    def claim(self, progress: RunProgress) -> list[str]:
-        """Let a restart go on from here too: ``progress`` is amended, what is later removed."""
+    def resume_from_here(self, progress: RunProgress) -> list[str]:
+        """Make a restart resume from here, too: update the marker, remove later checkpoints."""
         target = self.folder / name_of("tokens", progress.tokens)
 
-        def amended() -> list[str]:
-            amend(target, progress)
+        def replace_newest() -> list[str]:
+            replace_progress(target, progress)
             return drop_after(target)
 
-        return by_first(lambda: self._patience()(target, amended))
+        return by_first(lambda: self._patience()(target, replace_newest))
 
     def on_train_end(self, trainer: Trainer, pl_module: Pretraining) -> None:
-        self._note(self.saver.wait(), "due")
+        self._note(self.saver.wait_for_save(), "due")
         if self.local:
-            self.local.remove()  # the last checkpoint is as new
+            self.local.remove_all_files()  # the last checkpoint is equally new
         self._closing.close()
 
     def on_exception(
         self, trainer: Trainer, pl_module: Pretraining, exception: BaseException
     ) -> None:
-        """Let a save end, unless the user has pressed Ctrl-C twice."""
+        """Wait for a save in progress, unless the user has pressed Ctrl-C twice."""
         if not isinstance(exception, KeyboardInterrupt):
             self._closing.close()
 
     def _note(self, finished: list[FinishedCheckpoint], cause: Cause) -> None:
-        """Report of checkpoints that are whole by now; later steps may stand before them."""
-        for one in finished:
-            evidence = asdict(one) | {"folder": str(one.folder)}
+        """Log finished checkpoints. Entries of later steps may precede them there."""
+        for checkpoint in finished:
+            evidence = asdict(checkpoint) | {"folder": str(checkpoint.folder)}
             del evidence["progress"]
             seconds = evidence.pop("stall_seconds")
-            self.journal.note("checkpoint", one.progress, cause, evidence, seconds=seconds)
+            self.event_log.write_event(
+                "checkpoint", checkpoint.progress, cause, evidence, seconds=seconds
+            )
 
     def _note_damaged(self, chosen: CheckpointChoice) -> None:
-        cause = "a newer checkpoint is not whole"
-        for one in chosen.damaged:
-            evidence = {"path": one.path, "problem": one.problem}
-            self.journal.note("damaged", chosen.marker.progress, cause, evidence)
+        cause = "a newer checkpoint is damaged"
+        for error in chosen.damaged:
+            evidence = {"path": error.path, "problem": error.problem}
+            self.event_log.write_event("damaged", chosen.marker.progress, cause, evidence)
 
     def _patience(self) -> Patience:
         return Patience(seconds=self.settings.retry_seconds, stopped=self.stopped)
@@ -214,7 +215,7 @@ class Checkpoints(Callback):
                 last=settings.keep,
                 every_tokens=settings.keep_every_tokens,
                 best=settings.keep_best,
-                needed=needed_tokens(module.recipe.whole),
+                needed=needed_tokens(module.recipe.whole_run),
             ),
             files=settings.files,
             retry_seconds=settings.retry_seconds,

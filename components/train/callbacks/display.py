@@ -1,4 +1,4 @@
-"""Progress bar of a run, or plain lines where there is no terminal; stops on request."""
+"""Progress bar of a run, or plain lines without a terminal, and stops on request."""
 
 import signal
 import time
@@ -17,11 +17,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from components import terminal
 from components.train.module import Pretraining
 
-LINES = 20  # plain lines over a whole run
+LINES = 20  # plain lines per run
 
 
 class RunProgressBar(ProgressBar):
-    """Show loss, tokens a second, the share of the budget and the time that is left."""
+    """Progress bar with loss, tokens per second, share of the budget, and remaining time."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -48,37 +48,37 @@ class RunProgressBar(ProgressBar):
             )
             self._task = self._bar.add_task(
                 pl_module.recipe.name,
-                total=pl_module.recipe.derived.steps,
+                total=pl_module.recipe.derived_numbers.steps,
                 completed=pl_module.progress.step,
                 figures="before the first step",
             )
             self._bar.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
-        if pl_module.verdict:  # the step was not taken
+        if pl_module.verdict:  # the step was rejected
             return
-        last, steps = pl_module.last, pl_module.recipe.derived.steps
+        last, steps = pl_module.last, pl_module.recipe.derived_numbers.steps
         assert last is not None
         lines, lines_before = (step * LINES // steps for step in (last.step, last.step - 1))
         if self._bar is not None:
             figures = f"loss {last.loss:.3f} {last.tokens_per_second:,.0f} tokens/s"
             self._bar.update(self._task, completed=last.step, figures=figures)
         elif last.step in {1, steps} or lines > lines_before:
-            # By all tokens since the start, evaluations and checkpoints included.
+            # The average since the start includes evaluations and checkpoints.
             done = pl_module.progress.tokens - self._first_tokens
             tokens_left = pl_module.recipe.budget.total_tokens - pl_module.progress.tokens
-            left = (time.monotonic() - self._began) / done * tokens_left
+            seconds_left = (time.monotonic() - self._began) / done * tokens_left
             self._console.print(
                 f"step {last.step:>{len(str(steps))}}/{steps}  {last.step / steps:4.0%}  "
                 f"loss {last.loss:6.3f}  lr {last.lr:.2e}  "
-                f"{last.tokens_per_second:8,.0f} tokens/s  {left:5.0f} s left"
+                f"{last.tokens_per_second:8,.0f} tokens/s  {seconds_left:5.0f} s left"
             )
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)
 
     def say_at_once(self, text: str) -> None:
-        """Print it from a signal handler, which may have interrupted a line or an import."""
+        """Print a line from a signal handler, which may interrupt a print or an import."""
         if not self._console.quiet:
             terminal.say_at_once(text)
 
@@ -95,7 +95,7 @@ class RunProgressBar(ProgressBar):
 
 @dataclass(kw_only=True, eq=False)
 class StopOnRequest(Callback):
-    """Turn a first Ctrl-C, a SIGTERM or the file ``stop`` into a wish to stop after a step."""
+    """Callback: Ctrl-C, SIGTERM or the file ``stop`` stops the run after a step."""
 
     file: Path
     say: Callable[[str], None]
@@ -103,26 +103,26 @@ class StopOnRequest(Callback):
     _before: dict[int, Any] = field(default_factory=dict, init=False)
     _signalled: bool = field(default=False, init=False)
 
-    def is_asked(self) -> bool:
-        """Whether a signal or the file has asked, as who waits for a disk wants to know."""
+    def is_requested(self) -> bool:
+        """Return whether a stop is requested. Retries of file system access end then."""
         return self._signalled or self.file.exists()
 
     def on_train_start(self, trainer: Trainer, pl_module: Pretraining) -> None:
-        def ask(number: int, frame: FrameType | None) -> None:
-            if pl_module.stop_asked and number == signal.SIGINT:
+        def request_stop(number: int, frame: FrameType | None) -> None:
+            if pl_module.stop_requested and number == signal.SIGINT:
                 raise KeyboardInterrupt
-            pl_module.stop_asked = self._signalled = True
+            pl_module.stop_requested = self._signalled = True
             name = signal.Signals(number).name
             self.say_at_once(f"{name}: saving after this step, then stopping")
 
         for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, ask)
+            self._before[number] = signal.signal(number, request_stop)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
-        if pl_module.verdict:  # the step was not taken
+        if pl_module.verdict:  # the step was rejected
             return
-        if dist.get_rank() == 0 and not pl_module.stop_asked and self.file.exists():
-            pl_module.stop_asked = True
+        if dist.get_rank() == 0 and not pl_module.stop_requested and self.file.exists():
+            pl_module.stop_requested = True
             self.say(f"{self.file} exists: saving after the next step, then stopping")
 
     def on_train_end(self, *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Whose counters a rank reads, so that each device and each host is counted once."""
+"""Energy monitor: assigns counters to ranks, so that each device and host counts once."""
 
 import os
 import time
@@ -15,12 +15,7 @@ from components.config.schema.cluster import DEVICE_MASKS
 from components.distributed.devices import count_devices, device_kind
 from components.distributed.mesh import sum_over_ranks
 from components.energy.counters import EnergyCounter, EnergyReading, Meter, NoCounterError
-from components.energy.devices import (
-    NvidiaCounter,
-    amd_counters,
-    card_counters,
-    host_counters,
-)
+from components.energy.devices import NvidiaCounter, amd_counters, card_counters, host_counters
 from components.fault_tolerance.rank_health import everyones_energy
 from components.train.callbacks.run_metrics import RunMetrics
 from components.train.module import Pretraining
@@ -28,7 +23,7 @@ from components.train.module import Pretraining
 
 @dataclass(frozen=True, kw_only=True)
 class EnergySource:
-    """The ``units`` devices or hosts that a rank answers for, and what counts them, if any."""
+    """The ``units`` devices or hosts that a rank measures, and their counters, if any."""
 
     counters: Sequence[EnergyCounter]
     units: int
@@ -37,9 +32,9 @@ class EnergySource:
 
 @dataclass(kw_only=True, eq=False)
 class EnergyMonitor(Callback):
-    """Count energy from the first step of each process on, to the end of its training.
+    """Callback that measures energy from the first step of each process to its last.
 
-    It comes before whoever writes the figures, so that its last line is before that closes.
+    It precedes the callbacks that write the figures, since these close after its last record.
     """
 
     metrics: RunMetrics
@@ -65,26 +60,24 @@ class EnergyMonitor(Callback):
             self.say(f"the energy of the devices is not measured: {devices.text}")
         now = time.monotonic()
         pl_module.rank_figures.meters = [
-            Meter(counters=one.counters, units=one.units, now=now) for one in (devices, hosts)
+            Meter(counters=source.counters, units=source.units, now=now)
+            for source in (devices, hosts)
         ]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
-        if pl_module.verdict:  # the step was not taken
+        if pl_module.verdict:  # the step was rejected
             return
-        if (told := pl_module.rank_figures.told) is not None:
-            self._record(trainer, pl_module, told.energy)
+        if (figures := pl_module.rank_figures.last_report) is not None:
+            self._record(trainer, pl_module, figures.energy)
 
     def on_train_end(self, trainer: Trainer, pl_module: Pretraining) -> None:
         own = pl_module.rank_figures.own_energy(pl_module.device)
         self._record(trainer, pl_module, everyones_energy(sum_over_ranks(own)))
 
     def _record(
-        self,
-        trainer: Trainer,
-        pl_module: Pretraining,
-        counted: Sequence[EnergyReading],
+        self, trainer: Trainer, pl_module: Pretraining, counted: Sequence[EnergyReading]
     ) -> None:
-        self.metrics.energy(pl_module.progress, *counted)
+        self.metrics.record_energy(pl_module.progress, *counted)
         total = self.metrics.energy_used["devices"]
         if total.counted_seconds:
             for logger in trainer.loggers:
@@ -94,10 +87,10 @@ class EnergyMonitor(Callback):
 def device_source(
     device: torch.device, *, rank: int, ranks: int, per_card: int, sysfs: Path
 ) -> EnergySource:
-    """Choose what counts the device of a node's rank ``rank``, of ``ranks``.
+    """Choose the energy counters of local rank ``rank`` of ``ranks`` for its device.
 
-    An NVIDIA GPU is its rank's. Intel's and AMD's cards may be two devices, each a rank's, with
-    one counter: the node's first rank counts all of them.
+    Each rank reads its own NVIDIA GPU. Intel's and AMD's cards may contain two devices (one for
+    each of two ranks) with one counter, so the node's first rank reads all cards.
     """
     if device.type == "cpu":
         return EnergySource(counters=(), units=0, text="a CPU's energy is its host's")
@@ -113,16 +106,16 @@ def device_source(
 
 
 def _whole_cards(ranks: int, sysfs: Path) -> Sequence[EnergyCounter]:
-    """Find the counters of Intel's cards, if all that they count is that of our ``ranks``."""
-    cards, seen = card_counters(sysfs), count_devices("xpu")
-    if os.environ.get(DEVICE_MASKS["xpu"]) or seen != ranks or seen % len(cards):
-        together = f"{len(cards)} cards count together what {ranks} ranks and maybe others use"
-        raise NoCounterError(together)
+    """Return the counters of Intel's cards, if only our ``ranks`` use the cards."""
+    cards, num_devices = card_counters(sysfs), count_devices("xpu")
+    if os.environ.get(DEVICE_MASKS["xpu"]) or num_devices != ranks or num_devices % len(cards):
+        problem = f"{len(cards)} cards count {ranks} ranks and perhaps other jobs together"
+        raise NoCounterError(problem)
     return cards
 
 
 def host_source(*, rank: int, sysfs: Path) -> EnergySource:
-    """Choose what counts the host of a node's rank ``rank``: its first rank answers for it."""
+    """Choose the energy counters of the host: only the node's first rank reads them."""
     text = "RAPL of processors and memory"
     return _source(0 if rank else 1, text, lambda: host_counters(sysfs))
 

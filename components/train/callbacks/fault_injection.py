@@ -1,4 +1,4 @@
-"""Fault injection: the faults that a recipe names strike this rank before their steps."""
+"""Fault injection: inject the recipe's faults into this rank before their steps."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from components.train.module import Pretraining
 
 
 class FaultInjection(Callback):
-    """Fire the faults of this ``rank`` before the steps that the recipe names."""
+    """Callback that injects the faults of this ``rank`` before the steps in the recipe."""
 
     def __init__(self, *, folder: RunFolder, faults: Sequence[Fault], rank: int) -> None:
         self._injector = FaultInjector(faults=faults, folder=folder.path, rank=rank)
@@ -21,8 +21,10 @@ class FaultInjection(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: Pretraining, batch: StepBatch, batch_idx: int
     ) -> None:
-        pl_module.engine.settle()  # a weight under way would hide what is done to it
+        pl_module.engine.wait_for_weights()  # a pending all-gather would undo a fault
         reach = Reach(
-            checkpoints=self._folder.checkpoints, batch=batch.tokens, stages=pl_module.decoders
+            checkpoints=self._folder.checkpoints,
+            batch=batch.tokens,
+            stages=pl_module.stage_decoders,
         )
         self._injector.before_step(pl_module.progress, reach)

@@ -1,4 +1,4 @@
-"""Garbage collection of Python on a schedule that all ranks share."""
+"""Garbage collection of Python at the same steps on all ranks."""
 
 import gc
 from dataclasses import dataclass, field
@@ -11,11 +11,10 @@ from components.train.module import Pretraining
 
 @dataclass(kw_only=True, eq=False)
 class GarbageCollection(Callback):
-    """Collect Python's garbage (``gc``) every ``every_steps`` steps, and nothing in between.
+    """Callback that runs Python's ``gc`` only every ``every_steps`` steps.
 
-    Its own rule collects whenever a rank has made enough objects, each at another moment, and
-    all others wait for it in the next collective (torchtitan's ``gc_freq``). What is there
-    before the first step is looked at once, and no more after that.
+    By default, each rank collects at another moment, and all others wait in the next collective
+    (compare torchtitan's ``gc_freq``). Objects from before the first step are frozen.
     """
 
     every_steps: int
@@ -38,7 +37,7 @@ class GarbageCollection(Callback):
         self.close()
 
     def close(self) -> None:
-        if self._was_enabled is None:  # the run failed before it began
+        if self._was_enabled is None:  # the run failed before `on_train_start`
             return
         gc.unfreeze()
         if self._was_enabled:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
-from components.distributed.collectives import together
+from components.distributed.collectives import gather_results
 from components.distributed.devices import emulation_of
 from components.engine.deepspeed_engine import DeepSpeedEngine
 from components.run.event_log import EventLog, job_name, node_name
@@ -19,48 +19,49 @@ from components.train.module import Pretraining
 
 @dataclass(kw_only=True, eq=False)
 class LifecycleLogger(Callback):
-    """Note the start or resume of each process group, what changed before it, and its end.
+    """Callback that logs the start, resume and end of each process group, and changed settings.
 
-    ``began`` is the clock (`time.perf_counter`) when the ranks were asked to train; ``loaded``
-    says from where a run goes on. Let it be the first callback, so that a start ends before the
-    first evaluation begins.
+    ``began`` is the `time.perf_counter` when the ranks started, ``loaded`` the source of a
+    resumed run. It precedes validation: the first evaluation is not part of the start.
     """
 
     folder: RunFolder
-    journal: EventLog
+    event_log: EventLog
     began: float
     loaded: Callable[[], Mapping[str, Any]]
 
     def on_train_start(self, trainer: Trainer, pl_module: Pretraining) -> None:
-        progress, note = pl_module.progress, self.journal.note
-        nodes = together(lambda: node_name(os.environ))
-        if not self.journal.writes:
+        progress, note = pl_module.progress, self.event_log.write_event
+        nodes = gather_results(lambda: node_name(os.environ))
+        if not self.event_log.writes:
             return
         if isinstance(pl_module.engine, DeepSpeedEngine):
             self.folder.write_json("deepspeed.json", pl_module.engine.config)
         last = next(lines_from_end(self.folder.metrics), {})
         seconds = time.perf_counter() - self.began
-        where = {
+        evidence = {
             "ranks": pl_module.recipe.cluster.ranks,
             "nodes": list(dict.fromkeys(nodes)),
             "job": job_name(os.environ),
             "float8": emulation_of(pl_module.recipe, pl_module.device.type),
             MEASURED_UNTIL: last.get("time"),
         }
-        where = {key: value for key, value in where.items() if value is not None}
+        evidence = {key: value for key, value in evidence.items() if value is not None}
         if progress.step == 0:
-            note("start", progress, "a run begins", where, seconds=seconds)
+            note("start", progress, "a run starts", evidence, seconds=seconds)
         else:
-            where |= self.loaded()
-            note("resume", progress, "a checkpoint was found", where, seconds=seconds)
+            evidence |= self.loaded()
+            note("resume", progress, "a checkpoint was found", evidence, seconds=seconds)
         if changed := self.folder.changes_at(progress.step):
-            note("changed_setting", progress, "the user set other values", changed)
+            note("changed_setting", progress, "the user changed values", changed)
 
     def on_train_end(self, trainer: Trainer, pl_module: Pretraining) -> None:
-        asked = "a signal or the stop file asked for it"
+        cause = "requested by a signal or the stop file"
         if pl_module.stopping:
-            self.journal.note("stop", pl_module.progress, asked, {})
-        elif pl_module.progress.step < pl_module.recipe.derived.steps:
-            self.journal.note("stop", pl_module.progress, "a phase of the run ends here", {})
+            self.event_log.write_event("stop", pl_module.progress, cause, {})
+        elif pl_module.progress.step < pl_module.recipe.derived_numbers.steps:
+            self.event_log.write_event(
+                "stop", pl_module.progress, "a phase of the run ends", {}
+            )
         else:
-            self.journal.note("end", pl_module.progress, "the budget is spent", {})
+            self.event_log.write_event("end", pl_module.progress, "the budget is spent", {})

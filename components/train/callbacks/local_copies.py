@@ -1,4 +1,4 @@
-"""Local copies of a run: where on a node they lie, and of which run they are."""
+"""Local copies of a run: their folder on a node, and the identity of the run."""
 
 import hashlib
 import os
@@ -10,7 +10,7 @@ from torch.distributed.constants import default_pg_timeout
 from components.checkpoint.local_copies import LocalCopies
 from components.checkpoint.local_files import own_folder
 from components.config.schema.sections import LocalCheckpoints
-from components.distributed.collectives import by_first, together
+from components.distributed.collectives import by_first, gather_results
 from components.distributed.node_tree import make_node_tree
 from components.run.event_log import node_name
 from components.run.folder import RunFolder
@@ -21,15 +21,11 @@ from components.train.module import Pretraining
 def make_local_copies(
     module: Pretraining, settings: LocalCheckpoints, folder: Path
 ) -> LocalCopies:
-    """Make the folders of the run in ``folder`` on all nodes, and connect their ranks.
-
-    Raises:
-        RecipeError: on all ranks, one cannot be made, or is not the user's alone.
-    """
-    run = by_first(lambda: identity(RunFolder(folder)))
-    # Where several nodes are one machine, as in tests, each has its own.
+    """Create the local folders of the run in ``folder`` on all nodes, and connect the ranks."""
+    run = by_first(lambda: identify_run(RunFolder(folder)))
+    # In tests, several nodes are on one machine: each has its own folder.
     below = (job_folder(os.environ), f"local-{run[:16]}", node_name(os.environ))
-    together(lambda: own_folder(Path(settings.folder), *below))
+    gather_results(lambda: own_folder(Path(settings.folder), *below))
     per_node, timeout = module.recipe.cluster.devices_per_node, default_pg_timeout
     return LocalCopies(
         folder=Path(settings.folder).joinpath(*below),
@@ -42,15 +38,15 @@ def make_local_copies(
     )
 
 
-def identity(run: RunFolder) -> str:
-    """Name a run by its folder, the recipe that it has now, and how often it was rewound."""
-    written = run.recipe.stat()
-    rewound = sum(one["kind"] == "rewind" for one in read_lines(run.journal))
-    where = hashlib.sha256(str(run.path.resolve()).encode()).hexdigest()
-    return f"{where} {written.st_ino} {written.st_mtime_ns} {rewound}"
+def identify_run(run: RunFolder) -> str:
+    """Return an identifier of a run: its folder, its current recipe file, and its rewinds."""
+    status = run.recipe.stat()
+    rewound = sum(event["kind"] == "rewind" for event in read_lines(run.events))
+    folder_digest = hashlib.sha256(str(run.path.resolve()).encode()).hexdigest()
+    return f"{folder_digest} {status.st_ino} {status.st_mtime_ns} {rewound}"
 
 
 def job_folder(seen: Mapping[str, str]) -> str:
-    """Name what a job's script removes from its nodes; outside of jobs, the user's."""
+    """Return the name of a job's or user's folder on a node. The job script removes it."""
     job = seen.get("SLURM_JOB_ID") or seen.get("PBS_JOBID", "").partition(".")[0]
     return f"kochbuch-{job or f'user-{os.getuid()}'}"

@@ -1,4 +1,4 @@
-"""The profile of a run: some steps as a trace and as a table; graphs of torch's compiler."""
+"""Profiler: some steps of a run as a trace and a table; graphs of torch's compiler."""
 
 import time
 from collections.abc import Callable
@@ -13,39 +13,39 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from components.config.schema.monitoring import Profiler
 from components.profiling.parts import Ranges
-from components.profiling.profile import ON_PURPOSE, profile_of
+from components.profiling.profile import profile_of
 from components.profiling.trace import STEP, read_trace
 from components.run.folder import RunFolder
 from components.torch_internals.operators import count_graphs
 from components.train.module import Pretraining
 
-_SETTLED = 2  # steps; by then every kind of layer had its batch
+_WARMUP_STEPS = 2  # steps; by then every kind of layer has run
 
 
 class GraphCounter(Callback):
-    """Count this rank's graphs; recompiles are those made after its second step."""
+    """Callback that counts this rank's graphs. Graphs after the second step are recompiles."""
 
     _steps = _graphs = 0
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
-        if pl_module.verdict:  # the step was not taken
+        if pl_module.verdict:  # the step was rejected
             return
         self._steps += 1
-        if self._steps <= _SETTLED:
+        if self._steps <= _WARMUP_STEPS:
             self._graphs = count_graphs()
 
     @property
-    def figures(self) -> dict[str, int]:
-        """``graphs`` of the process, and ``recompiles``, those of them that came late."""
-        graphs, is_settled = count_graphs(), self._steps > _SETTLED
-        return {"graphs": graphs, "recompiles": graphs - self._graphs if is_settled else 0}
+    def graph_counts(self) -> dict[str, int]:
+        """The number of ``graphs`` in this process, and of ``recompiles`` among them."""
+        graphs, has_warmed_up = count_graphs(), self._steps > _WARMUP_STEPS
+        return {"graphs": graphs, "recompiles": graphs - self._graphs if has_warmed_up else 0}
 
 
 @dataclass(kw_only=True, eq=False)
 class ProfilerCallback(Callback):
-    """Profile the steps that ``settings`` name, on this ``rank``.
+    """Callback that profiles the steps in ``settings`` on this ``rank``.
 
-    Between steps, where others evaluate or save, the trace goes on, but its steps are over.
+    Between steps (evaluations, saves), the trace continues, but outside of any step's range.
     """
 
     settings: Profiler
@@ -59,9 +59,11 @@ class ProfilerCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: Pretraining) -> None:
         first, done = self.settings.first_step, pl_module.progress.step
-        if done >= first and not self.trace.exists():
-            gone = f"{first} is over, the run goes on after step {done}: nothing is profiled"
-            self.say(f"profiler.first_step: {gone}")
+        if done >= first and not self.trace_file.exists():
+            problem = (
+                f"step {first} has passed: the run resumes after step {done} without a profile"
+            )
+            self.say(f"profiler.first_step: {problem}")
         self._begin_before(pl_module)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
@@ -82,20 +84,20 @@ class ProfilerCallback(Callback):
         self.close()
 
     def close(self) -> None:
-        """Drop what a run that ends within the profile has seen of it."""
+        """Discard an incomplete profile when the run ends."""
         if self._running is not None:
             self._stop()
 
     @property
-    def trace(self) -> Path:
+    def trace_file(self) -> Path:
         return self.folder.profiles / f"rank-{self.rank}.trace.json.gz"
 
     def _begin_before(self, module: Pretraining) -> None:
-        """Begin before the first step's batch is read; guards that go back do not end it."""
+        """Start the profile before the first step's batch is read. It survives rollbacks."""
         is_next = module.progress.step + 1 == self.settings.first_step
         if not is_next or self._taken == self.settings.steps or self._running is not None:
             return
-        ranges = Ranges(module.decoders)
+        ranges = Ranges(module.stage_decoders)
         activities = {
             "cuda": [ProfilerActivity.CPU, ProfilerActivity.CUDA],
             "xpu": [ProfilerActivity.CPU, ProfilerActivity.XPU],
@@ -121,28 +123,24 @@ class ProfilerCallback(Callback):
         assert self._running is not None
         (running, ranges), self._running = self._running, None
         running.stop()
-        ranges.remove()
+        ranges.remove_hooks()
         return running
 
     def _write(self, module: Pretraining) -> None:
-        """Keep the trace, and what it says."""
+        """Write the trace and its summary."""
         began = time.perf_counter()
         running = self._stop()
         self.folder.profiles.mkdir(exist_ok=True)
-        running.export_chrome_trace(str(self.trace))
-        found = profile_of(
-            read_trace(self.trace),
-            machine=module.recipe.cluster.hardware,
-            dtype=str(module.compute_dtype).removeprefix("torch."),
-        )
+        running.export_chrome_trace(str(self.trace_file))
         name = f"{self.folder.profiles.name}/rank-{self.rank}.json"
-        about = {"rank": self.rank, "compiler": self.graphs.figures}
-        self.folder.write_json(name, about | found)
-        self.say(f"profile: {self.trace.parent} ({time.perf_counter() - began:.1f} s to write)")
+        about = {"rank": self.rank, "compiler": self.graphs.graph_counts}
+        self.folder.write_json(name, about | profile_of(read_trace(self.trace_file)))
+        self.say(
+            f"profile: {self.trace_file.parent} ({time.perf_counter() - began:.1f} s to write)"
+        )
 
 
 def _wait(device: torch.device) -> None:
-    """Let a step begin and end with an idle device: all of its kernels are then in it."""
+    """Synchronize the device, so that a step contains all of its kernels."""
     if device.type != "cpu":
-        with record_function(ON_PURPOSE):
-            torch.accelerator.synchronize(device)
+        torch.accelerator.synchronize(device)

@@ -15,18 +15,18 @@ from components.train.held_out import LAST_QUARTER, Evaluation, weighted_mean
 from components.train.loggers import MetricsFile
 from components.train.module import Pretraining
 
-MOST_WITHOUT_ENERGY = 256  # lines: there is one of energy for every few steps
+MOST_WITHOUT_ENERGY = 256  # lines to search: there is an energy record every few steps
 
 
 @dataclass(kw_only=True, eq=False)
 class RunMetrics(Callback):
-    """Record each step, validation and reading of energy; keep what the summary needs."""
+    """Callback that records steps, validations and energy, for the file and the summary."""
 
     file: MetricsFile
 
     def __post_init__(self) -> None:
         self.evaluations: list[Evaluation] = []
-        # Energy of steps that were undone counts.
+        # The energy of undone steps counts, too.
         self.energy_used = {"devices": NOTHING, "hosts": NOTHING}
         late = islice(self.file.earlier_records(), MOST_WITHOUT_ENERGY)
         if (
@@ -38,17 +38,16 @@ class RunMetrics(Callback):
         self._energy_before = self.energy_used
 
     def on_train_start(self, trainer: Trainer, pl_module: Pretraining) -> None:
-        """Read the evaluations that the summary at the end needs; rank 0 alone does so.
+        """Read the first evaluation and those in the last quarter, for the summary, on rank 0.
 
-        They are the first one and those of the last quarter of the tokens, which are read from
-        the end of the file. Of one that was repeated, the last counts.
+        The file is read from its end. Of repeated evaluations, the last one counts.
         """
         if not self.file.writes or not pl_module.progress.step:
             return
-        found: dict[int, Evaluation] = {}
+        by_step: dict[int, Evaluation] = {}
 
         def is_late(line: Mapping[str, Any]) -> bool:
-            newest = next(iter(found.values()), None)
+            newest = next(iter(by_step.values()), None)
             return newest is None or line.get("tokens", 0) >= LAST_QUARTER * newest.tokens
 
         begin = (record for _, record in stream_lines(self.file.file, []))
@@ -56,15 +55,17 @@ class RunMetrics(Callback):
         for line in chain(takewhile(is_late, self.file.earlier_records()), first):
             if line["kind"] == "held_out" and line["step"] <= pl_module.progress.step:
                 evaluation = Evaluation(line["step"], line["tokens"], line["by_source"])
-                found.setdefault(evaluation.step, evaluation)
-        self.evaluations = [found[step] for step in sorted(found)]
+                by_step.setdefault(evaluation.step, evaluation)
+        self.evaluations = [by_step[step] for step in sorted(by_step)]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
-        if pl_module.verdict:  # the step was not taken
+        if pl_module.verdict:  # the step was rejected
             return
         assert pl_module.last is not None
-        figures = {key: one for key, one in asdict(pl_module.last).items() if one is not None}
-        self.file.record("step", pl_module.last, figures)
+        figures = {
+            key: value for key, value in asdict(pl_module.last).items() if value is not None
+        }
+        self.file.append_record("step", pl_module.last, figures)
         del figures["step"], figures["samples_digest"]
         for logger in trainer.loggers:
             logger.log_metrics(figures, pl_module.last.step)
@@ -75,7 +76,7 @@ class RunMetrics(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: Pretraining) -> None:
         seconds = time.perf_counter() - self._validation_began
         progress = pl_module.progress
-        shares = pl_module.data.batches.shares_after(progress.step)
+        shares = pl_module.data_module.batches.shares_after(progress.step)
         self.record_held_out(progress, pl_module.held_out, shares, seconds)
 
     def record_held_out(
@@ -85,36 +86,44 @@ class RunMetrics(Callback):
         shares: Mapping[str, float],
         seconds: float,
     ) -> None:
-        """Record an evaluation that took ``seconds``; ``shares`` are those drawn with there."""
-        taken = Evaluation(progress.step, progress.tokens, by_source)
-        self.evaluations.append(taken)
+        """Record an evaluation that took ``seconds``. ``shares`` is the mixture at its step."""
+        evaluation = Evaluation(progress.step, progress.tokens, by_source)
+        self.evaluations.append(evaluation)
         figures = {
-            "loss": taken.mean,
+            "loss": evaluation.mean_loss,
             "weighted_loss": weighted_mean(by_source, shares),
             "by_source": by_source,
             "shares": shares,
             "seconds": seconds,
         }
-        self.file.record("held_out", progress, figures)
+        self.file.append_record("held_out", progress, figures)
 
-    def energy(
+    def record_energy(
         self, progress: RunProgress, devices: EnergyReading, hosts: EnergyReading
     ) -> None:
-        """Note what was counted since this process began; the run's earlier ones' is added."""
+        """Record the energy of this process plus that used by earlier processes of the run."""
         counted = {"devices": devices, "hosts": hosts}
-        used = {name: self._energy_before[name] + one for name, one in counted.items()}
+        used = {name: self._energy_before[name] + counts for name, counts in counted.items()}
         self.energy_used = used
-        self.file.record(
-            "energy", progress, {name: one.as_json() for name, one in used.items()}
+        self.file.append_record(
+            "energy", progress, {name: reading.as_json() for name, reading in used.items()}
         )
 
     def held_out_loss(self, tokens: int) -> float | None:
-        """Return the plain mean over sources after so many tokens, if it was taken then.
-
-        It ranks checkpoints of different phases, whose mixtures weigh the sources differently.
-        """
-        return next((one.mean for one in self.evaluations if one.tokens == tokens), None)
+        """Return the plain mean over sources at ``tokens``: it can compare phases."""
+        return next(
+            (
+                evaluation.mean_loss
+                for evaluation in self.evaluations
+                if evaluation.tokens == tokens
+            ),
+            None,
+        )
 
     def go_back(self, progress: RunProgress) -> None:
-        """Forget the evaluations after ``progress``; their lines stay in the file."""
-        self.evaluations = [one for one in self.evaluations if one.tokens <= progress.tokens]
+        """Forget the evaluations after ``progress``. Their lines stay in the file."""
+        self.evaluations = [
+            evaluation
+            for evaluation in self.evaluations
+            if evaluation.tokens <= progress.tokens
+        ]

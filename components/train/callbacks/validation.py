@@ -8,9 +8,9 @@ from components.train.module import Pretraining
 
 
 class ValidationByTokens(Callback):
-    """Run Lightning's validation loop where ``evaluation.every_tokens`` says so.
+    """Callback that runs Lightning's validation loop at each ``evaluation.every_tokens``.
 
-    ``Trainer(val_check_interval=...)`` counts batches, whose tokens a ramp or a phase changes.
+    Not by ``val_check_interval``: it counts batches, and their tokens change (ramps, phases).
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: Pretraining) -> None:
@@ -24,7 +24,7 @@ class ValidationByTokens(Callback):
 
 
 def run_validation(trainer: Trainer) -> None:
-    """Run the validation loop within training, as Lightning does between two batches."""
+    """Run the validation loop during training, as Lightning does between two batches."""
     connector = trainer._logger_connector
     first_batch = connector._first_loop_iter
     trainer.validating = True

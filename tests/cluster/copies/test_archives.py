@@ -59,4 +59,4 @@ def test_an_environment_that_cannot_be_copied_ends_the_chain(
     assert "conda has no pyvenv.cfg" in capsys.readouterr().err
     failure = find_failure(ranks=run / "ranks", log="", nodes=("node1",), per_node=1, status=2)
     assert failure.of_user
-    assert "has no pyvenv.cfg: it is no virtual environment" in failure.why
+    assert "has no pyvenv.cfg, so it is not a virtual environment" in failure.why

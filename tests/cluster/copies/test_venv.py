@@ -140,13 +140,13 @@ def spoil_mark(venv: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (spoil_link, r"of \S+ lib/\S+/folder is a link to /usr/share: every rank would read"),
+        (spoil_link, r"in \S+ lib/\S+/folder is a link to /usr/share, so every rank"),
         (
             spoil_place,
-            r"of \S+ mine\.pth adds /usr/share: every rank would read there\n  install",
+            r"in \S+ mine\.pth adds /usr/share, so every rank would read outside it\n  install",
         ),
-        (spoil_editable, r"of \S+ mine-1\.0 is installed in editable mode"),
-        (spoil_mark, r"node_local, but \S+ has no pyvenv\.cfg.*\n  name one by site\.venv"),
+        (spoil_editable, r"in \S+ mine-1\.0 is installed in editable mode"),
+        (spoil_mark, r"node_local, but \S+ has no pyvenv\.cfg.*\n  set site\.venv"),
     ],
 )
 def test_what_ranks_would_still_read_elsewhere_is_refused(

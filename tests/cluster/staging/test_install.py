@@ -88,12 +88,12 @@ def test_a_stage_is_whole_or_has_no_record(tmp_path: Path) -> None:
 
 def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(RecipeError, match=r"holds thesis.tex and is no stage"):
+    with pytest.raises(RecipeError, match=r"contains thesis.tex and is not a stage"):
         open_stage(tmp_path)
     assert [one.name for one in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RecipeError, match=r"file: cannot write .*\n  name another"):
+    with pytest.raises(RecipeError, match=r"file: cannot write .*\n  use another"):
         open_stage(tmp_path / "file" / "x.stage")

@@ -13,9 +13,9 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.part_nodes import check_nodes
 from components.config.recipe import Recipe
-from components.config.user_overrides import leaves
+from components.config.user_overrides import iterate_leaves
 from components.errors import RecipeError
-from tests.recipes.differences import RECIPES, golden_tree
+from tests.recipes.compositions import RECIPES, composed_tree
 
 # A recipe that torchtitan can train.
 SAYABLE = (
@@ -25,13 +25,13 @@ SAYABLE = (
 WORDS = (
     *("none", "auto", "float32", "float64", "all", "matrices", "after", "1-sqrt", "cosine"),
     *("plain", "scaled", "gelu", "full", "interleaved", "gpipe", "layers", "deepspeed"),
-    *("layers_and_ends", "best_fit", "each_head", "all_heads", "natural", "copies"),
+    *("layers_and_ends", "best_fit", "each_head", "all_heads", "natural", "replicas"),
 )
 # What changes no file and is not refused, since in that recipe it changes nothing: rows that
 # only pad; float16's scaling in bfloat16; parts of a layout without experts, stages, tensor
 # ranks, recomputed layers or sharded moments; and what each trainer does in its own way.
 IDLE = {
-    *("model.vocab_size", "precision.loss_scale", "parallelism.expert_divisor"),
+    *("model.vocab_size", "precision.loss_scale", "parallelism.expert_grad_average"),
     *("parallelism.recompute_every", "parallelism.stage_balance", "data.mixture"),
     *("parallelism.schedule", "parallelism.stages_per_rank", "parallelism.sequence_parallel"),
 }
@@ -56,7 +56,7 @@ OTHER: dict[str, Any] = {
 
 @cache
 def settled(name: str) -> Mapping[str, Any]:
-    tree: Mapping[str, Any] = golden_tree(name, "full")["recipe"]
+    tree: Mapping[str, Any] = composed_tree(name, "full")["recipe"]
     return tree
 
 
@@ -74,7 +74,7 @@ def test_a_key_that_nobody_knows_is_refused() -> None:
 def test_every_recipe_is_refused_with_a_way_out() -> None:
     for name in RECIPES:
         recipe = Recipe.model_validate(settled(name))
-        with pytest.raises(RecipeError, match="cannot say this recipe") as refusal:
+        with pytest.raises(RecipeError, match="cannot train this recipe") as refusal:
             write_files(recipe, "asked")
         assert "\n  " in refusal.value.problem
         assert refusal.value.remedy
@@ -132,7 +132,7 @@ def test_another_value_of_any_key_is_another_file_or_is_refused() -> None:
     recipe = compose_recipe(read_point([*SAYABLE, "scale=full"]))
     tree, silent = recipe.model_dump(mode="json"), set()
     written = write_files(recipe, "asked")
-    for path, value in leaves(tree):
+    for path, value in iterate_leaves(tree):
         steps = path.split(".")
         above = {".".join(steps[: end + 1]) for end in range(len(steps))}
         if above & checks.OWN or steps[-1] == "_partial_" or path.startswith("data.shares."):

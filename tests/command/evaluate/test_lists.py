@@ -10,7 +10,7 @@ from components.errors import RecipeError
 
 LIST = """\
 name: mine
-why: A list of one's own.
+description: A list of one's own.
 harness: 0.4.13
 each: {de: {code: DE, question: Frage}, en: {question: Question, config: main}}
 words: {config: easy_<code>}
@@ -39,10 +39,13 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_list_that_is_shipped_reads_and_gives_its_sources(name: str) -> None:
     found = read_list(name)
     assert all(task.source for task in found.tasks.values())
-    asked = [(one.asked, one.dataset, one.config) for one in found.questions()]
-    assert len(asked) == len(set(asked)) >= len(found.tasks)
-    told = (*(one.dataset for one in found.questions()), *(config for *_, config in asked))
-    assert not any("<" in text.replace("<config>", "") for text in told)
+    questions = [(one.lm_eval_task, one.dataset, one.config) for one in found.iter_questions()]
+    assert len(questions) == len(set(questions)) >= len(found.tasks)
+    names = (
+        *(one.dataset for one in found.iter_questions()),
+        *(config for *_, config in questions),
+    )
+    assert not any("<" in text.replace("<config>", "") for text in names)
 
 
 def test_the_nine_of_mula_and_the_five_of_eu21_are_there() -> None:
@@ -57,7 +60,7 @@ def test_the_nine_of_mula_and_the_five_of_eu21_are_there() -> None:
 
 def test_a_new_list_is_one_new_file(mine: Path) -> None:
     assert list_names() == ["mine"]
-    german, english = read_list("mine").questions()
+    german, english = read_list("mine").iter_questions()
     assert (german.part, german.config) == ("arc_easy-de", "easy_DE")
     assert german.templates == {"doc_to_text": "Frage: {{question}}"}
     assert (english.part, english.config) == ("arc_easy-en", "main")
@@ -66,7 +69,11 @@ def test_a_new_list_is_one_new_file(mine: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("name: mine", "name: yours", r"mine.yaml:1: name: 'yours', in the file of 'mine'"),
+        (
+            "name: mine",
+            "name: yours",
+            r"mine.yaml:1: name: 'yours' differs from the file name 'mine'",
+        ),
         ("    source: a paper\n", "", r"mine.yaml:7: tasks.arc.source: missing"),
         ("metric:", "metrics:", r"mine.yaml:13: tasks.arc.metrics: unknown key"),
         ("version: 1.0", "version: !function x.y", r"mine.yaml:11: .*tag !function"),

@@ -31,11 +31,11 @@ def test_an_element_asks_the_question_alone_and_finds_the_users_files(
 def test_a_record_is_read_as_it_was_written_and_refused_if_it_is_none(tmp_path: Path) -> None:
     assert read_array(tmp_path) is None
     array = EvaluationArray(groups=[[1_024, 3_072], [2_048]], words=["tasks=x"], job="77")
-    array.write(tmp_path)
+    array.save_array(tmp_path)
     assert read_array(tmp_path) == array
     (tmp_path / "array.json").write_text('{"groups": 3}')
     with pytest.raises(
-        RecipeError, match=r"array\.json: .*\n.*the same command writes another"
+        RecipeError, match=r"array\.json: .*\n.*the same command writes a new file"
     ):
         read_array(tmp_path)
 
@@ -48,7 +48,7 @@ def test_a_record_is_read_as_it_was_written_and_refused_if_it_is_none(tmp_path: 
         (
             ("at_tokens=9",),
             (1, 2),
-            "at_tokens: 9 has no checkpoint in .*\n  the nearest: 2",
+            "at_tokens: no checkpoint at 9 tokens .*\n  nearest checkpoints: 2",
         ),
     ],
 )

@@ -44,28 +44,30 @@ def test_a_file_named_as_a_list_is_the_task_that_is_meant(tmp_path: Path) -> Non
     write(tmp_path, PLAIN)
     (tmp_path / "animals.yaml").rename(tmp_path / "mula9.yaml")
     (tmp_path / "mula9.yaml").write_text(PLAIN.replace("task: animals", "task: mula9"))
-    asked = TaskRequest(tasks=("mula9",), tasks_folder=tmp_path, staged=tmp_path).find()
-    assert [one.name for one in asked.tasks] == ["mula9"]
-    assert not asked.lists
+    folders = {"tasks_folder": tmp_path, "staged": tmp_path, "folder": tmp_path}
+    request = TaskRequest(tasks=("mula9",), compute=None, most_rows=1, **folders)
+    tasks, lists = request.load_requested()
+    assert [task.name for task in tasks] == ["mula9"]
+    assert not lists
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("doc_to_target: sound", "doc_to_target: !function x.y", "yaml:8: .*tag !function"),
-        ("test_split: test", "class: evil.Task", "yaml:4: class: .* not taken"),
-        ("test_split: test", "include: ../base.yaml", "yaml:4: include: .* not taken"),
-        ("test_split: test", "process_docs: x", "yaml:4: process_docs: .* not taken"),
-        ("test_split: test", "unsafe_code: true", "yaml:4: unsafe_code: .* not taken"),
+        ("test_split: test", "class: evil.Task", "yaml:4: class: unknown key in"),
+        ("test_split: test", "include: ../base.yaml", "yaml:4: include: unknown key in"),
+        ("test_split: test", "process_docs: x", "yaml:4: process_docs: unknown key in"),
+        ("test_split: test", "unsafe_code: true", "yaml:4: unsafe_code: unknown key in"),
         ("dataset_path: json", "dataset_path: pandas", "yaml:2: dataset_path: .*'pandas'"),
         ("dataset_path: json", "dataset_path: a/b", r"yaml:2: .*\n.*csv, json"),
-        ("[animals.jsonl]", "https://h/x.jsonl", "yaml:3: .*test: there is no file"),
-        ("[animals.jsonl]", "/etc/passwd", "yaml:3: .*test: '/etc/passwd' leads out of the"),
-        ("[animals.jsonl]", "linked", "yaml:3: .*test: 'linked' leads out of the folder"),
-        ("{data_files: {test: [animals.jsonl]}}", "{data_dir: x}", "yaml:3: .*no files by"),
-        ("}}", "}, trust_remote_code: true}", "yaml:3: dataset_kwargs: .*or more than that"),
-        ("task: animals", "task: birds", "yaml:1: task: 'birds', in the file of 'animals'"),
-        ("task: animals", "group: animals", "yaml:1: group: .* not taken"),
+        ("[animals.jsonl]", "https://h/x.jsonl", "yaml:3: .*test: .* does not exist"),
+        ("[animals.jsonl]", "/etc/passwd", "yaml:3: .*test: '/etc/passwd' is outside the"),
+        ("[animals.jsonl]", "linked", "yaml:3: .*test: 'linked' is outside the folder"),
+        ("{data_files: {test: [animals.jsonl]}}", "{data_dir: x}", "yaml:3: .*splits to files"),
+        ("}}", "}, trust_remote_code: true}", "yaml:3: dataset_kwargs: .*only data_files"),
+        ("task: animals", "task: birds", "yaml:1: task: 'birds' differs from the file name"),
+        ("task: animals", "group: animals", "yaml:1: group: unknown key in"),
     ],
 )
 def test_what_is_more_than_data_is_refused(
@@ -95,14 +97,14 @@ PLAIN_TEXT = 'doc_to_text: "The {{ animal }} says"'
         ("{{ 'a' | center(10) }}", "has the step center"),
         ("{{ animal | indent(10) }}", "has the step indent"),
         ("{{ animal | regex_replace('(a+)+$', '') }}", "has the step regex_replace"),
-        ("{{ animal.replace('', animal) }}", "gives replace something other than texts"),
-        ("{{ animal | join(animal) }}", "gives join something other than texts"),
-        ("{{ animal | join(d=animal) }}", "gives join something other than texts"),
+        ("{{ animal.replace('', animal) }}", "calls replace with an argument"),
+        ("{{ animal | join(animal) }}", "calls join with an argument"),
+        ("{{ animal | join(d=animal) }}", "calls join with an argument"),
         ("{{ animal.strip(*animal) }}", "has the step strip"),
-        ("{{ " + "animal" + " | join('abc')" * 9 + " }}", "can turn short text into long text"),
+        ("{{ " + "animal" + " | join('abc')" * 9 + " }}", "can make a text too long"),
         (
             "{{ animal" + ".replace('a', 'aaaa')" * 9 + " }}",
-            "can turn short text into long text",
+            "can make a text too long",
         ),
         ("{{ " + "(" * 5000 + " }}", "cannot be read"),
         ("{{ animal", "cannot be read"),
@@ -160,5 +162,5 @@ def test_a_value_that_no_task_has_is_refused(line: str, message: str, tmp_path: 
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"tasks_folder: .* is no folder"):
+    with pytest.raises(RecipeError, match=r"tasks_folder: .* is not a folder"):
         find_tasks(["animals"], tmp_path / "none")

@@ -18,8 +18,8 @@ from components.config.user_overrides import UserOverrides
 
 # Texts of any form that are opened nowhere. A new one belongs here, or is a `Place`.
 PLAIN = {
-    *("why", "from.fingerprint", "tracking.mlflow.experiment", "tracking.wandb.entity"),
-    *(f"data.sources.*.{key}" for key in ("embedded", "stand_in", "column", "language")),
+    *("description", "from.fingerprint", "tracking.mlflow.experiment", "tracking.wandb.entity"),
+    *(f"data.sources.*.{key}" for key in ("embedded", "placeholder", "column", "language")),
     *(f"data.sources.*.{key}" for key in ("licence", "origin")),
     *(f"data.sources.*.dataset.{key}" for key in ("name", "split", "revision")),
     *("data.preparation.language.keep", "data.preparation.language.except_sources"),
@@ -32,7 +32,7 @@ PLAIN = {
     ),
     *("published.*.value", "published.*.unit", "published.*.source", "assumed.*.reason"),
     *("children.*.fingerprint", "children.*.evaluate.tasks"),
-    *("cluster.name", "scale.shrink.carriers.*.embedded"),
+    *("cluster.name", "scale.shrink.filler.*.embedded"),
 }
 PLACES = {
     *("data.folder", "data.tokenizer_folder", "from.run"),
@@ -115,7 +115,7 @@ def test_a_word_list_of_a_received_recipe_lies_below_the_working_folder(
     tree = {
         "defaults": ["bloom176b", {"override /preparation": "roots"}],
         "name": "mine",
-        "why": "A test.",
+        "description": "A test.",
         "data": {"preparation": {"filters": {"text_ratios": ratios}}},
     }
     (here / "r.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))

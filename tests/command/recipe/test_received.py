@@ -59,7 +59,7 @@ def save(tree: dict[str, Any], name: str) -> str:
 
 CHOICES = {
     "hydra.searchpath": "[pkg://canary]",
-    "why": "${oc.env:HOME}",
+    "description": "${oc.env:HOME}",
     "cluster": "../../../x",
     "scale": "mini,hydra.searchpath=[pkg://canary]",
     "model": "/etc/hostname",
@@ -72,12 +72,12 @@ CHOICES = {
 def test_a_choice_of_a_received_lock_is_an_option_that_exists(
     group: str, kind: str, written: dict[str, Any], folder: Path, capfd: Said
 ) -> None:
-    forged = forge(written[kind], "asked", "choices", **{group: CHOICES[group]})
+    forged = forge(written[kind], "requested", "choices", **{group: CHOICES[group]})
     file = save(forged, "x.lock.yaml")
     words = {"verify": [f"file={file}"], "diff": [f"a={file}", "b=bloom560m"]}
     for name, own in words.items():
         assert main([f"action={name}", *own]) == 2
-        assert f"asked.choices.{group}: there is no" in capfd.readouterr().err
+        assert f"requested.choices.{group}: " in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("action", ["verify", "diff"])
@@ -89,7 +89,7 @@ def test_nothing_is_imported_because_a_lock_names_it(
         (place / "__init__.py").write_text(ACTS, "utf-8")
     (folder / "canary.py").write_text(ACTS, "utf-8")
     choices = {"hydra.searchpath": "[pkg://canary]"}
-    file = save(forge(written["lock"], "asked", "choices", **choices), "x.lock.yaml")
+    file = save(forge(written["lock"], "requested", "choices", **choices), "x.lock.yaml")
     words = [f"file={file}"] if action == "verify" else [f"a={file}", "b=bloom560m"]
     done = subprocess.run(
         [sys.executable, str(ROOT / "run.py"), f"action={action}", *words],
@@ -104,35 +104,45 @@ def test_nothing_is_imported_because_a_lock_names_it(
 def test_a_lock_sealed_anew_is_judged_as_any_other(
     written: dict[str, Any], folder: Path, capfd: Said
 ) -> None:
-    save(forge(written["lock"], "asked", "values", why="sealed anew"), "plain.yaml")
+    save(
+        forge(written["lock"], "requested", "values", description="sealed again"), "plain.yaml"
+    )
     given = read_given(Path("plain.yaml"))
     assert isinstance(given, ReceivedLock)
     head, seal, body = write_text(given.lock, "by somebody").partition("below: ")
-    body = body[65:].replace("sealed anew", "${oc.env:HOME}")
+    body = body[65:].replace("sealed again", "${oc.env:HOME}")
     text = f"{head}{seal}{sha256(body.encode()).hexdigest()}\n{body}"
     assert is_sealed(text)
     Path("x.lock.yaml").write_text(text)
     assert main(["action=verify", "file=x.lock.yaml"]) == 2
-    assert "only ${section.key} may be referred to" in capfd.readouterr().err
+    assert "write a reference as ${section.key}" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("steps", "changes", "message"),
     [
-        (("settled", "scale"), {"name": "mini,+x=1"}, "settled.scale.name: there is no scale"),
-        (("settled", "scale"), {"name": ["mini"]}, "settled.scale.name: is missing, or no"),
-        (("settled",), {"scale": 3}, "settled.scale: 3 is no mapping"),
-        (("settled",), {"precision": {}}, "settled.precision.compute: is missing"),
-        (("settled",), {"parallelism": {"foo": 1}}, "no recipe of this version has such"),
-        (("settled", "data"), {"sources": [1]}, "settled.data.sources: [1] is no mapping"),
-        (("settled", "data"), {"sources": {"x": 1}}, "settled.data.sources.x: 1 is no"),
-        (("settled",), {"model": {"mlp": 7}}, "settled.model.mlp: 7 is no mapping"),
+        (
+            ("resolved", "scale"),
+            {"name": "mini,+x=1"},
+            "resolved.scale.name: unknown scale",
+        ),
+        (("resolved", "scale"), {"name": ["mini"]}, "resolved.scale.name: is missing or not"),
+        (("resolved",), {"scale": 3}, "resolved.scale: 3 is not a mapping"),
+        (("resolved",), {"precision": {}}, "resolved.precision.compute: is missing"),
+        (("resolved",), {"parallelism": {"foo": 1}}, "this version has no such key"),
+        (("resolved", "data"), {"sources": [1]}, "resolved.data.sources: [1] is not a mapping"),
+        (("resolved", "data"), {"sources": {"x": 1}}, "resolved.data.sources.x: 1 is no"),
+        (("resolved",), {"model": {"mlp": 7}}, "resolved.model.mlp: 7 is not a mapping"),
         (("fingerprint",), {"layout": 7}, "fingerprint.layout: input should be a valid"),
         (("software", "code"), {"commit": "--output=/tmp/x"}, "software.code.commit"),
-        (("asked",), {"recipe": "../bloom560m.yaml"}, "leads out of the working folder"),
-        (("asked",), {"recipe": "/etc/x.yaml"}, "leads out of the working folder"),
-        (("asked",), {"recipe": "x/bloom560m"}, "is no recipe's name"),
-        (("asked", "values"), {"parallelism": True}, "parallelism: input should be a valid"),
+        (("requested",), {"recipe": "../bloom560m.yaml"}, "leads out of the working directory"),
+        (("requested",), {"recipe": "/etc/x.yaml"}, "leads out of the working directory"),
+        (("requested",), {"recipe": "x/bloom560m"}, "is not a name"),
+        (
+            ("requested", "values"),
+            {"parallelism": True},
+            "parallelism: input should be a valid",
+        ),
     ],
 )
 def test_a_forged_lock_is_refused_with_the_key(
@@ -152,9 +162,9 @@ def test_verify_does_not_look_for_data_where_a_lock_points_unless_the_user_does(
     written: dict[str, Any], folder: Path, tmp_path: Path, capfd: Said
 ) -> None:
     elsewhere = {"data.folder": str(tmp_path / "elsewhere")}
-    file = save(forge(written["lock"], "asked", "values", **elsewhere), "x.lock.yaml")
+    file = save(forge(written["lock"], "requested", "values", **elsewhere), "x.lock.yaml")
     main(["action=verify", f"file={file}"])
-    note = "prepared data are not looked for"
+    note = "prepared data not read"
     assert note in " ".join(capfd.readouterr().out.split())
     main(["action=verify", f"file={file}", f"data.folder={tmp_path}/elsewhere"])
     assert note not in " ".join(capfd.readouterr().out.split())
@@ -172,7 +182,7 @@ def test_places_of_a_bundle_and_a_recipe_stay_below_the_working_folder(
     recipe = {"defaults": ["bloom560m", "_self_"], "name": "r", section: {name: where}}
     for file in (save(bundle, "x.recipe.yaml"), save(recipe, "r.yaml")):
         assert main([f"recipe=./{file}", "action=show"]) == 2
-        assert f"{key}: {where!r} leads out of the working folder" in capfd.readouterr().err
+        assert f"{key}: {where!r} leads out of the working directory" in capfd.readouterr().err
         assert main([f"recipe=./{file}", f"{key}='{where}'", "action=show"]) == 0
         capfd.readouterr()
 
@@ -183,14 +193,14 @@ def test_places_of_a_bundle_and_a_recipe_stay_below_the_working_folder(
         ({"name": "../out/index"}, "name: string should match pattern"),
         ({"name": "/tmp/x"}, "name: string should match pattern"),
         ({"cluster": "../x"}, "cluster: string should match pattern"),
-        ({"recipe": "/etc/x.yaml"}, "'/etc/x.yaml' leads out of the working folder"),
-        ({"recipe": "../x.yaml"}, "'../x.yaml' leads out of the working folder"),
+        ({"recipe": "/etc/x.yaml"}, "'/etc/x.yaml' leads out of the working directory"),
+        ({"recipe": "../x.yaml"}, "'../x.yaml' leads out of the working directory"),
         ({"set": {"data.folder": "/somewhere"}}, "'/somewhere' leads out"),
         ({"set": {"model.init_from": "/somewhere"}}, "'/somewhere' leads out"),
         ({"set": {"data.tokenizer_folder": "../x"}}, "'../x' leads out"),
         ({"set": {"checkpoint.copy_to": "/somewhere"}}, "'/somewhere' leads out"),
-        ({"set": {"scale": "mini"}}, "set.scale: is a whole section, or a group of options"),
-        ({"set": {"name": "x"}}, "set.name: is a whole section"),
+        ({"set": {"scale": "mini"}}, "set.scale: is a section or a group, not a key"),
+        ({"set": {"name": "x"}}, "set.name: is a section or a group"),
     ],
 )
 @pytest.mark.parametrize("action", ["plan", "train"])
@@ -222,7 +232,7 @@ def bomb(levels: int) -> dict[str, Any]:
 
 
 @pytest.mark.quick("400")
-@pytest.mark.parametrize("levels", [9, 12, 40, 400])
+@pytest.mark.parametrize("levels", [20, 40, 400])
 def test_references_that_multiply_are_counted_and_not_followed(
     levels: int, folder: Path, capfd: Said
 ) -> None:
@@ -236,7 +246,7 @@ def test_long_texts_that_multiply_are_counted(folder: Path, capfd: Said) -> None
     tree = bomb(6)
     tree["published"]["a0"] = {"value": 1, "unit": "x", "source": "y" * 90_000}
     assert main([f"recipe=./{save(tree, 'b.yaml')}", "action=show"]) == 2
-    assert "more than 1,000,000 characters" in capfd.readouterr().err
+    assert "more than 100,000 characters" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("at", ["published.a0.source", "published.a0", "published"])
@@ -251,18 +261,20 @@ def test_a_value_that_refers_to_itself_is_told(at: str, folder: Path, capfd: Sai
 def test_an_escape_that_acts_on_a_terminal_is_refused_by_line(
     escape: str, folder: Path, capfd: Said
 ) -> None:
-    text = f'defaults: [bloom560m, _self_]\nname: e\nwhy: "{escape}"\n'
+    text = f'defaults: [bloom560m, _self_]\nname: e\ndescription: "{escape}"\n'
     Path("e.yaml").write_text(text, "utf-8")
     assert main(["recipe=./e.yaml", "action=show"]) == 2
     said = capfd.readouterr().err
-    assert said.startswith("e.yaml:3: e.yaml is no plain YAML: a text holds the control char")
+    assert said.startswith(
+        "e.yaml:3: e.yaml is not plain YAML: a string contains the control char"
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"parallelism": True}, "parallelism: input should be a valid dict"),
-        ({"cluster": 3}, "a recipe never sets its machine"),
+        ({"cluster": 3}, "a recipe cannot set cluster or scale"),
         ({"model": {"_partial_": True}}, "model._partial_: True"),
         ({"model": {"norm": {"_partial_": False}}}, "model.norm._partial_: False"),
         ({"optimizer": {"_partial_": "yes"}}, "optimizer._partial_: 'yes'"),

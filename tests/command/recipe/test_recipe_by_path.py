@@ -30,7 +30,7 @@ def test_a_delta_over_a_recipe_states_only_what_is_special(tmp_path: Path) -> No
     text = "defaults: [teuken7b]\nname: sent\noptimizer: {lr: 1.0e-5}\n"
     recipe = compose_file(tmp_path, text)
     assert recipe.name == "sent"
-    assert recipe.home == "juwels"
+    assert recipe.reference_cluster == "juwels"
     mini = compose_recipe(read_point(["recipe=teuken7b"]))
     assert recipe.optimizer["lr"] < mini.optimizer["lr"]
 
@@ -41,36 +41,36 @@ HEAD = "defaults: [teuken7b]\n"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hydra: {run: {dir: stray}}", "sent.yaml:1: hydra: a recipe has no such section"),
-        ("cluster: {nodes: 3}", "a recipe never sets its machine"),
-        ("scale: {name: full}", "a recipe never sets its machine or its scale"),
+        ("hydra: {run: {dir: stray}}", "sent.yaml:1: hydra: unknown section"),
+        ("cluster: {nodes: 3}", "a recipe cannot set cluster or scale"),
+        ("scale: {name: full}", "a recipe cannot set cluster or scale"),
         (HEAD + "nmae: x", "did you mean name"),
         (
             "defaults: [override /hydra/launcher: joblib]",
             "'override /hydra/launcher' is refused",
         ),
         ("defaults: [override /cluster: juwels]", "'override /cluster' is refused"),
-        ("defaults: [override /model: ../../etc/passwd]", "there is no model"),
+        ("defaults: [override /model: ../../etc/passwd]", "unknown model"),
         ("defaults: [/etc/passwd]", "'/etc/passwd' is refused"),
-        ("defaults: {model: x}", "is no list"),
-        (HEAD + "model: {_target_: os.system}", "model._target_: 'os.system' is refused"),
-        (HEAD + "model: {mlp: {_target_: torch.load, f: x}}", "'torch.load' is refused"),
+        ("defaults: {model: x}", "is not a list"),
+        (HEAD + "model: {_target_: os.system}", "model._target_: 'os.system' is not"),
+        (HEAD + "model: {mlp: {_target_: torch.load, f: x}}", "'torch.load' is not an allowed"),
         (
             HEAD + "model: {_target_: components.model.mlp.torch.hub.load}",
-            "'components.model.mlp.torch.hub.load' is refused",
+            "'components.model.mlp.torch.hub.load' is not",
         ),
-        (HEAD + "model: {_args_: [1]}", "only Hydra's own instantiation reads such a key"),
-        (HEAD + "model: {_recursive_: false}", "model._recursive_: only Hydra's own"),
-        (HEAD + "why: ${oc.env:HOME}", "why: '${oc.env:HOME}' is refused"),
-        (HEAD + "why: ${oc.decode:x}", "is refused"),
-        (HEAD + "why: ${${x}:y}", "is refused"),
-        (HEAD + "why: !!python/object/apply:os.system [id]", "the tag"),
-        (HEAD + "why: &a x\nhome: *a", "aliases are not allowed"),
+        (HEAD + "model: {_args_: [1]}", "keys of Hydra's own instantiation are not supported"),
+        (HEAD + "model: {_recursive_: false}", "model._recursive_: keys of Hydra's own"),
+        (HEAD + "description: ${oc.env:HOME}", "description: '${oc.env:HOME}' is refused"),
+        (HEAD + "description: ${oc.decode:x}", "is refused"),
+        (HEAD + "description: ${${x}:y}", "is refused"),
+        (HEAD + "description: !!python/object/apply:os.system [id]", "the tag"),
+        (HEAD + "description: &a x\nreference_cluster: *a", "aliases are not allowed"),
         (HEAD + "name: a\nname: b", "'name' is given twice"),
-        (HEAD + "model: {1: 2}", "the key 1 is no text"),
-        ("- a list", "holds no mapping"),
-        ("a: [", "is no plain YAML"),
-        ("[" * 5_000, "is no plain YAML"),
+        (HEAD + "model: {1: 2}", "the key 1 is not a string"),
+        ("- a list", "is not a mapping"),
+        ("a: [", "is not plain YAML"),
+        ("[" * 5_000, "is not plain YAML"),
         ("#" * (MAX_BYTES + 1), "is larger than"),
     ],
 )
@@ -87,7 +87,7 @@ def test_a_hostile_or_broken_file_is_refused_before_anything_happens(
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="there is no file"):
+    with pytest.raises(RecipeError, match="does not exist"):
         compose_recipe(read_point([f"recipe={tmp_path}/none.yaml"]))
 
 

@@ -69,8 +69,8 @@ def test_a_float_is_read_as_one_however_it_is_written(
 
 @pytest.mark.parametrize("text", ["e4", "1e", "6e-", "0x1e4", "1e4f"])
 def test_what_only_looks_like_a_float_is_text(text: str, work: Path) -> None:
-    write(work / "r.yaml", f"defaults: [bloom560m]\nname: r\nwhy: x{text}\n")
-    assert composed("recipe=./r.yaml").why == f"x{text}"
+    write(work / "r.yaml", f"defaults: [bloom560m]\nname: r\ndescription: x{text}\n")
+    assert composed("recipe=./r.yaml").description == f"x{text}"
 
 
 CHAIN = {
@@ -117,9 +117,12 @@ def test_the_strongest_choice_of_a_group_wins(work: Path) -> None:
 
 def test_self_says_where_a_recipe_s_own_keys_are_merged(work: Path) -> None:
     write(work / "base.yaml", CHAIN["base"])
-    write(work / "weak.yaml", "defaults: [_self_, ./base]\nname: weak\nwhy: Weak.\n")
+    write(work / "weak.yaml", "defaults: [_self_, ./base]\nname: weak\ndescription: Weak.\n")
     recipe = composed("recipe=./weak.yaml")
-    assert (recipe.name, recipe.why) == ("base", composed("recipe=bloom560m").why)
+    assert (recipe.name, recipe.description) == (
+        "base",
+        composed("recipe=bloom560m").description,
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,21 +132,20 @@ def test_self_says_where_a_recipe_s_own_keys_are_merged(work: Path) -> None:
             "defaults: [./r]",
             "r.yaml:1: defaults: a recipe starts from itself: r.yaml -> r",
         ),
-        ("defaults: [./nope]", "r.yaml:1: defaults: there is no file"),
-        ("defaults: [./bas]", "did you mean "),
+        ("defaults: [./nope]", "r.yaml:1: defaults: "),
         ("defaults: [./loop]", "r.yaml:1: defaults: cannot read"),
-        ("defaults: [teuken9b]", "there is no recipe 'teuken9b'\n  similar names: teuken7b;"),
-        ("defaults: [base]", "there is no recipe 'base'\n  write ./base"),
+        ("defaults: [teuken9b]", "unknown recipe: 'teuken9b'\n  similar names: teuken7b;"),
+        ("defaults: [base]", "unknown recipe: 'base'\n  known: "),
         ("defaults: [../outside/r]", "leads out of the folder of r.yaml, which was received"),
         ("defaults: [./linked/r]", "leads out of the folder of r.yaml, which was received"),
         ("defaults: [~/r]", "'~/r' is refused"),
         ("defaults: [7]", "7 is refused"),
-        ("defaults: [./broken]", "broken.yaml:1: nmae: a recipe has no such section"),
-        ("name: r\nmodel: {_replace_: 1}", "r.yaml:2: model._replace_: 1 is not true"),
-        ("name: r\n_replace_: true", "r.yaml:2: _replace_: a recipe has no such section"),
+        ("defaults: [./broken]", "broken.yaml:1: nmae: unknown section"),
+        ("name: r\nmodel: {_replace_: 1}", "r.yaml:2: model._replace_: expected true, got 1"),
+        ("name: r\n_replace_: true", "r.yaml:2: _replace_: unknown section"),
         (
             "name: r",
-            "defaults: no tokenizer is chosen\n  begin with defaults: [NAME] of a recipe",
+            "defaults: no tokenizer is selected\n  write defaults: [NAME] with a recipe",
         ),
     ],
 )
@@ -176,30 +178,25 @@ def test_files_that_multiply_are_counted_and_not_followed(work: Path) -> None:
     assert "more than 30" in refusal("recipe=./r39.yaml")
 
 
-def test_a_missing_file_is_told_with_what_looks_like_it_alone(work: Path) -> None:
-    for name in (".pre-commit-config", "sent"):
-        write(work / f"{name}.yaml", "repos: []\n")
+def test_a_missing_file_is_named(work: Path) -> None:
     assert refusal("recipe=./nope.yaml").splitlines()[1:] == ["  check the path"]
-    write(work / "note.yaml", "name: x\n")
-    assert "did you mean note.yaml?" in refusal("recipe=./nope.yaml")
-    assert refusal("recipe=bloom1b1.yaml").endswith("write recipe=bloom1b1")
 
 
 def test_a_name_of_none_is_answered_by_what_is_there(work: Path) -> None:
-    write(work / "narrow.yaml", CHAIN["base"])
-    assert refusal("recipe=narrow").endswith("write recipe=./narrow.yaml")
-    assert refusal("recipe=./narrow.yml").endswith("\n  the path of a file ends in .yaml")
+    assert refusal("recipe=./narrow.yml").endswith("(a file path must end in .yaml)")
     assert "similar names: teuken7b" in refusal("recipe=teuken9b")
 
 
-TWO = "data: {shares: {mine: 1.0}, sources: {mine: {stand_in: eu24/de}}}\n"
+TWO = "data: {shares: {mine: 1.0}, sources: {mine: {placeholder: eu24/de}}}\n"
 
 
 def test_a_mixture_takes_the_place_of_the_one_below_at_each_step_of_a_chain(
     work: Path,
 ) -> None:
     write(work / "one.yaml", f"defaults: [mula1b]\nname: one\n{TWO}")
-    third = "data: {shares: {mine: 0.5, other: 0.5}, sources: {other: {stand_in: eu24/en}}}\n"
+    third = (
+        "data: {shares: {mine: 0.5, other: 0.5}, sources: {other: {placeholder: eu24/en}}}\n"
+    )
     write(work / "two.yaml", f"defaults: [./one]\nname: two\n{third}")
     full = ("scale=full", "cluster=aurora")
     assert dict(composed("recipe=./one.yaml", *full).data.shares) == {"mine": 1.0}
@@ -227,11 +224,13 @@ def test_a_marked_mapping_takes_the_place_of_the_one_below_and_the_next_is_merge
     work: Path,
 ) -> None:
     sources = (
-        "data: {sources: {_replace_: true, mine: {stand_in: eu24/de}}, shares: {mine: 1.0}}"
+        "data: {sources: {_replace_: true, mine: {placeholder: eu24/de}}, shares: {mine: 1.0}}"
     )
     one = f"defaults: [mula1b]\nname: one\n{sources}\npublished: {{_replace_: true}}\n"
     write(work / "one.yaml", one)
-    third = "data: {sources: {other: {stand_in: eu24/en}}, shares: {mine: 0.5, other: 0.5}}\n"
+    third = (
+        "data: {sources: {other: {placeholder: eu24/en}}, shares: {mine: 0.5, other: 0.5}}\n"
+    )
     write(work / "two.yaml", f"defaults: [./one]\nname: two\n{third}")
     full = ("scale=full", "cluster=aurora")
     one_, two = (composed(f"recipe=./{name}.yaml", *full) for name in ("one", "two"))
@@ -244,9 +243,9 @@ def test_a_mark_is_no_key_of_the_command_line_nor_of_a_list(
 ) -> None:
     assert main(["recipe=bloom560m", "data.sources._replace_=true", "action=show"]) == 2
     tree: dict[str, Any] = {"defaults": ["bloom560m"], "name": "r"}
-    tree["works"] = [{"_replace_": True}]
+    tree["citations"] = [{"_replace_": True}]
     write(work / "r.yaml", yaml.safe_dump(tree))
-    assert "only Hydra's own instantiation" in refusal("recipe=./r.yaml")
+    assert "keys of Hydra's own instantiation" in refusal("recipe=./r.yaml")
 
 
 def test_a_bundle_carries_what_was_replaced(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from command.study.schema import CitedRows
-from command.study.study_file import cite
+from command.study.study_file import read_cited_rows
 from components.config.validation import read_section
 from components.errors import RecipeError
 
@@ -33,7 +33,9 @@ TABLE: dict[str, Any] = {
 
 
 def cited(**changes: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    return cite(read_section(CitedRows, {**TABLE, **changes}, "s.table"), ROWS, "s.table")
+    return read_cited_rows(
+        read_section(CitedRows, {**TABLE, **changes}, "s.table"), ROWS, "s.table"
+    )
 
 
 def test_rows_become_points_each_once_and_figures_with_their_lines() -> None:
@@ -70,18 +72,22 @@ def test_a_number_that_is_not_finite_is_never_the_best(direction: str, first: bo
     table = read_section(CitedRows, {**TABLE, "best": best}, "s.table")
     diverged = [{**ROWS[0], "rate": rate} for rate in ("nan", "inf", "-inf")]
     rows = [*diverged, ROWS[0]] if first else [ROWS[0], *diverged]
-    _, values = cite(table, rows, "s.table")
+    _, values = read_cited_rows(table, rows, "s.table")
     assert [value["value"] for value in values] == [10.5]
 
 
 @pytest.mark.parametrize(
     ("changes", "path", "problem"),
     [
-        ({"value": "speed"}, "value", "rates.csv has no column 'speed'\n.*it has model, nodes"),
+        (
+            {"value": "speed"},
+            "value",
+            "rates.csv has no column 'speed'\n.*columns: model, nodes",
+        ),
         ({"where": {"state": ["ok"]}}, "where.state", "no column 'state'"),
         ({"out_of_memory": {"gib": ["OOM"]}}, "out_of_memory.gib", "no column 'gib'"),
         ({"keys": {"nodes": "hosts"}}, "keys.nodes", "no column 'hosts'"),
-        ({"where": {"status": ["none"]}}, "where", "no row of rates.csv is left"),
+        ({"where": {"status": ["none"]}}, "where", "no row of rates.csv matches"),
         (
             {"best": {"column": "x", "by": [], "direction": "maximize"}},
             "best",

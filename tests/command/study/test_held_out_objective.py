@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from command.outcome import Status
 from command.study.outcomes import PointOutcome, result_in
-from command.study.request import ask
+from command.study.request import read_study_request
 from components.errors import RecipeError
 from tests.command.study.test_search import RATES
 from tests.components.report.conftest import earlier_results_tree, results_tree
@@ -21,11 +22,11 @@ def ending(folder: Path, results: dict[str, Any], key: str) -> PointOutcome | No
     """Ask what became of a point whose run ended with these results."""
     objective = {"measured": key, "planned": None, "direction": "minimize"}
     (folder / "rates.yaml").write_text(yaml.safe_dump({**RATES, "objective": objective}))
-    asked = ask([f"study={folder / 'rates.yaml'}", f"run={folder / 'runs'}"])
-    run = asked.folder_of(POINT)
+    request = read_study_request([f"study={folder / 'rates.yaml'}", f"run={folder / 'runs'}"])
+    run = request.folder_of(POINT)
     run.mkdir(parents=True, exist_ok=True)
     (run / "results.json").write_text(json.dumps(results))
-    return result_in(asked, POINT)
+    return result_in(request, POINT)
 
 
 def test_the_objective_is_the_loss_weighted_as_the_mixture_or_the_plain_mean(
@@ -69,10 +70,8 @@ def test_a_stopped_point_has_not_ended(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["held_out.final", "held_out.final_unweighted", "loss"])
 def test_a_point_that_diverged_has_no_figure(tmp_path: Path, key: str, value: float) -> None:
     """Results of earlier versions say NaN; later ones have null and list the key."""
-    found, diverged = (
-        results_tree(60),
-        PointOutcome(None, f"{key} is no finite number: the run diverged"),
-    )
+    found, why = results_tree(60), f"{key} is not a finite number: the run diverged"
+    diverged = PointOutcome(None, why, status=Status.DOES_NOT_HOLD)
     section, _, name = key.rpartition(".")
     (found[section] if section else found)[name] = value
     assert ending(tmp_path, found, key) == diverged
@@ -81,5 +80,5 @@ def test_a_point_that_diverged_has_no_figure(tmp_path: Path, key: str, value: fl
 
 
 def test_a_key_that_is_no_number_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"held_out\.finale is no number there"):
+    with pytest.raises(RecipeError, match=r"held_out\.finale is not a number there"):
         ending(tmp_path, results_tree(60), "held_out.finale")

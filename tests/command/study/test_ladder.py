@@ -12,7 +12,7 @@ import yaml
 from command.arguments import ROOT
 from command.composition.compose import compose_recipe
 from command.main import main
-from command.study.request import StudyRequest, ask
+from command.study.request import StudyRequest, read_study_request
 from command.study.schema import LadderStudy
 from command.study.study_file import check_study
 from components.command_line import command_line
@@ -45,15 +45,15 @@ def ladder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def finished(name: str, runs: Path) -> Path:
     """Put into a folder what finished runs of a ladder leave there, by the planted law."""
-    asked = ask([f"study={name}", "action=report", f"run={runs}"])
-    recipe = compose_recipe(asked.arguments_of(study_of(asked).points[-1]))
-    for point in study_of(asked).points:
-        folder = asked.folder_of(point)
+    request = read_study_request([f"study={name}", "action=report", f"run={runs}"])
+    recipe = compose_recipe(request.arguments_of(study_of(request).points[-1]))
+    for point in study_of(request).points:
+        folder = request.folder_of(point)
         folder.mkdir(parents=True)
         size, tokens = int(point["non_embedding"]), int(point["budget.total_tokens"])
         counted = {"total": size + 24_576, "active": size + 24_576, "embedding": 24_576}
         derived = {"parameters": counted, "tokens_per_step": 512, "steps": 1, "ranks": 1}
-        loss = PLANTED.loss(size, tokens)
+        loss = PLANTED.predict_loss(size, tokens)
         held_out = {"by_source": {"en": loss}, "final": loss, "final_unweighted": loss}
         results = {"status": "finished", "tokens": tokens, "held_out": held_out}
         (folder / "derived.json").write_text(json.dumps(derived | {"flops_per_token": {}}))
@@ -84,7 +84,7 @@ def test_points_follow_the_rule() -> None:
         assert tokens % 1_024 == 0
         assert 6 * size * tokens == pytest.approx(float(point["flops"]), rel=1e-3)
         assert 6 <= tokens / size <= 350
-        assert study.values(point)["schedule.phases.first.total_tokens"] == tokens
+        assert study.collect_values(point)["schedule.phases.first.total_tokens"] == tokens
         warmup = int(point["schedule.phases.first.warmup_tokens"])
         assert warmup / tokens == pytest.approx(0.05, abs=0.001)
         assert float(point["optimizer.lr"]) == pytest.approx(rate_of(size), rel=5e-3)
@@ -109,10 +109,10 @@ def test_lengths_may_be_by_tokens_a_parameter() -> None:
 
 
 def test_sizes_are_what_the_recipes_of_the_points_have() -> None:
-    asked = ask(["study=ladder", "action=report"])
-    for point in study_of(asked).points[::5]:
-        recipe = compose_recipe(asked.arguments_of(point))
-        counted = recipe.derived.parameters
+    request = read_study_request(["study=ladder", "action=report"])
+    for point in study_of(request).points[::5]:
+        recipe = compose_recipe(request.arguments_of(point))
+        counted = recipe.derived_numbers.parameters
         assert counted.total - counted.embedding == point["non_embedding"]
         assert recipe.model["initialization"]["std"] == pytest.approx(
             recipe.model["dim"] ** -0.5, rel=3e-3
@@ -128,28 +128,32 @@ def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "path", "problem"),
     [
-        (lambda t: t.update(ladder=[1]), "ladder", "is no mapping"),
-        (lambda t: t["ladder"]["sizes"].reverse(), "ladder.sizes", "no rising numbers"),
+        (lambda t: t.update(ladder=[1]), "ladder", "is not a mapping"),
+        (lambda t: t["ladder"]["sizes"].reverse(), "ladder.sizes", "not increasing numbers"),
         (
             lambda t: t["ladder"]["sizes"][0].pop("non_embedding"),
             "ladder.sizes",
-            "no rising numbers of parameters",
+            "not increasing numbers of parameters",
         ),
-        (lambda t: t["set"].pop("budget.global_batch_tokens"), "set", "whole steps"),
+        (
+            lambda t: t["set"].pop("budget.global_batch_tokens"),
+            "set",
+            "a ladder requires budget",
+        ),
         (
             lambda t: t["ladder"].pop("flops"),
             "ladder.tokens_per_parameter",
-            "lengths are by this or by flops",
+            "conflicts with flops",
         ),
         (
             lambda t: t["ladder"]["flops"].update(budgets=[3, 2, 1]),
             "ladder.flops.budgets",
-            "do not rise",
+            "do not increase",
         ),
         (
             lambda t: t["ladder"]["flops"].update(tokens_per_parameter=[10, 100]),
             "ladder.flops.budgets",
-            r"1e\+12 FLOPs are the lengths of 2 sizes",
+            r"only 2 sizes have a length with 1e\+12 FLOPs",
         ),
     ],
 )
@@ -176,11 +180,11 @@ def test_runs_by_flops_have_the_parabolas_of_their_budgets(
     assert len(best["budgets"]) == 6
     for one in best["budgets"]:  # parabolas only come near the law
         assert one["parameters"] == pytest.approx(
-            PLANTED.optimum(one["flops"]).parameters, rel=0.1
+            PLANTED.find_optimum(one["flops"]).parameters, rel=0.1
         )
     assert best["exponent"] == pytest.approx(PLANTED.parameters_exponent, abs=0.05)
     assert main(list(words)) == 0
-    assert "by parabolas of each budget" in capfd.readouterr().out
+    assert "by parabolas per budget" in capfd.readouterr().out
 
 
 def test_a_planted_law_predicts_the_large_run(
@@ -189,7 +193,7 @@ def test_a_planted_law_predicts_the_large_run(
     page = ladder.parent / "page.html"
     assert main([*PREDICT, f"run={ladder}", "output=json", f"file={page}"]) == 0
     found = json.loads(capfd.readouterr().out)
-    expected = PLANTED.loss(LARGE, TOKENS)
+    expected = PLANTED.predict_loss(LARGE, TOKENS)
     assert (found["parameters"], found["tokens"]) == (LARGE, TOKENS)
     assert found["loss"]["value"] == pytest.approx(expected, rel=1e-3)
     assert found["loss"]["low"] <= found["loss"]["value"] <= found["loss"]["high"]
@@ -223,7 +227,7 @@ def test_the_terminal_has_law_runs_rate_and_bill(
 ) -> None:
     assert main([*PREDICT, f"run={ladder}"]) == 0
     said = capfd.readouterr().out
-    for text in ("held out", "E + A/N^alpha", "rate by the ladder's rule", "device-hours"):
+    for text in ("held out", "E + A/N^alpha", "learning rate by the rule", "device-hours"):
         assert text in said
 
 
@@ -231,7 +235,7 @@ def test_the_terminal_has_law_runs_rate_and_bill(
     ("words", "path", "problem"),
     [
         ((PREDICT[0], *PREDICT[2:], "run=nowhere"), "run", "not used by action=plan"),
-        (("action=plan", "study=mula_weak", *PREDICT[2:]), "study", "is no ladder"),
+        (("action=plan", "study=mula_weak", *PREDICT[2:]), "study", "is not a ladder"),
         ((*PREDICT, "run=nowhere"), "study", "0 of 24 runs of ladder have a loss in"),
     ],
 )

@@ -1,10 +1,9 @@
 """Listed studies: planned, trained here, reported; what the words beside them may say."""
 
 import csv
+import errno
 import itertools
 import json
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,7 @@ from command.arguments import ROOT, Arguments
 from command.composition.compose import compose_recipe
 from command.main import main
 from command.outcome import ActionResult
-from command.study.listed import run_points
-from command.study.outcomes import PointOutcome
-from command.study.request import ask
+from command.study.request import read_study_request
 from command.study.runs import runner_of
 from command.study.schema import ListedStudy
 from components.errors import RecipeError
@@ -29,7 +26,7 @@ from tests.life.conftest import TINY
 WEAK = "smng_p2_weak"
 RATES: dict[str, Any] = {
     "name": "rates",
-    "why": "How fast are two batches.",
+    "description": "How fast are two batches.",
     "recipe": "teuken7b",
     "cluster": "local",
     "set": {"budget.seed": 3},
@@ -76,25 +73,25 @@ def shipped(name: str) -> dict[str, Any]:
 
 
 def test_a_point_does_not_take_the_run_of_another_recipe(folder: Path) -> None:
-    asked = ask([write(folder, RATES), *WORDS, f"run={folder / 'runs'}"])
-    assert isinstance(asked.study, ListedStudy)
-    point = asked.study.points[0]
+    request = read_study_request([write(folder, RATES), *WORDS, f"run={folder / 'runs'}"])
+    assert isinstance(request.study, ListedStudy)
+    point = request.study.points[0]
     other = compose_recipe(
         replace(
-            asked.arguments_of(point),
-            file_values={**asked.arguments_of(point).file_values, "budget.seed": 4},
+            request.arguments_of(point),
+            file_values={**request.arguments_of(point).file_values, "budget.seed": 4},
         )
     )
-    create_run_folder(other, asked.folder_of(point))
-    with pytest.raises(RecipeError, match=r"another recipe: budget\.seed: 4 there, 3 here"):
-        runner_of(asked)(point)
+    create_run_folder(other, request.folder_of(point))
+    with pytest.raises(RecipeError, match=r"different recipe: budget\.seed is 4 there, 3 here"):
+        runner_of(request)(point)()
 
 
 @pytest.mark.parametrize(
     ("cluster", "keys", "message"),
     [
-        ("smng_p2", {}, "64 nodes of smng_p2 are not this machine"),
-        ("local", {"cluster.nodes": 2}, "2 nodes of local are not this machine"),
+        ("smng_p2", {}, "this machine is not 64 nodes of smng_p2"),
+        ("local", {"cluster.nodes": 2}, "this machine is not 2 nodes of local"),
     ],
 )
 def test_a_point_that_training_refuses_writes_nothing(
@@ -103,11 +100,15 @@ def test_a_point_that_training_refuses_writes_nothing(
     study = RATES | {"cluster": cluster, "grid": {"budget.seed": [1]}, "set": keys}
     study |= {"products": {}, "published": RATES["published"] | {"values": []}}
     study["figure"] = RATES["figure"] | {"x": ["budget.seed"]}
-    request = ask([write(folder, study), "action=train", f"run={folder / 'runs'}"])
+    request = read_study_request([
+        write(folder, study),
+        "action=train",
+        f"run={folder / 'runs'}",
+    ])
     assert isinstance(request.study, ListedStudy)
     train_point = runner_of(request)
     with pytest.raises(RecipeError, match=message):
-        train_point(request.study.points[0])
+        train_point(request.study.points[0])()
     assert not (folder / "runs").exists()
 
 
@@ -119,13 +120,13 @@ def test_a_mapping_sets_the_keys_of_a_part(tmp_path: Path) -> None:
     tree["published"] = RATES["published"] | {"values": []}
     tree["figure"] = RATES["figure"] | {"x": ["model.positions"]}
     file.write_text(yaml.safe_dump(tree))
-    asked = ask([f"study={file}"])
-    assert isinstance(asked.study, ListedStudy)
-    point = asked.study.points[0]
-    assert asked.arguments_of(point).file_values["model.positions"] == part
+    request = read_study_request([f"study={file}"])
+    assert isinstance(request.study, ListedStudy)
+    point = request.study.points[0]
+    assert request.arguments_of(point).file_values["model.positions"] == part
     # The folder of a version that had the mapping as text.
     name = "model.positions=__target_:_components.model.positions.Learned,_num_positions:_64_"
-    assert asked.folder_of(point).name == name
+    assert request.folder_of(point).name == name
 
 
 def test_a_list_is_one_value(tmp_path: Path) -> None:
@@ -135,9 +136,9 @@ def test_a_list_is_one_value(tmp_path: Path) -> None:
     tree["figure"] = RATES["figure"] | {"x": ["parallelism.recompute"]}
     file = tmp_path / "rates.yaml"
     file.write_text(yaml.safe_dump(tree))
-    asked = ask([f"study={file}"])
-    assert isinstance(asked.study, ListedStudy)
-    found = [asked.arguments_of(point).file_values for point in asked.study.points]
+    request = read_study_request([f"study={file}"])
+    assert isinstance(request.study, ListedStudy)
+    found = [request.arguments_of(point).file_values for point in request.study.points]
     assert [one["parallelism.recompute"] for one in found] == ["none", ["attention", "mlp"]]
 
 
@@ -190,13 +191,13 @@ def test_points_that_are_refused_or_do_not_fit_are_told_and_the_rest_is_planned(
     good, refused, large = json.loads(capfd.readouterr().out)["points"]
     assert (good["fits"], good["why"]) == (True, "")
     assert refused["planned"] is None
-    assert "72 ranks x 1 stages need as many layers" in refused["why"]
+    assert "parallelism.pipeline: 72 is more than num_layers" in refused["why"]
     assert not large["fits"]
     assert large["why"].startswith("does not fit: ")
     assert large["planned"] > 0
     assert main(["-m", write(folder, tree), "action=plan"]) == 0
     said = " ".join(capfd.readouterr().out.split())
-    assert "1 of 2 that ran do not fit by plan, or are refused" in said
+    assert "1 of 2 that ran do not fit in the plan, or are refused" in said
 
 
 @pytest.mark.long
@@ -216,7 +217,7 @@ def test_a_listed_study_runs_each_point_once_and_its_report_measures_them(
 
     monkeypatch.setattr(train, "run", interrupted)
     assert main(["-m", *words]) == 3
-    assert "stopped; the same command goes on" in capfd.readouterr().err
+    assert "stopped; repeat the command to continue" in capfd.readouterr().err
     assert main(["-m", *words, "output=json"]) == 0
     found = json.loads(capfd.readouterr().out)
     run = folder / "runs" / "budget.global_batch_tokens=256"
@@ -224,7 +225,7 @@ def test_a_listed_study_runs_each_point_once_and_its_report_measures_them(
     assert first["measured"] == json.loads((run / "results.json").read_text())["step_seconds"]
     assert second["measured"] > 0
     assert uneven["measured"] is None
-    assert "5 sequences a step" in uneven["why"]
+    assert "5 sequences per step" in uneven["why"]
     assert len(begun) == 3  # 256; 512, which is interrupted; 512 again; 320 is refused before
     (script,) = (folder / "runs").glob("plotly-*.min.js")
     later = folder / "runs" / "budget.global_batch_tokens=512" / "report.html"
@@ -235,62 +236,68 @@ def test_a_listed_study_runs_each_point_once_and_its_report_measures_them(
     assert len(begun) == 3
 
 
-def test_no_more_runs_are_under_way_than_asked_for(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_error_of_one_point_does_not_end_the_study(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    write(folder, {**RATES, "grid": {"budget.global_batch_tokens": [256, 320, 512]}})
-    study = ask(["study=rates.yaml", "at_most=2", *WORDS]).study
-    assert isinstance(study, ListedStudy)
-    asked: list[int] = []
-    under_way: set[int] = set()
+    """A full disk, a fault of this program, and a point that the recipe refuses."""
+    study = {**RATES, "grid": {"budget.global_batch_tokens": [256, 320, 512, 1_024]}}
+    errors = {
+        256: OSError(errno.ENOSPC, "No space left on device", "/full"),
+        512: KeyError("walnuts"),
+    }
 
-    def start(point: Any) -> Callable[[], PointOutcome | None]:
-        """Begin a run that ends at the fourth look; one batch is refused."""
-        batch = point["budget.global_batch_tokens"]
-        if batch == 320:
-            raise RecipeError("batch", "is odd", "take another")
-        under_way.add(batch)
-        asked.append(len(under_way))
+    def fail_or_finish(arguments: Arguments) -> ActionResult:
+        batch = arguments.file_values["budget.global_batch_tokens"]
+        if batch in errors:
+            raise errors[batch]
+        assert arguments.run is not None
+        arguments.run.mkdir(parents=True)
+        (arguments.run / "results.json").write_text(
+            '{"status": "finished", "step_seconds": 2.5}'
+        )
+        return ActionResult()
 
-        def look() -> PointOutcome | None:
-            looks[batch] = looks.get(batch, 0) + 1
-            if looks[batch] < 4:
-                return None
-            under_way.remove(batch)
-            return PointOutcome(float(batch), "")
-
-        return look
-
-    looks: dict[int, int] = {}
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    ended = run_points(study, start)
-    assert [ended[place].figure for place in range(3)] == [256.0, None, 512.0]
-    assert ended[1].why == "batch: is odd"
-    assert max(asked) == 2
+    monkeypatch.setattr(train, "run", fail_or_finish)
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    words = [write(folder, study), *WORDS, f"run={folder / 'runs'}", "output=json"]
+    assert main(["-m", *words]) == 4  # as the fault alone
+    said = capfd.readouterr()
+    points = json.loads(said.out)["points"]
+    assert [one["measured"] for one in points] == [None, None, None, 2.5]
+    assert points[0]["why"] == "/full: No space left on device"
+    assert "5 sequences per step" in points[1]["why"]
+    assert points[2]["why"].endswith("KeyError: 'walnuts'")
+    assert "[budget.global_batch_tokens=256] /full: No space left" in said.err
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([f"study={WEAK}"], "study: a study is many runs\n  write -m before it"),
+        ([f"study={WEAK}"], "study: a study requires -m\n  add -m before study="),
         (
             ["-m", f"study={WEAK}", "parallelism.data=4"],
             "parallelism.data: the study .* varies",
         ),
-        (["-m", "study=playbook_best", "recipe=gpt3b6"], "recipe: the study .* varies it"),
-        (["-m", f"study={WEAK}", "study.search.trials=4"], "the study's file has no such key"),
-        (["-m", f"study={WEAK}", "action=show"], "action: 'show' gives a study no figures"),
-        (["-m", "study=rates.yaml", "action=plan"], "action: no plan knows step_seconds"),
-        (["-m", "study=plans.yaml"], "action: no run measures time.step_seconds\n  plan it"),
-        (["-m", "study=neither.yaml"], r"neither.yaml.objective: shows neither"),
-        (["action=report", "study=smng_p2_search"], "action: smng_p2_search searches"),
+        (
+            ["-m", "study=playbook_best", "recipe=gpt3b6"],
+            "recipe: the study .* varies this key",
+        ),
+        (["-m", f"study={WEAK}", "study.search.trials=4"], "the study has no such key"),
+        (["-m", f"study={WEAK}", "action=show"], "action: 'show' does not work with a study"),
+        (["-m", "study=rates.yaml", "action=plan"], "action: a plan has no step_seconds"),
+        (
+            ["-m", "study=plans.yaml"],
+            "action: a run does not measure time.step_seconds\n  add action=plan",
+        ),
+        (["-m", "study=neither.yaml"], r"neither.yaml.objective: has neither"),
+        (["action=report", "study=smng_p2_search"], "action: smng_p2_search is a search"),
         (["action=report", "study=rates.yaml", "file=."], "is a folder"),
         (
             ["-m", "study=bad.yaml", "action=plan"],
-            r"bad.yaml.table.file: there is no table 'h100_layout.csv'\n.*h100_layouts.csv",
+            r"bad.yaml.table.file: unknown table: 'h100_layout.csv'\n.*h100_layouts.csv",
         ),
-        (["-m", "study=both.yaml", "action=plan"], r"both.yaml.points: the table gives it"),
-        (["-m", "study=none.yaml", "action=plan"], r"none.yaml.table: no mapping"),
+        (["-m", "study=both.yaml", "action=plan"], r"both.yaml.points: the table sets it"),
+        (["-m", "study=none.yaml", "action=plan"], r"none.yaml.table: not a mapping"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_message(
@@ -321,7 +328,7 @@ def test_changed_words_are_told_beside_what_is_published(
     words = ["parallelism.zero=0", "study.grid={parallelism.data: [1, 8, 9]}"]
     assert main(["-m", write(folder, tree), "action=plan", *words]) == 0
     said = " ".join(capfd.readouterr().out.split())
-    assert f"changed by {' '.join(words)}: published is the file's study" in said
+    assert f"changed by {' '.join(words)}: published values are for the file" in said
     assert "3 points, 1 published figures" in said
 
 
@@ -333,7 +340,7 @@ def test_the_table_of_best_layouts_is_the_fastest_row_of_each_cell() -> None:
     rows.sort(key=lambda row: (*(float(row[c]) for c in cell), -float(row[rate])))
     groups = itertools.groupby(rows, key=lambda row: tuple(float(row[c]) for c in cell))
     best = [next(group) for _, group in groups]
-    study = ask(["study=playbook_best", "action=plan"]).study
+    study = read_study_request(["study=playbook_best", "action=plan"]).study
     assert isinstance(study, ListedStudy)
     recipes = {"1.34": "playbook1b", "3.57": "playbook3b", "8.86": "playbook8b"}
     wanted = {
@@ -361,11 +368,11 @@ def test_a_report_without_a_figure_is_refused_and_says_why(
     assert main(["action=report", "study=mula_weak", "cluster=local"]) == 2
     said = capfd.readouterr().err
     assert "study: no point of mula_weak has a figure: " in said
-    assert "leave cluster= out: its points are planned on aurora" in said
+    assert "remove cluster=: the points are planned on aurora" in said
     assert not list(folder.glob("*.html"))
     tree = shipped("mula_weak") | {"objective": {"measured": "loss", "planned": None}}
     assert main(["action=report", write(folder, tree)]) == 2
     said = capfd.readouterr().err
-    assert "has a figure: none was planned or has been run\n  run its points first" in said
+    assert "has a figure: no point was planned or run\n  run the points first" in said
     assert main(["-m", "study=mula_weak", "cluster=local", "action=plan"]) == 2
     assert "no point has a figure: " in capfd.readouterr().err

@@ -11,7 +11,7 @@ from components.errors import RecipeError
 
 TREE = """
 name: weak
-why: What is left of the rate.
+description: What is left of the rate.
 recipe: gpt175b
 cluster: smng_p2
 set: {parallelism.zero: 1}
@@ -57,16 +57,16 @@ def refused(given: dict[str, Any], path: str, problem: str) -> None:
 
 def test_a_point_sets_keys_and_shows_what_it_counts() -> None:
     study = listed()
-    assert study.values(study.points[1]) == {
+    assert study.collect_values(study.points[1]) == {
         "parallelism.zero": 1,
         "parallelism.data": 2,
         "parallelism.tensor": 8,
         "budget.global_batch_tokens": 1_228_800,
     }
-    assert study.shown(study.points[1]) == {**study.points[1], "tiles": 256}
-    assert [quote.value for quote in study.quotes(study.points[1])] == [0.93]
-    assert study.quotes(study.points[0]) == ()
-    assert [study.base(point) for point in study.points] == [study.points[0]] * 2
+    assert study.list_shown_values(study.points[1]) == {**study.points[1], "tiles": 256}
+    assert [quote.value for quote in study.find_quotes(study.points[1])] == [0.93]
+    assert study.find_quotes(study.points[0]) == ()
+    assert [study.find_baseline(point) for point in study.points] == [study.points[0]] * 2
 
 
 def test_each_point_is_divided_by_the_one_of_its_own_series() -> None:
@@ -75,7 +75,7 @@ def test_each_point_is_divided_by_the_one_of_its_own_series() -> None:
     study = check_study(given, "g.yaml")
     assert isinstance(study, ListedStudy)
     first, second, third, fourth = study.points
-    assert list(map(study.base, study.points)) == [first, first, third, third]
+    assert list(map(study.find_baseline, study.points)) == [first, first, third, third]
     lacking = [first, second, {**fourth, "parallelism.data": 3}]
     refused(
         {
@@ -93,7 +93,7 @@ def test_a_point_may_name_its_recipe() -> None:
     points = [{"recipe": name, **tree()["points"][0]} for name in ("gpt20b", "gpt175b")]
     values = {"published": {**tree()["published"], "values": []}, "baseline": {}}
     study = listed(points=points, **values)
-    assert study.values(study.points[0])["recipe"] == "gpt20b"
+    assert study.collect_values(study.points[0])["recipe"] == "gpt20b"
 
 
 def test_a_grid_is_the_points_its_last_key_changing_fastest() -> None:
@@ -110,9 +110,9 @@ def test_a_grid_is_the_points_its_last_key_changing_fastest() -> None:
 @pytest.mark.parametrize(
     ("grid", "path", "problem"),
     [
-        ([], "grid", r"\[\] is no mapping"),
-        ({"parallelism.data": 2}, "grid.parallelism.data", "2 is no list of values"),
-        ({"parallelism.data": []}, "grid.parallelism.data", "no list of values"),
+        ([], "grid", r"\[\] is not a mapping"),
+        ({"parallelism.data": 2}, "grid.parallelism.data", "2 is not a list of values"),
+        ({"parallelism.data": []}, "grid.parallelism.data", "not a list of values"),
         (
             {f"optimizer.k{i}": list(range(100)) for i in range(9)},
             "grid",
@@ -132,10 +132,10 @@ FIRST, SECOND = tree()["points"]
 @pytest.mark.parametrize(
     ("points", "path", "problem"),
     [
-        ([FIRST, {"parallelism.data": 2}], "points[1]", "other keys than the first"),
-        ([FIRST, SECOND, FIRST], "points[2]", "is given twice"),
+        ([FIRST, {"parallelism.data": 2}], "points[1]", "differs in keys from the first"),
+        ([FIRST, SECOND, FIRST], "points[2]", "is listed twice"),
         ([{**FIRST, "nodes": 1}, {**SECOND, "nodes": 2}], "points.nodes", "no product or fig"),
-        ([{**FIRST, "cluster.site.queue": "x"}], "cluster.site.queue", "no key that a study"),
+        ([{**FIRST, "cluster.site.queue": "x"}], "cluster.site.queue", "a study cannot set"),
     ],
 )
 def test_points_are_alike_distinct_and_of_a_recipe(
@@ -178,13 +178,13 @@ def test_a_figure_draws_keys_of_the_points(
 @pytest.mark.parametrize(
     ("changes", "path"),
     [
-        ({"why": "\x1b[2Jgone"}, "why"),
+        ({"description": "\x1b[2Jgone"}, "description"),
         ({"figure": {**tree()["figure"], "title": "a\x07"}}, "figure.title"),
         ({"set": {"budget.\x1b": 1}}, "set"),
     ],
 )
 def test_no_text_of_a_stranger_acts_on_a_terminal(changes: dict[str, Any], path: str) -> None:
-    refused(tree(**changes), path, "characters that act on a terminal")
+    refused(tree(**changes), path, "contains control characters")
 
 
 @pytest.mark.parametrize("value", [0, -1.0, "oom"])

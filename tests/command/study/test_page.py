@@ -11,10 +11,10 @@ import pytest
 from command.study.page import study_figure, write_study
 from command.study.point_results import (
     PointResult,
+    divide_by_baselines,
     median_deviation,
-    relative,
     study_grid,
-    summary,
+    summarize_points,
 )
 from command.study.schema import ListedStudy
 from command.study.study_file import check_study
@@ -22,7 +22,7 @@ from tests.components.report.outline import check_outline
 
 TREE: dict[str, Any] = {
     "name": "weak",
-    "why": "What is left & why?",
+    "description": "What is left & why?",
     "recipe": "gpt175b",
     "cluster": "smng_p2",
     "set": {},
@@ -69,7 +69,7 @@ def tries(study: ListedStudy) -> list[PointResult]:
             fits=place in {0, 2},
             measured=12.5 if place == 0 else None,
             why=["", "does not fit", "", "refused"][place],
-            quotes=study.quotes(point),
+            quotes=study.find_quotes(point),
         )
         for place, (point, plan) in enumerate(zip(study.points, plans, strict=True))
     ]
@@ -125,24 +125,24 @@ def test_several_keys_are_one_label_of_a_category() -> None:
 def test_deviations_are_of_the_published_figure_and_the_median_absolute() -> None:
     study = a_study()
     tried = tries(study)
-    deviations = [one.deviation(quote) for one in tried for quote in one.quotes]
+    deviations = [one.plan_deviation(quote) for one in tried for quote in one.quotes]
     assert deviations == [pytest.approx(-0.5), pytest.approx(0.1), None]
     assert median_deviation(tried) == pytest.approx(0.3)
     assert median_deviation([replace(one, planned=None) for one in tried]) is None
-    assert summary(tried) == (
-        "4 points, 3 published figures; plans off by 30.0% at the median of 2; "
-        "1 of 2 that ran do not fit by plan, or are refused; "
-        "1 of 1 that ran out of memory do not fit by plan, or are refused"
+    assert summarize_points(tried) == (
+        "4 points, 3 published figures; plans off by 30.0% (median of 2); "
+        "1 of 2 that ran do not fit in the plan, or are refused; "
+        "1 of 1 that ran out of memory do not fit in the plan, or are refused"
     )
 
 
 def test_figures_are_divided_by_those_of_the_baseline() -> None:
     study = a_study(baseline={"recipe": "<b>a</b>", "parallelism.data": 1})
-    divided = relative(study, tries(study))
+    divided = divide_by_baselines(study, tries(study))
     assert [one.planned for one in divided] == [1.0, 2.0, 11.0, None]
     assert [one.measured for one in divided] == [1.0, None, None, None]
     without = [replace(one, planned=None) for one in tries(study)]
-    assert {one.planned for one in relative(study, without)} == {None}
+    assert {one.planned for one in divide_by_baselines(study, without)} == {None}
 
 
 def test_the_table_has_a_row_a_figure_and_only_columns_that_tell_points_apart() -> None:

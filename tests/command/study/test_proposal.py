@@ -17,7 +17,7 @@ from components.report.document import (
     as_markdown,
     write_document,
 )
-from components.report.proposal import propose
+from components.report.proposal import build_proposal
 from components.report.tables import Grid
 from tests.command.study.test_ladder import PREDICT, ladder
 
@@ -63,8 +63,8 @@ def test_the_rows_are_the_plans(capfd: pytest.CaptureFixture[str]) -> None:
     assert expected == pytest.approx(bill["device_hours"], rel=1e-3)
     longest = time["step_seconds_high"] / time["step_seconds"]
     assert upper == pytest.approx(bill["device_hours"] * longest, rel=1e-3)
-    names = ["steps", "checkpoints, which stop the run", "evaluations"]
-    names.append("starting jobs and handing over")
+    names = ["steps", "stalls for checkpoints", "evaluations"]
+    names.append("job starts and handovers")
     parts = [number(found[f"of these: {name}"][0]) for name in names]
     assert sum(parts) == pytest.approx(bill["device_hours"], rel=1e-3)
     assert found["of these: failures"][0] == "not known"  # the profile has no figure
@@ -78,31 +78,31 @@ def test_the_rows_are_the_plans(capfd: pytest.CaptureFixture[str]) -> None:
 def test_storage_is_tokens_checkpoints_and_weights() -> None:
     """250,680 pieces need four bytes; two checkpoints are kept while a third is written."""
     found = rows(proposed(*WORDS))
-    assert found["tokens as files, at most"][0] == "24.00 TB"
-    each = number(found["a checkpoint, with the optimizer"][0])
-    assert found["checkpoints at a time"][0].startswith("3: ")
-    assert number(found["checkpoints at a time"][0][3:]) == pytest.approx(3 * each, abs=0.2)
-    assert number(found["weights at the end"][0]) == pytest.approx(14.9)
+    assert found["token files, at most"][0] == "24.00 TB"
+    each = number(found["one checkpoint with optimizer state"][0])
+    assert found["concurrent checkpoints"][0].startswith("3: ")
+    assert number(found["concurrent checkpoints"][0][3:]) == pytest.approx(3 * each, abs=0.2)
+    assert number(found["final weights"][0]) == pytest.approx(14.9)
     more = ("checkpoint.keep_every_tokens=1_000_000_000_000", "checkpoint.keep_best=1")
     weights = "checkpoint.weights_every_tokens=500_000_000_000"
     found = rows(proposed(*WORDS, *more, weights, "checkpoint.copy_to=/archive"))
-    assert found["checkpoints at a time"][0].startswith("10: ")
-    assert number(found["weights that stay"][0]) == pytest.approx(12 * 14.905, rel=1e-3)
+    assert found["concurrent checkpoints"][0].startswith("10: ")
+    assert number(found["retained weights"][0]) == pytest.approx(12 * 14.905, rel=1e-3)
     assert found["copied to"][0] == "archive"  # published pages name no folder
-    assert found["kept for good"][0] == "every 1,000,000,000,000 tokens"
+    assert found["retained permanently"][0] == "every 1,000,000,000,000 tokens"
 
 
 def test_failures_that_the_profile_knows_are_in_the_bill() -> None:
     own = "cluster.failures.node_hours_between=50000"
     said = proposed(*WORDS, own)
     assert number(rows(said)["of these: failures"][0]) > 0
-    assert number(rows(said)["failures to expect"][0]) == pytest.approx(3.5, abs=0.3)
-    assert "No failure is in these figures" not in said
+    assert number(rows(said)["expected failures"][0]) == pytest.approx(3.5, abs=0.3)
+    assert "These values exclude failures" not in said
 
 
 def test_both_forms_have_the_same_cells(folder: Path) -> None:
     recipe = compose_recipe(read_point(list(WORDS)))
-    proposal = propose(recipe, plan_recipe(recipe), None)
+    proposal = build_proposal(recipe, plan_recipe(recipe), None)
     text = as_markdown(proposal)
     page = write_document(proposal, folder / "page.html").read_text("utf-8")
     for item, (value, _) in rows(text).items():
@@ -122,8 +122,8 @@ def test_a_ladders_prediction_is_a_section(ladder: Path) -> None:
 def test_a_machine_that_nobody_measured_has_no_bill() -> None:
     recipe = compose_recipe(read_point(list(WORDS)))
     plan = replace(plan_recipe(recipe), time=None, run=None)
-    found = rows(as_markdown(propose(recipe, plan, None)))
-    assert found["device-hours"][0] == found["a checkpoint"][0] == "not known"
+    found = rows(as_markdown(build_proposal(recipe, plan, None)))
+    assert found["device-hours"][0] == found["one checkpoint"][0] == "not known"
 
 
 def test_words_of_others_end_no_cell() -> None:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from cluster.chain_events import SubmitEvent
-from cluster.records import Jobs, now
+from cluster.chain import SubmitEvent
+from cluster.records import Jobs, utc_now
 from command.main import main
 from command.study.outcomes import PointOutcome, Poll
-from command.study.runs import SubmittedRun, run_all
+from command.study.runs import SubmittedRun
 from command.study.schema import Point, QueueLimits
+from command.study.search import run_all
 from components.run.folder import RunFolder
 from tests.command.test_sweep import HERE, queue, submitted
 from tests.life.conftest import TINY
@@ -57,7 +58,7 @@ def test_a_study_has_no_more_runs_under_way_than_their_queue_takes(
 
 STUDY = """
 name: rates
-why: Which rate learns most.
+description: Which rate learns most.
 recipe: teuken7b
 cluster: juwels
 set: {cluster.hours: 0.5}
@@ -80,7 +81,7 @@ def test_a_point_whose_submission_was_cut_short_is_submitted_by_the_same_command
     main(words)
     (run,) = (file.parent for file in (tmp_path / "study").glob("*/recipe.json"))
     assert len(submitted(queue)) == 1
-    Jobs(RunFolder(run)).note(SubmitEvent(at=now(), jobs=1))
+    Jobs(RunFolder(run)).append_events(SubmitEvent(at=utc_now(), jobs=1))
     for journal in (tmp_path / "study").glob("*.journal"):
         journal.unlink()
     main(words)

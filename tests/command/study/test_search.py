@@ -18,7 +18,7 @@ from tests.life.conftest import TINY
 NAME = "smng_p2_search"
 RATES = {
     "name": "rates",
-    "why": "Which rate is best.",
+    "description": "Which rate is best.",
     "recipe": "teuken7b",
     "cluster": "local",
     "set": {"budget.seed": 3},
@@ -108,7 +108,7 @@ def test_a_study_trained_here_goes_on_and_repeats_nothing(
 
     monkeypatch.setattr(train, "run", interrupted)
     assert main(words) == 3
-    assert "stopped; the same command goes on" in capfd.readouterr().err
+    assert "stopped; repeat the command to continue" in capfd.readouterr().err
     assert main([*words, "output=json"]) == 0
     found = json.loads(capfd.readouterr().out)
     assert len(found["trials"]) == 8
@@ -116,7 +116,7 @@ def test_a_study_trained_here_goes_on_and_repeats_nothing(
         rate = trial["point"]["optimizer.lr"]
         batch = trial["point"]["budget.global_batch_tokens"]
         if batch == 320:
-            assert "5 sequences a step" in trial["why"]
+            assert "5 sequences per step" in trial["why"]
             assert trial["figure"] is None
             continue
         run = folder / "runs" / f"optimizer.lr={rate},budget.global_batch_tokens=256"
@@ -147,21 +147,24 @@ def test_a_search_tries_lists(folder: Path, capfd: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["study=smng_p2_searh"], "study: there is no study 'smng_p2_searh'\n.*smng_p2_search"),
-        (["study=none.yaml"], "study: there is no file none.yaml"),
+        (["study=smng_p2_searh"], "study: unknown study: 'smng_p2_searh'\n.*smng_p2_search"),
+        (["study=none.yaml"], "study: none.yaml does not exist"),
         ([f"study={NAME}", "study=b"], "study: given twice"),
         (
             [f"study={NAME}", "parallelism.tensor=4"],
-            "parallelism.tensor: the study .* varies it",
+            "parallelism.tensor: the study .* varies this key",
         ),
         (
             [f"study={NAME}", "study.search.trails=4"],
-            "study.search.trails: the study's file has",
+            "study.search.trails: the study has no",
         ),
         ([f"study={NAME}", "study.search.trials=0"], "search.trials: input should be greater"),
-        ([f"study={NAME}", "action=show"], "action: 'show' gives a study no figures"),
-        (["study=rates.yaml", "action=plan"], "action: no plan knows held_out.final"),
-        (["study=bad.yaml", *WORDS], "objective.measured: held_out.finale is no number there"),
+        ([f"study={NAME}", "action=show"], "action: 'show' does not work with a study"),
+        (["study=rates.yaml", "action=plan"], "action: a plan has no held_out.final"),
+        (
+            ["study=bad.yaml", *WORDS],
+            "objective.measured: held_out.finale is not a number there",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_study_is_said_in_one_message(
@@ -181,4 +184,4 @@ def test_what_is_wrong_with_a_study_is_said_in_one_message(
 
 def test_a_study_without_m_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert main([f"study={NAME}"]) == 2
-    assert "study: a study is many runs\n  write -m before it" in capfd.readouterr().err
+    assert "study: a study requires -m\n  add -m before study=" in capfd.readouterr().err

@@ -10,7 +10,7 @@ from components.errors import RecipeError
 
 TREE = """
 name: rates
-why: Which rate is best.
+description: Which rate is best.
 recipe: teuken7b
 cluster: local
 set: {budget.seed: 3}
@@ -47,7 +47,7 @@ def test_a_point_sets_its_keys_the_fixed_ones_and_the_products() -> None:
         "parallelism.microbatch_sequences": 2,
         "microbatches": 8,
     }
-    assert check_study(tree(), "rates.yaml").values(point) == {
+    assert check_study(tree(), "rates.yaml").collect_values(point) == {
         "budget.seed": 3,
         "optimizer.lr": 1e-3,
         "parallelism.microbatch_sequences": 2,
@@ -62,14 +62,19 @@ def test_an_unknown_field_is_named_with_the_nearest() -> None:
 @pytest.mark.parametrize(("low", "high", "log"), [(1.0, 1.0, False), (0.0, 1.0, True)])
 def test_an_interval_has_an_inside(low: float, high: float, log: bool) -> None:
     space = tree()["space"] | {"optimizer.lr": {"low": low, "high": high, "log": log}}
-    refused("space.optimizer.lr", "is no interval", space=space)
+    refused("space.optimizer.lr", "is not an interval", space=space)
 
 
 @pytest.mark.parametrize("factor", ["microbatch", "optimizer.lr", "optimizer.name"])
 def test_a_factor_is_a_whole_number_of_the_space(factor: str) -> None:
     space = tree()["space"] | {"optimizer.name": ["a", "b"]}
     products = {"budget.global_batch_tokens": ["microbatches", factor]}
-    refused("products", f"the factor '{factor}' is no key", space=space, products=products)
+    refused(
+        "products",
+        f"the factor '{factor}' is not an integer key",
+        space=space,
+        products=products,
+    )
 
 
 def test_a_name_that_is_no_key_must_be_a_factor() -> None:
@@ -109,18 +114,18 @@ def test_a_file_without_points_is_refused_by_its_unknown_key() -> None:
 
 
 def test_a_search_counts_nothing_for_a_figure() -> None:
-    refused("products.tiles", "'tiles' is no key that a study may set", products=PRODUCTS)
+    refused("products.tiles", "a study cannot set 'tiles'", products=PRODUCTS)
 
 
 @pytest.mark.parametrize("key", ["cluster.site.queue", "run", "hydra.run.dir", "site.account"])
 def test_a_study_sets_keys_of_a_recipe_and_of_the_machine_only_how_much(key: str) -> None:
-    refused(key, "is no key that a study may set", set={key: "x"})
+    refused(key, "a study cannot set this key", set={key: "x"})
     check_study(tree(set={"cluster.nodes": 4}), "x.yaml")
 
 
 def test_a_mapping_or_a_list_is_no_text() -> None:
-    remedy = "write {a: 1} or [a] without quotes around it"
+    remedy = "write {a: 1} or [a] without quotes"
     for given in ({"set": {"data.shares": "{en: 1.0}"}}, {"space": {"data.shares": ["[a]"]}}):
-        with pytest.raises(RecipeError, match="is a text") as caught:
+        with pytest.raises(RecipeError, match="is a string") as caught:
             check_study(tree(products={}, **given), "rates.yaml")
         assert (caught.value.path, caught.value.remedy) == ("rates.yaml.data.shares", remedy)

@@ -65,8 +65,8 @@ def words(folder: Path, given: dict[str, Any]) -> list[str]:
 
 def held_out(language: str) -> list[str]:
     opened = open_embedded(f"eu24/{language}", "test")
-    split = choose_split(measure_groups(opened.documents()), FRACTION)
-    found = [split.held_out_text(one) for one in opened.documents()]
+    split = choose_split(measure_groups(opened.iter_documents()), FRACTION)
+    found = [split.held_out_text(one) for one in opened.iter_documents()]
     return [text for text in found if text]
 
 
@@ -152,7 +152,7 @@ def test_what_was_counted_is_not_trained_again_and_has_a_page(
     ("changes", "path", "problem"),
     [
         ({"columns": {"none": {}}}, "columns.none", "neither a measured nor a planned"),
-        ({"grid": {"tokenizer": ["../x"]}}, "tokenizer", "no name of a file"),
+        ({"grid": {"tokenizer": ["../x"]}}, "tokenizer", "unknown tokenizer"),
     ],
 )
 def test_a_study_that_says_too_little_is_refused(
@@ -175,9 +175,9 @@ def test_a_point_that_no_source_gives_is_told_and_the_rest_is_counted(
         "tokenizer.vocab_size": [640],
     }
     given = tree(grid=grid, columns={})
-    assert main([*words(tmp_path, given), "output=json"]) == 0
+    assert main([*words(tmp_path, given), "output=json"]) == 2
     first, second = json.loads(capfd.readouterr().out)["points"]
-    assert "no source 'xx'" in first["why"]
+    assert "unknown source 'xx'" in first["why"]
     assert (first["measured"], "columns" in first) == (None, False)
     assert second["measured"] > 1
 
@@ -188,7 +188,7 @@ def test_no_plan_knows_fertility(
     monkeypatch.chdir(tmp_path)
     asked = [one for one in words(tmp_path, tree()) if not one.startswith("run=")]
     assert main([*asked, "action=plan"]) == 2
-    assert "no plan knows mean.tokens_per_word" in capfd.readouterr().err
+    assert "a plan has no mean.tokens_per_word" in capfd.readouterr().err
 
 
 def test_what_a_column_names_is_a_number_or_not_known() -> None:
@@ -201,6 +201,6 @@ def test_what_a_column_names_is_a_number_or_not_known() -> None:
     assert read_figure_or_none(found, "time.mfu + time.mfu", "") == 1.0
     assert read_figure_or_none(found, "time.mfu + time.hfu", "") is None
     for key in ("name", "time.step", "time.mfu.deeper", "time"):
-        with pytest.raises(RecipeError, match=f"{key} is no number there") as caught:
+        with pytest.raises(RecipeError, match=f"{key} is not a number there") as caught:
             read_figure_or_none(found, key, "columns.a")
         assert caught.value.path == "columns.a"

@@ -49,7 +49,7 @@ def train(rank: Rank, steps: range) -> None:
     for step in steps:
         rank.sharded.backward(batch_of(step, rank.sharded.mesh.data_rank))
         rank.optimizer.step()
-        rank.sharded.parallel.spread()
+        rank.sharded.parallel.all_gather_updated()
         balance_experts(rank.sharded.stages, rank.sharded.mesh.dense.grad_sync)
 
 
@@ -66,12 +66,12 @@ def train_alone(parts: Parts, data_ranks: int, steps: int) -> State:
 def state_of(rank: Rank) -> State:
     """Gather weights, moments and counters; the ranks call this together."""
     state = {name: one.clone() for name, one in rank.sharded.parallel.buffers.items()}
-    rank.sharded.parallel.settle()
+    rank.sharded.parallel.wait_for_weights()
     for shard in rank.sharded.shards:
         state[shard.name] = gather(shard.weight.detach())
         for key, value in rank.optimizer.state[shard.parameter].items():
             state[f"{shard.name} {key}"] = (
-                value if key == "step" else gather(shard.whole(value))
+                value if key == "step" else gather(shard.to_dtensor(value))
             )
     return state
 

@@ -59,7 +59,7 @@ def put_a_pickle_and_mark_it(folder: Path) -> None:
     marker = read_marker(newest(folder))
     sections = (FileSection(len(content), sha256(content).hexdigest()),)
     marker = replace(marker, files={**marker.files, file.name: sections})
-    (newest(folder) / MARKER).write_text(marker.dump())
+    (newest(folder) / MARKER).write_text(marker.to_json())
 
 
 def cut_the_marker(folder: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from components.checkpoint.metadata import RunProgress
 from components.checkpoint.saving import Read
-from components.distributed.collectives import together
+from components.distributed.collectives import gather_results
 from components.errors import RecipeError
 from tests.components.checkpoint.saving_cases import load_checkpoint, save_checkpoint
 
@@ -29,10 +29,12 @@ class Numbers:
         self._expected = {f"of.{one}": torch.full((100,), float(one)) for one in mine}
         self._expected["shared"] = torch.ones(9)
 
-    def tensors(self) -> dict[str, Tensor]:
+    def collect_tensors(self) -> dict[str, Tensor]:
         return self._expected
 
-    def fill(self, read: Read, saved: Collection[str], *, fresh_optimizer: bool) -> None:
+    def load_tensors(
+        self, read: Read, saved: Collection[str], *, fresh_optimizer: bool
+    ) -> None:
         found = {name: torch.zeros_like(value) for name, value in self._expected.items()}
         read(found)
         for name, value in self._expected.items():
@@ -123,4 +125,4 @@ def agree(failing: tuple[int, ...]) -> list[int]:
             raise RecipeError(f"rank.{rank}", "fails", "mend it")
         return 10 * rank
 
-    return together(task)
+    return gather_results(task)

@@ -17,7 +17,7 @@ from components.checkpoint.local_files import write_state
 from components.checkpoint.metadata import RunProgress
 from components.checkpoint.saving import DealtState
 from components.distributed.node_tree import NodeTree, make_node_tree
-from components.distributed.weight_shards import local
+from components.distributed.weight_shards import get_local_part
 from tests.components.checkpoint.checkpoint_cases import (
     Rank,
     start,
@@ -72,7 +72,7 @@ def train(rank: Rank, steps: range) -> list[list[float]]:
     for step in steps:
         losses.append(rank.sharded.backward(batch_of(step, rank.sharded.mesh.data_rank)))
         rank.optimizer.step()
-        rank.sharded.parallel.spread()
+        rank.sharded.parallel.all_gather_updated()
     return losses
 
 
@@ -86,9 +86,9 @@ def keep(parts: Parts, layout: Layout, folder: Path, steps: int, end: int) -> We
     with copies_of(rank.state, folder) as copies:
         for step in range(steps):
             train(rank, range(step, step + 1))
-            assert copies.save(progress_after(step + 1)) is None
+            assert copies.start_save(progress_after(step + 1)) is None
         losses = train(rank, range(steps, end))  # while the last one is written
-        assert copies.wait() is None
+        assert copies.wait_for_write() is None
     return Went(progress_after(steps), losses, state_of(rank))
 
 
@@ -98,14 +98,14 @@ def go_on(
     """Load the newest over other weights, and train to ``end``."""
     rank = start(parts, layout, seed=1)
     with copies_of(rank.state, folder, run=run) as copies:
-        if (found := copies.newest(after_tokens=after_tokens)) is None:
+        if (found := copies.find_newest(after_tokens=after_tokens)) is None:
             return Went(None, [], {})
-        progress = copies.load(found)
+        progress = copies.load_generation(found)
         losses = train(rank, range(progress.step, end))
         # What was restored from elsewhere is a copy of this node's again.
-        assert copies.save(progress_after(end)) is None
-        assert copies.wait() is None
-        assert copies.newest(after_tokens=10 * end - 1) is not None
+        assert copies.start_save(progress_after(end)) is None
+        assert copies.wait_for_write() is None
+        assert copies.find_newest(after_tokens=10 * end - 1) is not None
     return Went(progress, losses, state_of(rank))
 
 
@@ -113,7 +113,7 @@ def kept_bytes(parts: Parts, layout: Layout, folder: Path) -> tuple[int, int]:
     """Return what this rank keeps, and what it holds of weights and optimizer in all."""
     rank = start(parts, layout, seed=0)
     train(rank, range(1))
-    held = sum(local(one).nbytes for one in rank.state.tensors().values())
+    held = sum(get_local_part(one).nbytes for one in rank.state.collect_tensors().values())
     with copies_of(rank.state, folder) as copies:
         return len(copies._own), held
 
@@ -128,13 +128,13 @@ def keep_where_one_is_full(folder: Path, full: int) -> list[str | None]:
         raise OSError(28, os.strerror(28))
 
     with copies_of(state, folder) as copies:
-        copies.save(progress_after(1))
-        said.append(copies.wait())
+        copies.start_save(progress_after(1))
+        said.append(copies.wait_for_write())
         state.become(2)
         given = write if dist.get_rank() == full else write_state
         with patch("components.checkpoint.local_copies.write_state", given):
-            copies.save(progress_after(2))
-            said.append(copies.wait())
+            copies.start_save(progress_after(2))
+            said.append(copies.wait_for_write())
     return said
 
 
@@ -143,8 +143,8 @@ def keep_step(folder: Path, step: int) -> None:
     from tests.components.checkpoint.numbers import Counted
 
     with copies_of(Counted(step), folder) as copies:
-        copies.save(progress_after(step))
-        assert copies.wait() is None
+        copies.start_save(progress_after(step))
+        assert copies.wait_for_write() is None
 
 
 def keep_until_killed(rank: int, folder: Path, length: int) -> None:
@@ -159,9 +159,9 @@ def keep_until_killed(rank: int, folder: Path, length: int) -> None:
     with lost, copies_of(state, folder) as copies:
         for step in range(1, 100_000):
             state.become(step)
-            copies.save(progress_after(step))
+            copies.start_save(progress_after(step))
             state.become(-step)
-            assert copies.wait() is None
+            assert copies.wait_for_write() is None
             (folder / f"kept-{rank}").write_text(str(step))
 
 
@@ -171,13 +171,13 @@ def newest_step(folder: Path, length: int = 8) -> tuple[int, set[float]] | None:
 
     state = Counted(-1, length)
     with copies_of(state, folder) as copies:
-        found = copies.newest(after_tokens=0)
-        return None if found is None else (copies.load(found).step, state.values())
+        found = copies.find_newest(after_tokens=0)
+        return None if found is None else (copies.load_generation(found).step, state.values())
 
 
 def forget(folder: Path) -> None:
     from tests.components.checkpoint.numbers import Counted
 
     with copies_of(Counted(1), folder) as copies:
-        copies.save(progress_after(1))
-        copies.remove()
+        copies.start_save(progress_after(1))
+        copies.remove_all_files()

@@ -32,13 +32,15 @@ class Counted:
             f"optimizer.count.{rank}": torch.tensor(value),
         }
 
-    def tensors(self) -> dict[str, Tensor]:
+    def collect_tensors(self) -> dict[str, Tensor]:
         return self._tensors
 
-    def share(self) -> dict[str, Tensor]:
+    def select_own_tensors(self) -> dict[str, Tensor]:
         return self._tensors
 
-    def fill(self, read: Read, saved: Collection[str], *, fresh_optimizer: bool) -> None:
+    def load_tensors(
+        self, read: Read, saved: Collection[str], *, fresh_optimizer: bool
+    ) -> None:
         read(self._tensors)
 
     def become(self, value: int) -> None:

@@ -35,7 +35,7 @@ def saving(folder: Path, **changes: Any) -> Iterator[Saver]:
 
 def begin(saver: Saver, state: Counted, step: int, **changes: Any) -> list[FinishedCheckpoint]:
     given: dict[str, Any] = {"kinds": ["tokens"], "held_out_loss": None}
-    return saver.save(state, RunProgress(step=step, tokens=10 * step), **given | changes)
+    return saver.start_save(state, RunProgress(step=step, tokens=10 * step), **given | changes)
 
 
 def save_steps(
@@ -48,7 +48,7 @@ def save_steps(
             state.become(step)
             finished += begin(saver, state, step)
             state.become(-1)
-        return [*finished, *saver.wait()]
+        return [*finished, *saver.wait_for_save()]
 
 
 def loaded(folder: Path, length: int = 8) -> tuple[int, set[float], list[str]]:
@@ -65,7 +65,7 @@ def save_where_it_is_full(folder: Path, full: tuple[int, ...]) -> str:
     state = Counted(1, LARGE)
     with saving(folder) as saver:
         begin(saver, state, 1)
-        saver.wait()
+        saver.wait_for_save()
         state.become(2)
         if dist.get_rank() in full:
             with fill_up(1_000_000):
@@ -82,14 +82,14 @@ def save_where_room_comes_back(folder: Path, full_seconds: float) -> tuple[str, 
             room_again = threading.Timer(full_seconds, full.close)
             room_again.start()
         begin(saver, state, 1)
-        (finished,) = saver.wait()
+        (finished,) = saver.wait_for_save()
         return finished.reasons
 
 
 def said_by(saver: Saver, state: Counted) -> str:
     begin(saver, state, 2)
     try:
-        saver.wait()
+        saver.wait_for_save()
     except RecipeError as error:
         return str(error)
     return "nothing"
@@ -100,7 +100,7 @@ def save_while_it_is_away(folder: Path, away_seconds: float, retry_seconds: floa
     state = Counted(1, LARGE)
     with saving(folder, retry_seconds=retry_seconds) as saver:
         begin(saver, state, 1)
-        saver.wait()
+        saver.wait_for_save()
         dist.barrier()
         if dist.get_rank() == 0:
             take_away(folder, away_seconds)
@@ -109,7 +109,7 @@ def save_while_it_is_away(folder: Path, away_seconds: float, retry_seconds: floa
             for step in (2, 3):
                 state.become(step)
                 finished = begin(saver, state, step)
-            (second,), (third,) = finished, saver.wait()
+            (second,), (third,) = finished, saver.wait_for_save()
             return second.stall_seconds, third.waited_seconds
         except RecipeError as error:
             return str(error)

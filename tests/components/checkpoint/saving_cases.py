@@ -41,8 +41,8 @@ def save_checkpoint(folder: Path, state: State, progress: RunProgress, **changes
     folder.mkdir(exist_ok=True)  # which a run does before its ranks start
     saver = make_saver(folder, **changes)
     try:
-        begun = saver.save(state, progress, kinds=["tokens"], held_out_loss=None)
-        (finished,) = [*begun, *saver.wait()]
+        begun = saver.start_save(state, progress, kinds=["tokens"], held_out_loss=None)
+        (finished,) = [*begun, *saver.wait_for_save()]
     finally:
         saver.close()
     return finished.folder

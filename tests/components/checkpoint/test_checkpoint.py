@@ -331,14 +331,14 @@ def test_experts_move_between_layouts_and_one_process(
 @pytest.mark.parametrize(
     ("other", "difference"),
     [
-        (PARTS._replace(num_layers=3), "it lacks model.layers.2.attention.key.bias (48,)"),
+        (PARTS._replace(num_layers=3), "model.layers.2.attention.key.bias (48,) is missing"),
         (
             PARTS._replace(num_layers=1),
-            "it has model.layers.1.attention.key.bias, 64 such in all",
+            "64 extra tensors, first model.layers.1.attention.key.bias",
         ),
         (
             PARTS._replace(rows=66),
-            "model.embedding.weight is (62, 24) there, (66, 24) here",
+            "model.embedding.weight is (62, 24) there, (66, 24) in the recipe",
         ),
     ],
     ids=["more layers", "fewer layers", "more rows"],
@@ -347,7 +347,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_what_differs(
     tmp_path: Path, other: Parts, difference: str
 ) -> None:
     save(PARTS, ALONE, tmp_path, STEPS)
-    message = re.escape(f"is of another model or optimizer: {difference}")
+    message = re.escape(f"does not match the recipe's model or optimizer: {difference}")
     with pytest.raises(RecipeError, match=message):
         load(other, ALONE, only_checkpoint(tmp_path))
 
@@ -357,4 +357,4 @@ def test_what_one_stage_misses_stops_all_ranks(ranks: Ranks, tmp_path: Path) -> 
     taller = PARTS._replace(num_layers=3)
     layout, checkpoint = LAYOUTS["tied stages, tensor"], only_checkpoint(tmp_path)
     (said,) = set(ranks(refused, load, taller, layout, checkpoint))
-    assert "it lacks model.layers.2.attention.key.bias (48,)" in said
+    assert "model.layers.2.attention.key.bias (48,) is missing" in said

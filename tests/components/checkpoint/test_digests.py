@@ -98,7 +98,7 @@ def test_a_damaged_byte_stops_all_ranks_with_the_same_words(
     said = some(cases.refused, cases.load, checkpoint, count)
     assert said == count * [
         f"{file}: was changed after it was written\n"
-        f"  remove {checkpoint}: the checkpoint before it is taken then"
+        f"  remove {checkpoint} to use the checkpoint before it"
     ]
     with pytest.raises(RecipeError, match="was changed after it was written") as alone:
         check_alone(checkpoint)
@@ -125,7 +125,7 @@ def test_a_missing_file_and_one_too_many_stop_all_ranks(
     last = checkpoint / names_in(checkpoint)[-1]
     last.rename(checkpoint / "other.safetensors")
     (said,) = set(some(cases.refused, cases.load, checkpoint, count))
-    assert said.startswith(f"{checkpoint / 'other.safetensors'}: was not written with this")
+    assert said.startswith(f"{checkpoint / 'other.safetensors'}: is not part of this")
     (checkpoint / "other.safetensors").unlink()
     (said,) = set(some(cases.refused, cases.load, checkpoint, count))
     assert said.startswith(f"{last}: is missing")
@@ -149,7 +149,7 @@ def test_a_rank_whose_file_vanishes_leaves_no_checkpoint(
     (said,) = set(
         some(cases.refused, cases.save_while_a_file_vanishes, tmp_path, loser % count)
     )
-    assert "was written by a rank, but rank 0 does not see it" in said
+    assert "was written by another rank, but rank 0 cannot see" in said
     assert not list(tmp_path.rglob(MARKER))
     assert newest_checkpoint(tmp_path) is None
     checkpoint = saved_by(some, count, tmp_path)  # what was left beside is in nobody's way
@@ -161,7 +161,7 @@ def test_folders_that_ranks_do_not_share_are_no_checkpoint(
 ) -> None:
     some, _ = ranks
     (said,) = set(some(cases.refused, cases.save_into_folders_of_their_own, tmp_path))
-    assert "cannot be written: No such file or directory\n  bring the folder back" in said
+    assert "cannot be written: No such file or directory\n  restore the folder" in said
     assert "a file system that all nodes share" in said
     assert not list(tmp_path.rglob(MARKER))
 
@@ -171,7 +171,7 @@ def test_a_file_that_nobody_wrote_is_not_marked(
 ) -> None:
     some, _ = ranks
     (said,) = set(some(cases.refused, cases.save_beside_a_stranger, tmp_path))
-    assert "stranger.safetensors: was written by no rank\n  move it elsewhere" in said
+    assert "stranger.safetensors: was not written by any rank\n  move the file" in said
     assert not list(tmp_path.rglob(MARKER))
 
 

@@ -59,9 +59,9 @@ def test_a_file_system_that_comes_back_or_has_room_again_is_waited_for(
 
 def test_a_checkpoint_that_would_not_fit_is_not_begun(tmp_path: Path) -> None:
     check_room(tmp_path, needed_bytes=1, files=1)
-    with pytest.raises(OSError, match=r"has 1_000_000_000_000_000_000 bytes, but .* free"):
+    with pytest.raises(OSError, match=r"needs 1_000_000_000_000_000_000 bytes, but .* free"):
         check_room(tmp_path, needed_bytes=10**18, files=1)
-    with pytest.raises(OSError, match=r"has 1000000000000 files, but .* inodes are free"):
+    with pytest.raises(OSError, match=r"needs 1000000000000 files, but .* inodes are free"):
         check_room(tmp_path, needed_bytes=1, files=10**12)
 
 
@@ -89,15 +89,13 @@ def test_the_pauses_between_attempts_grow_and_end_with_the_patience(
 def test_who_is_asked_to_stop_waits_no_longer_and_says_what_it_waited_for() -> None:
     with ThreadPoolExecutor(1) as beside, pytest.MonkeyPatch.context() as patched:
         patched.setattr("components.run.disk.PAUSE_SECONDS", 60.0)
-        asked = Event()
-        patience = Patience(seconds=600.0, stopped=asked.is_set)
+        stop_event = Event()
+        patience = Patience(seconds=600.0, stopped=stop_event.is_set)
         waits = beside.submit(patience, FILE, failing(28, times=99)[1])
         with pytest.raises(TimeoutError):
             waits.result(timeout=0.5)
-        asked.set()
-        with pytest.raises(
-            RecipeError, match="as the kernel calls it; the run was asked to stop"
-        ):
+        stop_event.set()
+        with pytest.raises(RecipeError, match="as the kernel calls it; a stop was requested"):
             waits.result(timeout=50.0)
 
 

@@ -74,7 +74,7 @@ def test_a_pickle_that_is_marked_as_written_is_refused_and_not_run(
 ) -> None:
     damages.put_a_pickle_and_mark_it(folder)
     (said,) = set(two(cases.refused_loading, folder))
-    assert "is no safetensors file of a checkpoint: Error while deserializing header" in said
+    assert "is not a safetensors file of a checkpoint: Error while deserializing header" in said
     assert not Path("executed").exists()
 
 
@@ -106,9 +106,9 @@ def test_where_none_is_whole_the_run_does_not_begin_anew(two: Ranks, folder: Pat
     for one in folder.iterdir():
         damages.flip(next(one.glob("*.safetensors")), -1)
     (said,) = set(two(cases.refused_loading, folder))
-    assert f"{folder}: no checkpoint is whole; of the newest" in said
-    assert "put one back from a copy, or begin a new run" in said
-    with pytest.raises(RecipeError, match="no checkpoint is whole"):
+    assert f"{folder}: all checkpoints are damaged; in the newest" in said
+    assert "restore a checkpoint from a copy, or start a new run" in said
+    with pytest.raises(RecipeError, match="all checkpoints are damaged"):
         newest_whole(folder)
     assert newest_checkpoint(folder) is not None
 
@@ -135,7 +135,7 @@ def test_who_goes_back_passes_by_what_is_late_and_what_is_damaged(folder: Path) 
 def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path) -> None:
     cases.save_steps(tmp_path, range(1, 2))
     state = Counted(5)
-    message = "is of the recipe of one recipe, this one is of another"
+    message = "has the recipe fingerprint of one recipe, expected of another"
     with pytest.raises(RecipeError, match=message):
         load_newest(tmp_path, state, fingerprint="of another")
     assert state.values() == {5.0}

@@ -248,7 +248,7 @@ def test_a_folder_of_another_user_is_refused(foreign: Path) -> None:
 def test_a_folder_that_others_may_write_into_is_refused(tmp_path: Path) -> None:
     (tmp_path / "kochbuch").mkdir()
     (tmp_path / "kochbuch").chmod(0o777)
-    with pytest.raises(RecipeError, match=r"others may write into .*kochbuch"):
+    with pytest.raises(RecipeError, match=r"other users can write to .*kochbuch"):
         own_folder(tmp_path, "kochbuch")
 
 
@@ -260,7 +260,7 @@ def test_a_link_is_refused_wherever_it_leads(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RecipeError, match=r"cannot make .*file/below: Not a directory"):
+    with pytest.raises(RecipeError, match=r"cannot create .*file/below: Not a directory"):
         own_folder(tmp_path / "file" / "below", "kochbuch")
 
 

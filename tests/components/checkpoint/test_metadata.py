@@ -39,21 +39,21 @@ def write(folder: Path, text: bytes) -> Path:
 
 
 def test_a_marker_comes_back_as_it_was(tmp_path: Path) -> None:
-    assert read_marker(write(tmp_path, A_MARKER.dump().encode())) == A_MARKER
-    assert (A_MARKER.name, A_MARKER.bytes) == ("tokens-000000000000030", 7)
+    assert read_marker(write(tmp_path, A_MARKER.to_json().encode())) == A_MARKER
+    assert (A_MARKER.folder_name, A_MARKER.total_bytes) == ("tokens-000000000000030", 7)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_a_marker_with_a_loss_that_is_not_finite_is_valid_json(
     tmp_path: Path, loss: float
 ) -> None:
-    text = replace(A_MARKER, held_out_loss=loss).dump()
+    text = replace(A_MARKER, held_out_loss=loss).to_json()
     assert json.loads(text, parse_constant=pytest.fail)["held_out_loss"] is None
     assert read_marker(write(tmp_path, text.encode())).held_out_loss is None
 
 
 def test_a_marker_of_an_earlier_version_may_hold_nan(tmp_path: Path) -> None:
-    tree = json.loads(A_MARKER.dump()) | {"held_out_loss": math.nan}
+    tree = json.loads(A_MARKER.to_json()) | {"held_out_loss": math.nan}
     del tree["sha256"]
     text = json.dumps(tree | {"sha256": _digest(tree)}, indent=1)
     loss = read_marker(write(tmp_path, text.encode())).held_out_loss
@@ -63,7 +63,7 @@ def test_a_marker_of_an_earlier_version_may_hold_nan(tmp_path: Path) -> None:
 
 @given(st.data())
 def test_any_changed_byte_is_noticed(data: st.DataObject) -> None:
-    text = bytearray(A_MARKER.dump().encode())
+    text = bytearray(A_MARKER.to_json().encode())
     place = data.draw(st.integers(0, len(text) - 1))
     text[place] ^= data.draw(st.integers(1, 255))
     with TemporaryDirectory() as name:
@@ -74,10 +74,10 @@ def test_any_changed_byte_is_noticed(data: st.DataObject) -> None:
     assert found == A_MARKER  # a space that became another one
 
 
-@given(st.integers(0, len(A_MARKER.dump()) - 2))
+@given(st.integers(0, len(A_MARKER.to_json()) - 2))
 def test_a_marker_cut_short_is_damaged(length: int) -> None:
     with TemporaryDirectory() as name, pytest.raises(DamagedCheckpointError):
-        read_marker(write(Path(name), A_MARKER.dump().encode()[:length]))
+        read_marker(write(Path(name), A_MARKER.to_json().encode()[:length]))
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "null", '{"format": 1}', "{}"])
@@ -91,8 +91,8 @@ def test_another_format_is_refused_and_not_called_damaged(
 ) -> None:
     with monkeypatch.context() as newer:
         newer.setattr("components.checkpoint.metadata.FORMAT", 2)
-        write(tmp_path, A_MARKER.dump().encode())
-    with pytest.raises(RecipeError, match="format 2, but this program writes") as caught:
+        write(tmp_path, A_MARKER.to_json().encode())
+    with pytest.raises(RecipeError, match="has format 2, but this version reads") as caught:
         read_marker(tmp_path)
     assert not isinstance(caught.value, DamagedCheckpointError)
 
@@ -102,6 +102,6 @@ def test_without_its_marker_a_folder_is_no_checkpoint(tmp_path: Path) -> None:
     for name, complete in (("tokens-02", True), ("tokens-10", True), ("tokens-11", False)):
         (tmp_path / name).mkdir()
         if complete:
-            write(tmp_path / name, A_MARKER.dump().encode())
+            write(tmp_path / name, A_MARKER.to_json().encode())
     assert newest_checkpoint(tmp_path) == tmp_path / "tokens-10"
     assert [one.name for one in complete_checkpoints(tmp_path)] == ["tokens-10", "tokens-02"]

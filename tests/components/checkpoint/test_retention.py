@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.checkpoint.metadata import MARKER, Marker, RunProgress
-from components.checkpoint.retention import Policy, SavedCheckpoint, drop_after, prune
+from components.checkpoint.retention import (
+    Policy,
+    SavedCheckpoint,
+    drop_after,
+    prune_checkpoints,
+)
 
 LOSSES = st.one_of(
     st.none(), st.floats(1.0, 9.0), st.sampled_from([math.nan, math.inf, -math.inf])
@@ -39,9 +44,9 @@ def test_removing_after_every_save_keeps_what_a_choice_at_the_end_would(
     there: list[SavedCheckpoint] = []
     for one in saves(run):
         there.append(one)
-        kept = policy.kept(there)
+        kept = policy.select_retained(there)
         there = [each for each in there if each.tokens in kept]
-    assert {one.tokens for one in there} == policy.kept(saves(run))
+    assert {one.tokens for one in there} == policy.select_retained(saves(run))
 
 
 @given(RUNS, POLICIES)
@@ -50,10 +55,10 @@ def test_the_last_ones_stay_and_what_stays_for_good_never_goes(
 ) -> None:
     all_of_them, good = saves(run), set[int]()
     for count in range(1, len(all_of_them) + 1):
-        kept = policy.kept(all_of_them[:count])
+        kept = policy.select_retained(all_of_them[:count])
         assert {one.tokens for one in all_of_them[:count][-policy.last :]} <= kept
         assert good <= kept
-        good = policy.kept_for_good(all_of_them[:count])
+        good = policy.select_permanent(all_of_them[:count])
 
 
 @pytest.mark.parametrize(
@@ -68,7 +73,7 @@ def test_the_last_ones_stay_and_what_stays_for_good_never_goes(
 )
 def test_each_rule_keeps_what_it_says(policy: Policy, kept: set[int]) -> None:
     losses = {10: 3.0, 20: 1.0, 30: None, 40: 2.0, 50: 4.0, 60: 5.0, 70: 6.0}
-    assert policy.kept([SavedCheckpoint(*one) for one in losses.items()]) == kept
+    assert policy.select_retained([SavedCheckpoint(*one) for one in losses.items()]) == kept
 
 
 @given(RUNS, POLICIES, st.randoms())
@@ -82,16 +87,19 @@ def test_a_loss_that_is_no_number_is_as_good_as_none_whatever_the_order(
         for tokens, loss in there
     ]
     order.shuffle(there)
-    assert policy.kept(there) == policy.kept(without)
+    assert policy.select_retained(there) == policy.select_retained(without)
 
 
 @pytest.mark.parametrize("missing", [None, math.nan, math.inf, -math.inf])
 def test_the_best_checkpoint_stays_after_a_run_diverged(missing: float | None) -> None:
     policy = Policy(last=1, every_tokens="none", best=1)
     losses = [3.0, 2.0, missing, missing, missing]
-    assert policy.kept([*map(SavedCheckpoint, range(5), losses)]) == {1, 4}
-    assert policy.kept([*map(SavedCheckpoint, range(3), [missing, 2.0, 3.0])]) == {1, 2}
-    assert policy.kept([*map(SavedCheckpoint, range(3), [missing] * 3)]) == {2}
+    assert policy.select_retained([*map(SavedCheckpoint, range(5), losses)]) == {1, 4}
+    assert policy.select_retained([*map(SavedCheckpoint, range(3), [missing, 2.0, 3.0])]) == {
+        1,
+        2,
+    }
+    assert policy.select_retained([*map(SavedCheckpoint, range(3), [missing] * 3)]) == {2}
 
 
 def fake(folder: Path, tokens: int, *, kind: str = "tokens", complete: bool = True) -> Path:
@@ -106,7 +114,7 @@ def fake(folder: Path, tokens: int, *, kind: str = "tokens", complete: bool = Tr
     target.mkdir()
     (target / "a.safetensors").touch()
     if complete:
-        (target / MARKER).write_text(marker.dump())
+        (target / MARKER).write_text(marker.to_json())
     return target
 
 
@@ -116,7 +124,7 @@ def test_what_goes_and_what_was_never_completed_is_removed(tmp_path: Path) -> No
     fake(tmp_path, 50, complete=False)
     fake(tmp_path, 60, kind=".tokens")
     weights, strange = fake(tmp_path, 10, kind="weights"), fake(tmp_path, 10, kind="mine")
-    prune(tmp_path, Policy(last=2, every_tokens="none", best=1))
+    prune_checkpoints(tmp_path, Policy(last=2, every_tokens="none", best=1))
     names = {f"tokens-{tokens:015d}" for tokens in (10, 30, 40)}
     assert {one.name for one in tmp_path.iterdir()} == {*names, weights.name, strange.name}
 
@@ -135,5 +143,5 @@ def test_a_checkpoint_whose_marker_is_damaged_is_none_of_the_best(tmp_path: Path
     for tokens in (10, 20, 30):
         fake(tmp_path, tokens)
     (tmp_path / f"tokens-{10:015d}" / MARKER).write_text("{")
-    prune(tmp_path, Policy(last=1, every_tokens="none", best=1))
+    prune_checkpoints(tmp_path, Policy(last=1, every_tokens="none", best=1))
     assert sorted(int(one.name[7:]) for one in tmp_path.iterdir()) == [20, 30]

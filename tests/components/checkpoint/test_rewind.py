@@ -14,7 +14,7 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.checkpoint import loading
 from components.checkpoint.choice import check_alone, newest_whole
-from components.checkpoint.metadata import Kind, Marker, RunProgress
+from components.checkpoint.metadata import CheckpointKind, Marker, RunProgress
 from components.checkpoint.start import ASIDE, find_earlier, put_start
 from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe
@@ -26,7 +26,7 @@ from tests.components.distributed.layout_cases import Layout, mesh_of_degrees
 from tests.components.distributed.tensor_cases import Parts
 
 PARTS, ALONE = Parts(), Layout()
-BOTH: tuple[Kind, ...] = ("tokens", "weights")
+BOTH: tuple[CheckpointKind, ...] = ("tokens", "weights")
 ABOUT_ITSELF = ("ignore::FutureWarning", "ignore::UserWarning")
 pytestmark = pytest.mark.filterwarnings(*ABOUT_ITSELF)  # torch's own, while it saves and loads
 
@@ -62,18 +62,20 @@ def rewind(folder: Path, tokens: int, *, fresh_optimizer: bool) -> Rewound:
     run.write_recipe(recipe())
     found = find_earlier(run, tokens, fresh_optimizer=fresh_optimizer)
     left = put_start(run, found)
-    checkpoint = run.checkpoints / found.marker.name
+    checkpoint = run.checkpoints / found.marker.folder_name
     return Rewound(checkpoint, check_alone(checkpoint), tuple(left))
 
 
-def trained(folder: Path, *kinds: tuple[Kind, ...]) -> Rank:
+def trained(folder: Path, *kinds: tuple[CheckpointKind, ...]) -> Rank:
     """Train a step before each save; the checkpoints have 10, 20, 30 tokens."""
     rank = start(PARTS, ALONE, seed=0)
     saver = make_saver(folder, fingerprint=compute_fingerprint(recipe()))
     for step, saved in enumerate(kinds, start=1):
         train(rank, range(step - 1, step))
-        saver.save(rank.state, RunProgress(step, 10 * step), kinds=saved, held_out_loss=2.0)
-    saver.wait()
+        saver.start_save(
+            rank.state, RunProgress(step, 10 * step), kinds=saved, held_out_loss=2.0
+        )
+    saver.wait_for_save()
     saver.close()
     return rank
 
@@ -87,7 +89,7 @@ def names(folder: Path) -> list[str]:
     "kinds", [("tokens",), ("weights",), BOTH], ids=["full", "alone", "both"]
 )
 def test_a_fresh_optimizer_takes_the_steps_of_a_new_one(
-    checkpoints: Path, kinds: tuple[Kind, ...]
+    checkpoints: Path, kinds: tuple[CheckpointKind, ...]
 ) -> None:
     expected = trained(checkpoints, BOTH, kinds)
     optimizer = torch.optim.AdamW(expected.optimizer.param_groups[0]["params"], lr=0.01)
@@ -95,7 +97,7 @@ def test_a_fresh_optimizer_takes_the_steps_of_a_new_one(
     train(expected, range(2, 4))
     there = rewind(checkpoints, 20, fresh_optimizer=True)
     assert there.marker.progress == RunProgress(2, 20)
-    assert newest_whole(checkpoints).checkpoint == there.checkpoint  # type: ignore[union-attr]
+    assert newest_whole(checkpoints).checkpoint == there.checkpoint  # type: ignore[union-attr]  # not None
     found = start(PARTS, ALONE, seed=1)
     train(found, range(5))  # its moments are not those of a new one
     fingerprint = compute_fingerprint(recipe())
@@ -152,8 +154,8 @@ def test_without_links_the_files_are_copied(
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (20, "at_tokens: 20 has no checkpoint in .*\n  the nearest: 10"),
-        (7, "7 has no checkpoint"),
+        (20, "at_tokens: no checkpoint at 20 tokens in .*\n  nearest checkpoints: 10"),
+        (7, "no checkpoint at 7 tokens"),
     ],
 )
 def test_weights_alone_need_a_fresh_optimizer(
@@ -166,5 +168,5 @@ def test_weights_alone_need_a_fresh_optimizer(
 
 
 def test_where_nothing_is_saved_that_is_said(checkpoints: Path) -> None:
-    with pytest.raises(RecipeError, match="there is none"):
+    with pytest.raises(RecipeError, match="the folder has no checkpoint"):
         rewind(checkpoints, 10, fresh_optimizer=True)

@@ -54,7 +54,7 @@ def test_waiting_for_the_disk_or_not_writes_the_same_bytes(tmp_path: Path) -> No
         (tmp_path / name).mkdir()
         (finished,) = cases.save_steps(tmp_path / name, range(1, 2), **changes)
         markers.append(check_alone(finished.folder))
-        assert finished.bytes == markers[-1].bytes
+        assert finished.bytes == markers[-1].total_bytes
         assert 0 < finished.stall_seconds <= finished.seconds
         assert (finished.stall_seconds == finished.seconds) == (name == "waits")
     assert markers[0] == markers[1]
@@ -79,7 +79,7 @@ def test_weights_alone_stay_beside_what_a_run_goes_on_from(tmp_path: Path) -> No
         for step in (1, 2, 3):
             state.become(step)
             cases.begin(saver, state, step, kinds=["tokens", "weights"], held_out_loss=2.0)
-        saver.wait()
+        saver.wait_for_save()
     weights = [f"weights-{tokens:015d}" for tokens in (10, 20, 30)]
     assert names_in(tmp_path) == [f"tokens-{30:015d}", *weights]
     for step, name in enumerate(weights, start=1):
@@ -126,7 +126,7 @@ def test_a_copy_of_a_history_that_was_left_is_replaced(four: Ranks, tmp_path: Pa
 
 def test_copies_that_have_nowhere_to_go_are_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RecipeError, match=r"checkpoint\.copy_to: cannot make .*file/store"):
+    with pytest.raises(RecipeError, match=r"checkpoint\.copy_to: cannot create .*file/store"):
         check_target(tmp_path / "file" / "store")
 
 
@@ -138,7 +138,7 @@ def test_without_room_all_ranks_say_so_and_the_checkpoint_before_is_whole(
     assert (
         f"0000{min(full) + 1}-of-00004.safetensors: cannot be written: File too large" in said
     )
-    assert "then resume the run: the checkpoint before is whole" in said
+    assert "then resume the run: the previous checkpoint is complete" in said
     assert four(cases.loaded, tmp_path, cases.LARGE) == [(1, {1.0}, [])] * 4
 
 
@@ -192,9 +192,9 @@ def test_a_failure_is_seen_without_waiting_and_raised_where_all_wait(tmp_path: P
         assert not saver.has_failed
         cases.begin(saver, state, 1)
         while not saver.has_failed:
-            assert saver.poll() == []
+            assert saver.poll_finished() == []
             time.sleep(0.01)
-        assert saver.poll() == []
+        assert saver.poll_finished() == []
         with pytest.raises(RecipeError, match="cannot be written: No such file"):
-            saver.wait()
+            saver.wait_for_save()
         assert not saver.has_failed

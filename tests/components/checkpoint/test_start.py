@@ -12,8 +12,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.checkpoint.choice import check_alone
-from components.checkpoint.metadata import Kind, RunProgress
-from components.checkpoint.retention import Policy, prune
+from components.checkpoint.metadata import CheckpointKind, RunProgress
+from components.checkpoint.retention import Policy, prune_checkpoints
 from components.checkpoint.start import find_start, put_start
 from components.config.check import check_recipe
 from components.config.fingerprint import compute_fingerprint
@@ -25,7 +25,7 @@ from tests.components.checkpoint.numbers import Counted
 from tests.components.checkpoint.saving_cases import make_saver
 
 STEP = 4_096  # tokens
-KINDS: tuple[Kind, ...] = ("tokens", "weights")
+KINDS: tuple[CheckpointKind, ...] = ("tokens", "weights")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,9 +58,9 @@ def run(tmp_path: Path) -> Path:
     for step, kind in ((1, "tokens"), (2, "weights"), (3, "tokens")):
         state = Counted(step, 8)
         progress = RunProgress(step=step, tokens=step * STEP)
-        kinds: list[Kind] = [one for one in KINDS if one == kind]
-        saver.save(state, progress, kinds=kinds, held_out_loss=2.0)
-        saver.wait()
+        kinds: list[CheckpointKind] = [one for one in KINDS if one == kind]
+        saver.start_save(state, progress, kinds=kinds, held_out_loss=2.0)
+        saver.wait_for_save()
     saver.close()
     return folder.path
 
@@ -86,7 +86,7 @@ def test_what_goes_on_has_the_same_files_under_its_own_fingerprint(
     assert not marker.fresh_optimizer
     for name in marker.files:
         assert Path(there / name).samefile(run / "checkpoints" / there.name / name)
-    (event,) = read_lines(folder.journal)
+    (event,) = read_lines(folder.events)
     assert (event["kind"], event["step"]) == ("branch", 3)
 
 
@@ -107,10 +107,10 @@ def test_what_the_child_removes_stays_with_the_parent(run: Path, tmp_path: Path)
     folder = begun(child(run, "optimizer", 3), tmp_path / "child")
     later = make_saver(folder.checkpoints)
     progress = RunProgress(step=4, tokens=4 * STEP)
-    later.save(Counted(4, 8), progress, kinds=["tokens"], held_out_loss=None)
-    later.wait()
+    later.start_save(Counted(4, 8), progress, kinds=["tokens"], held_out_loss=None)
+    later.wait_for_save()
     later.close()
-    prune(folder.checkpoints, Policy(last=1, every_tokens="none", best=0))
+    prune_checkpoints(folder.checkpoints, Policy(last=1, every_tokens="none", best=0))
     assert [one.name for one in folder.checkpoints.iterdir()] == [f"tokens-{4 * STEP:015d}"]
     check_alone(run / "checkpoints" / f"tokens-{3 * STEP:015d}")
 
@@ -135,11 +135,11 @@ def test_a_run_without_a_parent_begins_with_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("takes", "steps", "changed", "message"),
     [
-        ("optimizer", 2, {}, "from.at_tokens: 8_192 has no checkpoint in"),
-        ("optimizer", 2, {}, "the nearest: 4_096 and 12_288"),
-        ("weights", 9, {}, "the nearest: 12_288"),
-        ("weights", 3, {"fingerprint": "another"}, "is of another recipe than another"),
-        ("weights", 3, {"run": "nowhere"}, "from.run: nowhere is no run folder"),
+        ("optimizer", 2, {}, "from.at_tokens: no checkpoint at 8_192 tokens in"),
+        ("optimizer", 2, {}, "nearest checkpoints: 4_096 and 12_288"),
+        ("weights", 9, {}, "nearest checkpoints: 12_288"),
+        ("weights", 3, {"fingerprint": "another"}, "not have the recipe fingerprint another"),
+        ("weights", 3, {"run": "nowhere"}, "from.run: nowhere is not a run folder"),
     ],
 )
 def test_what_is_not_there_is_said(
@@ -151,12 +151,12 @@ def test_what_is_not_there_is_said(
 
 
 def test_to_train_the_folder_has_to_be_named_and_hold_a_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="no folder of the parent is named"):
+    with pytest.raises(RecipeError, match="the parent's folder is not set"):
         find_start(child(None, "weights", 3, recipe="teuken7b"))
     folder = RunFolder(tmp_path / "empty")
     folder.checkpoints.mkdir(parents=True)
     folder.write_recipe(parent())
-    with pytest.raises(RecipeError, match="there is none"):
+    with pytest.raises(RecipeError, match="the folder has no checkpoint"):
         find_start(child(folder.path, "weights", 3))
 
 
@@ -166,5 +166,5 @@ def test_a_damaged_checkpoint_is_none(run: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(RecipeError, match="no checkpoint is whole"):
+    with pytest.raises(RecipeError, match="all checkpoints are damaged"):
         find_start(child(run, "optimizer", 3))

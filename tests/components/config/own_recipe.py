@@ -16,8 +16,8 @@ FILE = "own.yaml"
 GROUPS = {"model": "teuken7b", "tokenizer": "bpe_gpt2", "schedule": "cosine"}
 OWN: dict[str, Any] = yaml.safe_load("""
 name: own
-why: A small model of my own text.
-home: juwels
+description: A small model of my own text.
+reference_cluster: juwels
 model:
   dim: 128
   num_layers: 2

@@ -10,11 +10,11 @@ from components.config import class_specs
 from components.config.check import check_recipe
 from components.config.class_specs import CallbackSpec, read_class_specs
 from components.config.fingerprint import compute_fingerprint
-from components.config.key_groups import KeyGroup, split
+from components.config.key_groups import KeyGroup, split_by_group
 from components.config.recipe import Recipe
-from components.config.resolve import relayout
+from components.config.resolve import update_recipe
 from components.config.schema.monitoring import CURVES
-from components.config.schema.types import thaw
+from components.config.schema.types import to_plain
 from components.errors import RecipeError
 from tests.components.config.conftest import Compose
 
@@ -33,7 +33,7 @@ class Clock(pytorch.Callback):
     _count: int = field(default=0, init=False)
 
 class Needs(Callback):
-    def __init__(self, journal: EventLog) -> None: ...
+    def __init__(self, event_log: EventLog) -> None: ...
 
 class NoCallback:
     pass
@@ -71,21 +71,23 @@ def test_keys_are_mathematics_unless_the_class_says_otherwise(compose: Compose) 
     assert compute_fingerprint(with_callbacks(plain, clock=CLOCK)) == compute_fingerprint(plain)
     noisy = with_callbacks(plain, noise=NOISE, clock=CLOCK)
     assert compute_fingerprint(noisy) != compute_fingerprint(plain)
-    groups = split(noisy.model_dump(mode="json"))
+    groups = split_by_group(noisy.model_dump(mode="json"))
     assert groups[KeyGroup.MATHEMATICS]["callbacks.noise.scale"] == 0.5
     assert groups[KeyGroup.MACHINE]["callbacks.clock.every_steps"] == 2
 
 
 def test_a_resumed_run_changes_what_is_no_mathematics(compose: Compose) -> None:
     recipe = with_callbacks(compose(), noise=NOISE, clock=CLOCK)
-    moved = relayout(recipe, {"callbacks.clock.every_steps": 5, "logger.tensorboard": None})
+    moved = update_recipe(
+        recipe, {"callbacks.clock.every_steps": 5, "logger.tensorboard": None}
+    )
     assert moved.callbacks["clock"]["every_steps"] == 5
     assert moved.logger == {}
-    assert "clock" not in relayout(recipe, {"callbacks.clock": None}).callbacks
-    with pytest.raises(RecipeError, match=r"callbacks\.noise\.scale: 0\.5 there, 0\.1 here"):
-        relayout(recipe, {"callbacks.noise.scale": 0.1})
+    assert "clock" not in update_recipe(recipe, {"callbacks.clock": None}).callbacks
+    with pytest.raises(RecipeError, match=r"callbacks\.noise\.scale is 0\.5 there, 0\.1 here"):
+        update_recipe(recipe, {"callbacks.noise.scale": 0.1})
     with pytest.raises(RecipeError, match=r"callbacks\.clok: unknown key"):
-        relayout(recipe, {"callbacks.clok": None})
+        update_recipe(recipe, {"callbacks.clok": None})
 
 
 @pytest.mark.parametrize(
@@ -93,11 +95,11 @@ def test_a_resumed_run_changes_what_is_no_mathematics(compose: Compose) -> None:
     [
         (CLOCK | {"every_steps": "two"}, r"callbacks\.x\.every_steps: input should be"),
         (CLOCK | {"_partial_": False}, r"callbacks\.x\._partial_: False"),
-        (CLOCK | {"folder": "/"}, r"callbacks\.x\.folder: .* takes no such key"),
+        (CLOCK | {"folder": "/"}, r"callbacks\.x\.folder: unknown key of"),
         ({"_target_": f"{MODULE}.Clock", "_partial_": True}, r"every_steps: missing"),
-        ({"_target_": f"{MODULE}.Needs"}, r"is refused: it is no part of the callbacks"),
-        ({"_target_": f"{MODULE}.torch.load"}, r"is refused: it is no part of the callbacks"),
-        ({"every_steps": 3}, r"callbacks\.x: names no class"),
+        ({"_target_": f"{MODULE}.Needs"}, r"is not an allowed class of callbacks"),
+        ({"_target_": f"{MODULE}.torch.load"}, r"is not an allowed class of callbacks"),
+        ({"every_steps": 3}, r"callbacks\.x: missing _target_"),
     ],
 )
 def test_a_wrong_node_is_refused_with_its_path(
@@ -110,4 +112,4 @@ def test_a_wrong_node_is_refused_with_its_path(
 def test_what_every_run_has_is_not_written(compose: Compose) -> None:
     tree = compose().model_dump(mode="json")
     assert not tree.keys() & {"trainer", "callbacks", "logger"}
-    assert thaw(check_recipe(tree).logger) == thaw(compose().logger) == thaw(CURVES)
+    assert to_plain(check_recipe(tree).logger) == to_plain(compose().logger) == to_plain(CURVES)

@@ -9,7 +9,7 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.check import read_recipe
 from components.config.fingerprint import compute_fingerprint
-from components.config.key_groups import KeyGroup, declared
+from components.config.key_groups import KeyGroup, find_declared_group
 from components.config.recipe import Recipe
 from components.config.schema.data import Preparation
 from components.errors import RecipeError
@@ -35,14 +35,16 @@ def test_every_preset_is_a_preparation_of_which_the_user_sets_single_keys(
     recipe = compose(f"preparation={name}", f"{AT}.workers=3", f"{AT}.shard_bytes=1_000")
     assert isinstance(recipe.data.preparation, Preparation)
     assert (recipe.data.preparation.workers, recipe.data.preparation.shard_bytes) == (3, 1_000)
-    recipe.write(tmp_path / "recipe.json")
+    (tmp_path / "recipe.json").write_text(recipe.model_dump_json())
     assert read_recipe(tmp_path / "recipe.json") == recipe
 
 
 def test_who_does_the_work_is_no_part_of_the_mathematics() -> None:
     words = {"executor": "ray", "workers": "7", "most_jobs": "3", "wait": "false"}
     keys = {
-        key for key in Preparation.model_fields if declared(f"{AT}.{key}") is KeyGroup.MACHINE
+        key
+        for key in Preparation.model_fields
+        if find_declared_group(f"{AT}.{key}") is KeyGroup.MACHINE
     }
     assert words.keys() == keys
     plain = compute_fingerprint(compose("preparation=plain"))
@@ -65,7 +67,7 @@ def test_who_does_the_work_is_no_part_of_the_mathematics() -> None:
         ),
         (
             "exact_duplicates=document",
-            r"exact_duplicates: .*'none', got 'document'\n  write none, or keys",
+            r"exact_duplicates: .*'none', got 'document'\n  write none, or a mapping",
         ),
         ("near_duplicates={ngram: 0}", r"near_duplicates\.ngram: .*greater than 0, got 0"),
         ("read.invalid=ignore", r"read\.invalid: .*'refuse' or 'remove', got 'ignore'\n"),

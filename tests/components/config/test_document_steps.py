@@ -38,9 +38,9 @@ def test_each_section_may_be_none(tree):
 @pytest.mark.parametrize(
     ("place", "value", "problem"),
     [
-        ("language.minimum_score", {"en": 0.5}, "needs a key default"),
+        ("language.minimum_score", {"en": 0.5}, "missing key default"),
         ("language.minimum_score.en", 1.5, "less than or equal to 1, got 1.5"),
-        ("filters.text_ratios.languages", {}, "needs a key default"),
+        ("filters.text_ratios.languages", {}, "missing key default"),
         ("filters.text_ratios.languages.en.words", "letters", "spaces_and_pairs"),
         ("filters.text_ratios.languages.en.stopwords", 0.5, "unknown key"),
         (

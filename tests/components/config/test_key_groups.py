@@ -8,18 +8,14 @@ import pytest
 from pydantic import BaseModel
 
 from components.config.fingerprint import fingerprint_of
-from components.config.key_groups import PLACES, KeyGroup, declared, split
+from components.config.key_groups import PLACES, KeyGroup, find_declared_group, split_by_group
 from components.config.recipe import Recipe
 from components.config.schema.types import fields_of
-from components.config.user_overrides import leaves
+from components.config.user_overrides import iterate_leaves
 from tests.components.config.conftest import Compose
-from tests.recipes.differences import RECIPES, SCALES, golden_tree
+from tests.recipes.compositions import RECIPES, SCALES, composed_tree
 
-TREES = {
-    f"{name}-{scale}": golden_tree(name, scale)["recipe"]
-    for scale in SCALES
-    for name in RECIPES[::4]
-}
+SAMPLE = [(name, scale) for scale in SCALES for name in RECIPES[::4]]
 OPEN = {"model", "tokenizer", "optimizer", "schedule"}  # a class's constructor is the schema
 
 
@@ -52,37 +48,38 @@ def test_every_field_that_a_recipe_can_have_has_a_group() -> None:
     paths = list(fields(Recipe))
     assert len(paths) > 120
     assert {"data.sources.x.licence", "parallelism.zero", "cluster.site.launch"} <= set(paths)
-    assert [path for path in paths if declared(path) is None] == []
+    assert [path for path in paths if find_declared_group(path) is None] == []
 
 
 def test_a_new_key_of_a_layout_has_no_group_until_it_is_given_one() -> None:
-    assert declared("parallelism.new") is None
-    assert declared("data.new") is None
-    assert declared("data.sources.x.new") is None
-    tree = TREES["teuken7b-mini"] if "teuken7b-mini" in TREES else next(iter(TREES.values()))
-    with pytest.raises(AssertionError, match=r"parallelism\.new has no group"):
-        split({**tree, "parallelism": {**tree["parallelism"], "new": 1}})
+    assert find_declared_group("parallelism.new") is None
+    assert find_declared_group("data.new") is None
+    assert find_declared_group("data.sources.x.new") is None
+    tree = composed_tree("teuken7b", "mini")["recipe"]
+    with pytest.raises(AssertionError, match=r"parallelism\.new has no key group"):
+        split_by_group({**tree, "parallelism": {**tree["parallelism"], "new": 1}})
 
 
-@pytest.mark.parametrize("name", TREES)
-def test_every_leaf_of_a_published_recipe_is_in_one_group(name: str) -> None:
-    dealt = split(TREES[name])
+@pytest.mark.parametrize(("name", "scale"), SAMPLE)
+def test_every_leaf_of_a_published_recipe_is_in_one_group(name: str, scale: str) -> None:
+    tree = composed_tree(name, scale)["recipe"]
+    dealt = split_by_group(tree)
     found = [key for group in KeyGroup for key in dealt[group] if not key.endswith("(order)")]
-    assert sorted(found) == sorted(path for path, _ in leaves(TREES[name]))
+    assert sorted(found) == sorted(path for path, _ in iterate_leaves(tree))
 
 
 def test_open_sections_compute_but_for_their_kernels() -> None:
     layout = {
         key
-        for tree in TREES.values()
-        for key in split(tree)[KeyGroup.LAYOUT]
+        for name, scale in SAMPLE
+        for key in split_by_group(composed_tree(name, scale)["recipe"])[KeyGroup.LAYOUT]
         if key.partition(".")[0] in OPEN
     }
     assert layout == {"model.attention.backends", "model.mlp.path"}
 
 
 EXPERTS = "mula20b_a2b"
-DEGREES = {"expert_divisor": "copies", "microbatch_sequences": 4}
+DEGREES = {"expert_grad_average": "replicas", "microbatch_sequences": 4}
 
 
 @pytest.mark.parametrize(("key", "value"), DEGREES.items())

@@ -21,7 +21,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.config.batch_ramp import fits_schedule, nearest_multiples, neighbours
+from components.config.batch_ramp import fits_schedule
+from components.config.limits import nearest_multiples
 from components.config.recipe import Recipe
 from components.config.stages import StagePlacement, style_of
 from components.errors import RecipeError
@@ -54,7 +55,8 @@ def torch_accepts(microbatches: int, *, pipeline: int, schedule: str) -> bool:
     device = torch.device("cpu")
     where = StagePlacement(pipeline=pipeline, stages_per_rank=several, style=style_of(schedule))
     stages = [
-        PipelineStage(nn.Identity(), stage, where.count, device) for stage in where.stages_of(0)
+        PipelineStage(nn.Identity(), stage, where.num_stages, device)
+        for stage in where.stages_of(0)
     ]
     given = stages if several > 1 else stages[0]
     try:
@@ -85,9 +87,10 @@ def test_too_few_microbatches_are_refused_with_batches_and_sizes_that_work() -> 
     with pytest.raises(RecipeError) as caught:
         compose("teuken7b", *words, *batch)
     assert str(caught.value) == (
-        "budget.global_batch_tokens: the batch of 65,536 tokens makes 8 microbatches a step "
-        "and rank, but 16 pipeline ranks need as many at least\n"
-        "  batches that do: 131,072 tokens; or parallelism.microbatch_sequences=1"
+        "budget.global_batch_tokens: 65,536 tokens are 8 microbatches per step and rank, but "
+        "1f1b on 16 pipeline ranks needs at least 16\n"
+        "  set the batch to a multiple of 131_072 tokens, or "
+        "parallelism.microbatch_sequences=1"
     )
     compose("teuken7b", *words, "budget.global_batch_tokens=131_072", batch[1])
     compose("teuken7b", *words, batch[0], "parallelism.microbatch_sequences=1")
@@ -96,12 +99,8 @@ def test_too_few_microbatches_are_refused_with_batches_and_sizes_that_work() -> 
 @pytest.mark.parametrize(
     ("batch", "remedy"),
     [
-        ("4_096", "set budget.global_batch_tokens=6_144: this is the nearest"),
-        (
-            "8_192",
-            "set budget.global_batch_tokens=6_144 or budget.global_batch_tokens=12_288: these "
-            "are the nearest",
-        ),
+        ("4_096", "nearest valid value: 6_144"),
+        ("8_192", "nearest valid values: 6_144 and 12_288"),
     ],
     ids=["less than one sequence a rank", "between two"],
 )
@@ -112,25 +111,25 @@ def test_a_batch_that_the_ranks_cannot_share_is_refused_with_words_that_work(
     with pytest.raises(RecipeError) as caught:
         compose("mula1b", *words, f"budget.global_batch_tokens={batch}")
     problem, _, way_out = str(caught.value).partition("\n  ")
-    assert "do not divide among 24 data ranks in microbatches of 1" in problem
+    assert "are not a multiple of 24 data ranks x 1 sequences" in problem
     assert way_out == remedy
-    for word in re.findall(r"budget\.\S+=[0-9_]+", way_out):
-        compose("mula1b", *words, word)
+    for tokens in re.findall(r"[0-9_]+", way_out):
+        compose("mula1b", *words, f"budget.global_batch_tokens={tokens}")
 
 
 def test_the_smallest_batch_of_a_ramp_is_asked_too() -> None:
-    assert compose("bloom176b", "scale=full").derived.microbatches_per_step == 128
+    assert compose("bloom176b", "scale=full").derived_numbers.microbatches_per_step == 128
     with pytest.raises(
         RecipeError,
-        match=r"budget\.ramp_up: the batch of the ramp-up of 393,216 tokens makes 12 .*"
-        r"14 pipeline ranks need as many at least\n.*458,752 tokens; or .*sequences=1$",
+        match=r"budget\.ramp_up: 393,216 tokens are 12 .* 14 pipeline ranks needs at least 14\n"
+        r".*458_752 tokens, or .*sequences=1$",
     ):
         compose("bloom176b", "scale=full", "parallelism.pipeline=14")
 
 
 def test_dualpipev_wants_a_microbatch_for_each_of_its_stages() -> None:
     words = ("scale=full", "parallelism.schedule=dualpipev", "parallelism.stages_per_rank=2")
-    with pytest.raises(RecipeError, match=r"12 pipeline ranks need 24 at least\n.*=1$"):
+    with pytest.raises(RecipeError, match=r"12 pipeline ranks needs at least 24\n.*=1$"):
         compose("bloom176b", *words)
 
 
@@ -138,24 +137,18 @@ def test_rounds_that_are_not_equal_are_refused_with_batches_on_both_sides() -> N
     words = ("scale=full", "parallelism.schedule=interleaved", "parallelism.stages_per_rank=2")
     with pytest.raises(
         RecipeError,
-        match=r"100 microbatches .* interleaved on 16 pipeline ranks needs a multiple of its 6 "
-        r"rounds\n  batches that do: 589,824 or 626,688 tokens; or .*=5 or 10 or 12 or 15$",
+        match=r"100 microbatches .* interleaved on 16 pipeline ranks needs a multiple of 6 "
+        r"\(rounds\)\n  set the batch to a multiple of 98_304 tokens, or .*=5, 10, 12, 15$",
     ):
         compose("gpt175b", *words)
     for way_out in (
         "budget.global_batch_tokens=589_824",
-        "budget.global_batch_tokens=626_688",
+        "budget.global_batch_tokens=688_128",
         *(f"parallelism.microbatch_sequences={size}" for size in (5, 10, 12, 15)),
     ):
         compose("gpt175b", *words, way_out)
 
 
-def test_neighbours_are_the_positive_multiples_around() -> None:
-    assert neighbours(10, 4) == [8, 12]
-    assert neighbours(8, 4) == [8, 12]
-    assert neighbours(3, 4) == [4]
-
-
 def test_only_one_multiple_is_near_what_is_less_than_all() -> None:
-    assert nearest_multiples(3, 4) == "the nearest that is: 4"
-    assert nearest_multiples(1_030, 4) == "the nearest that are: 1_028 and 1_032"
+    assert nearest_multiples(3, 4) == "nearest valid value: 4"
+    assert nearest_multiples(1_030, 4) == "nearest valid values: 1_028 and 1_032"

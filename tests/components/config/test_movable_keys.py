@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from components.config.fingerprint import compute_fingerprint
-from components.config.key_groups import KeyGroup, declared
+from components.config.key_groups import KeyGroup, find_declared_group
 from components.config.recipe import Recipe
-from components.config.resolve import check_continues, is_movable, relayout
+from components.config.resolve import check_continues, is_movable, update_recipe
 from components.errors import RecipeError
 from tests.components.config.test_key_groups import fields
 from tests.components.config.test_relayout import EXPERTS, GRID, Values, composed
@@ -36,7 +36,9 @@ def test_the_page_lists_exactly_the_keys_that_the_code_accepts() -> None:
 
 def test_every_settled_key_outside_the_mathematics_may_change() -> None:
     for key in (*fields(Recipe), *OPEN_KEYS):
-        wanted = declared(key) is not KeyGroup.MATHEMATICS and not key.startswith(NOT_SETTLED)
+        wanted = find_declared_group(key) is not KeyGroup.MATHEMATICS and not key.startswith(
+            NOT_SETTLED
+        )
         wanted |= key == "callbacks"  # each declares what its keys change
         assert is_movable(key) == wanted, key
 
@@ -50,13 +52,16 @@ def test_every_settled_key_outside_the_mathematics_may_change() -> None:
         {"cluster.hours": 3.0, "cluster.jobs": 5, "cluster.smoke": True},
         {"cluster.site.modules": ["load new"], "cluster.site.queue": "other"},
         {"evaluation.every_tokens": 8_192, "tracking.wandb": "none"},
-        {"why": "because", "published.loss": {"value": 2.0, "unit": "nats", "source": "x"}},
+        {
+            "description": "because",
+            "published.loss": {"value": 2.0, "unit": "nats", "source": "x"},
+        },
         {"precision.master": "float32", "data.verify": "sizes"},
     ],
 )
 def test_a_settled_recipe_takes_changed_and_new_keys(values: Values) -> None:
     recipe = composed("recipe=teuken7b", "cluster=juwels")
-    moved = relayout(recipe, values)
+    moved = update_recipe(recipe, values)
     assert moved != recipe
     assert compute_fingerprint(moved) == compute_fingerprint(recipe)
     check_continues(recipe, moved, "run")
@@ -66,25 +71,25 @@ def test_a_settled_recipe_takes_changed_and_new_keys(values: Values) -> None:
 def test_a_whole_group_may_be_chosen_anew(key: str) -> None:
     recipe = composed(*GRID)
     assert is_movable(key)
-    assert relayout(recipe, {key: recipe.model_dump(mode="json")[key]}) == recipe
+    assert update_recipe(recipe, {key: recipe.model_dump(mode="json")[key]}) == recipe
 
 
 def test_other_mathematics_is_refused_with_the_keys_that_differ() -> None:
     recipe = composed(*GRID)
     other = composed(*GRID, "optimizer.lr=1e-5", "budget.seed=9")
-    said = r"run: here holds another recipe: .*budget\.seed: \d+ there, 9 here.*\n  keep these"
+    said = r"run: here has a different recipe: .*budget\.seed is \d+ there, 9 here.*\n  keep"
     with pytest.raises(RecipeError, match=said):
         check_continues(recipe, other, "here")
 
 
 def test_the_degrees_of_experts_are_mathematics_where_they_compute() -> None:
-    before = composed(*EXPERTS, "parallelism.expert_divisor=copies")
+    before = composed(*EXPERTS, "parallelism.expert_grad_average=replicas")
     after = composed(
         "recipe=mula7b_a1b",
         "parallelism.expert=2",
         "parallelism.data=2",
         EXPERTS[3],
-        "parallelism.expert_divisor=copies",
+        "parallelism.expert_grad_average=replicas",
     )
-    with pytest.raises(RecipeError, match=r"parallelism\.expert: 4 there, 2 here"):
+    with pytest.raises(RecipeError, match=r"parallelism\.expert is 4 there, 2 here"):
         check_continues(before, after, "here")

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.build import build
+from components.build import build_node
 from components.config.model_spec.mtp import MTPSpec
 from components.config.part_nodes import read_decoder
-from components.config.schema.types import thaw
+from components.config.schema.types import to_plain
 from components.convert.experts import DEEPSEEK_V3
 from components.errors import RecipeError
 from tests.components.config.test_features import compose
@@ -37,14 +37,14 @@ def test_deepseek_v3_has_11_61_billion_beside_its_671() -> None:
 def test_the_model_has_what_is_counted_and_no_more(recipe: str) -> None:
     plain, more = compose(recipe), compose(recipe, f"{MTP}2}}")
     with torch.device("meta"):
-        model = build(thaw(more.model), "model")
+        model = build_node(to_plain(more.model), "model")
     named = dict(model.named_parameters())
     further = sum(one.numel() for name, one in named.items() if name.startswith("mtp."))
-    counts = more.derived.parameters
+    counts = more.derived_numbers.parameters
     assert counts.mtp == further > 0
-    assert counts.total == plain.derived.parameters.total
-    assert "mtp" not in plain.derived.model_dump()["parameters"]
-    assert more.derived.model_dump()["parameters"]["mtp"] == further
+    assert counts.total == plain.derived_numbers.parameters.total
+    assert "mtp" not in plain.derived_numbers.model_dump()["parameters"]
+    assert more.derived_numbers.model_dump()["parameters"]["mtp"] == further
 
 
 def test_flops_are_those_of_one_more_layer_a_map_and_the_head() -> None:
@@ -55,7 +55,7 @@ def test_flops_are_those_of_one_more_layer_a_map_and_the_head() -> None:
     dim, rows, length = 4_096, 250_680, plain.budget.sequence_length
     layer = 2 * dim**2 + 2 * dim * 256 + 3 * dim * 13_440  # attention of two groups, and MLP
     multiplied = layer + 2 * dim**2 + dim * rows + 5 * dim  # five norms
-    before, after = plain.derived.flops_per_token, more.derived.flops_per_token
+    before, after = plain.derived_numbers.flops_per_token, more.derived_numbers.flops_per_token
     assert after.full - before.full == 2 * (6 * multiplied + 12 * dim * length)
     assert after.causal - before.causal == 2 * (6 * multiplied + 6 * dim * length)
 
@@ -63,17 +63,21 @@ def test_flops_are_those_of_one_more_layer_a_map_and_the_head() -> None:
 @pytest.mark.parametrize(
     ("recipe", "words", "said"),
     [
-        ("teuken7b", ("model.z_loss=1e-5",), r"model\.z_loss: .* alone\n.*model\.mtp=null"),
-        ("gpt3b6", (), r"model\.mtp: .* go without model\.positions\.num_positions\n.*null"),
+        ("teuken7b", ("model.z_loss=1e-5",), r"model\.z_loss: .*\n.*model\.mtp=null"),
+        (
+            "gpt3b6",
+            (),
+            r"model\.mtp: .* does not support model\.positions\.num_positions\n.*null",
+        ),
         (
             "bloom560m",
             (),
-            r"model\.mtp: .* go without model\.embedding_norm\n.*null",
+            r"model\.mtp: .* does not support model\.embedding_norm\n.*null",
         ),
         (
             "teuken7b",
             ("budget.sequence_length=2", "budget.global_batch_tokens=4_096"),
-            r"model\.mtp\.depth: 2, but sequences of 2 tokens have no target so far\n.*depth=1",
+            r"model\.mtp\.depth: 2 is more than sequence_length - 1 = 1\n.*depth=1",
         ),
         (
             "teuken7b",
@@ -90,7 +94,7 @@ def test_what_no_embedding_or_sequence_reaches_is_refused(
 
 
 def test_a_depth_begins_like_the_last_layer_and_ends_at_the_head() -> None:
-    shape = compose("mula7b_a1b").shape
+    shape = compose("mula7b_a1b").decoder_spec
     deeper = shape.model_copy(update={"mtp": MTPSpec(depth=3, loss_weight=0.1)})
     assert (shape.mtp_depth, shape.mtp_parameters, shape.shares_ends) == (0, 0, False)
     assert deeper.mtp_parameters == 3 * (shape.layer_parameters + shape.mtp_whole_parameters)

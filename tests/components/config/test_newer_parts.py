@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from components.config.scale_down import _narrow, _shrink_groups
-from components.config.schema.types import thaw
+from components.config.schema.types import to_plain
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
 from tests.components.config.test_features import compose
@@ -28,16 +28,16 @@ GROUPS = ("model.mlp.num_groups=8", "model.mlp.top_groups=4")
         ),
         (
             ("model.mlp.num_groups=16", "model.mlp.top_groups=1"),
-            r"top_groups: 1 of 16 groups cannot give a token its 8 experts\n.* from 2 to 16",
+            r"top_groups: 1 of 16 groups have too few experts for top_k 8\n  use 2 to 16",
         ),
         ((*GROUPS[:1], "model.mlp.top_groups=9"), r"model\.mlp\.top_groups: 9 of 8 groups"),
         (
             (DENSE_MLP, "model.num_dense_layers=16"),
-            r"model\.num_dense_layers: 16 of 16 layers leave none with experts\n.*most 15",
+            r"model\.num_dense_layers: 16 is more than num_layers - 1 = 15\n.*=15 or",
         ),
         (
             (DENSE_MLP, "model.num_dense_layers=4", "parallelism.pipeline=4"),
-            r"parallelism\.pipeline: the first of 4 stages has none but the 4 layers without",
+            r"parallelism\.pipeline: 4: the first stage has only the 4 layers without",
         ),
     ],
 )
@@ -49,16 +49,16 @@ def test_groups_and_dense_layers_that_leave_too_little_are_refused(
 
 
 def test_dense_layers_before_dense_ones_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"model\.dense_mlp: first layers without experts"):
+    with pytest.raises(RecipeError, match=r"model\.dense_mlp: .* model\.mlp has no experts"):
         compose("teuken7b", DENSE_MLP)
 
 
 def test_a_miniature_keeps_groups_shared_expert_and_dense_layers() -> None:
     words = (*GROUPS, "model.mlp.shared_ffn_dim=1024", DENSE_MLP, "model.num_dense_layers=3")
-    full = compose("mula7b_a1b", "scale=full", *words).shape
+    full = compose("mula7b_a1b", "scale=full", *words).decoder_spec
     assert full.leading_layers == 3
     # What the command line names is final: a recipe's own is shrunk.
-    tree = thaw(compose("mula7b_a1b", "scale=full", *words).model)
+    tree = to_plain(compose("mula7b_a1b", "scale=full", *words).model)
     mini: Any = {"model": deepcopy(tree), "optimizer": {"lr": 1e-3}}
     rule = compose("mula7b_a1b").scale.shrink
     assert not isinstance(rule, str)
@@ -94,13 +94,13 @@ def changed(words: Sequence[str], word: str) -> list[str]:
     [
         (
             "num_kv_heads=4",
-            r"num_kv_heads: 4, but each of 8 heads has keys of its own",
+            r"num_kv_heads: 4, but latent attention needs 8, one per head",
         ),
         (
             "rotary_dim=96",
-            r"rotary_dim: 96 leaves nothing of head_dim 96 that stays",
+            r"rotary_dim: 96 is more than head_dim - 1 = 95",
         ),
-        ("rotary_dim=31", r"attention\.rotary_dim: 31 is odd, but rotary positions turn"),
+        ("rotary_dim=31", r"attention\.rotary_dim: 31 is odd, but rotary positions rotate"),
         ("value_dim=97", r"attention\.value_dim: 97 is more than head_dim 96"),
         ("layer_scaling=true", r"model\.attention\.layer_scaling"),
     ],
@@ -110,24 +110,41 @@ def test_latent_heads_that_contradict_each_other_are_refused(word: str, said: st
         compose("teuken7b", "scale=full", *changed(LATENT, f"model.attention.{word}"))
 
 
+def test_a_fraction_of_latent_heads_is_refused() -> None:
+    said = r"positions\.rotary_fraction: 0\.5, but latent attention rotates rotary_dim\n  set "
+    with pytest.raises(RecipeError, match=said):
+        compose("teuken7b", "scale=full", *LATENT, "model.positions.rotary_fraction=0.5")
+
+
+def test_a_miniature_rotates_the_same_fraction_in_whole_pairs() -> None:
+    for scale in ("mini", "full"):
+        word = "model.positions.rotary_fraction=0.3"
+        spec = compose("teuken7b", f"scale={scale}", word).decoder_spec
+        width = spec.attention.head_dim
+        assert spec.positions.rotary_width(width) == {32: 10, 128: 38}[width]
+
+
 def test_latent_attention_counts_its_own_widths() -> None:
     plain, latent = (
         compose("teuken7b", "scale=full"),
         compose("teuken7b", "scale=full", *LATENT),
     )
-    dim, layers = latent.shape.dim, latent.shape.num_layers
+    dim, layers = latent.decoder_spec.dim, latent.decoder_spec.num_layers
     down = dim * (512 + 256 + 32) + 512 + 256
     heads = 512 * 8 * 96 + 256 * 8 * (64 + 64) + 8 * 64 * dim
-    other = plain.shape.total_parameters - layers * plain.shape.attention.parameters(dim)
-    assert latent.shape.total_parameters == other + layers * (down + heads)
-    flops = latent.derived.flops_per_token
+    other = (
+        plain.decoder_spec.total_parameters
+        - layers * plain.decoder_spec.attention.count_parameters(dim)
+    )
+    assert latent.decoder_spec.total_parameters == other + layers * (down + heads)
+    flops = latent.derived_numbers.flops_per_token
     attended = 2 * 8 * (96 + 64) * latent.budget.sequence_length  # forward, of each token
     assert flops.full - flops.causal == 3 * layers * attended // 2
 
 
 def narrowed(*words: str) -> Any:
     """Return the attention of the miniature."""
-    tree = thaw(compose("teuken7b", "scale=full", *words).model)
+    tree = to_plain(compose("teuken7b", "scale=full", *words).model)
     mini: Any = {"model": deepcopy(tree), "optimizer": {"lr": 1e-3}}
     mini["precision"] = {"compute": "auto"}
     rule = compose("teuken7b").scale.shrink
@@ -153,7 +170,7 @@ def test_norms_on_both_sides_are_counted_and_scales_are_none() -> None:
     plain = compose("teuken7b", "scale=full")
     words = ("model.embedding_scale=sqrt_dim", "model.attention.scale_dim=64")
     both = compose("teuken7b", "scale=full", "model.norm_placement=both", *words)
-    more = both.derived.parameters.total - plain.derived.parameters.total
-    assert more == 2 * plain.shape.num_layers * plain.shape.dim
-    flops, before = both.derived.flops_per_token, plain.derived.flops_per_token
+    more = both.derived_numbers.parameters.total - plain.derived_numbers.parameters.total
+    assert more == 2 * plain.decoder_spec.num_layers * plain.decoder_spec.dim
+    flops, before = both.derived_numbers.flops_per_token, plain.derived_numbers.flops_per_token
     assert flops.full - before.full == flops.causal - before.causal == 6 * more

@@ -12,17 +12,17 @@ from tests.components.config.conftest import Compose
     [
         (
             "profiler.steps=3 profiler.first_step=149",
-            r"profiler\.first_step: 149 and profiler\.steps 3 end with step 151, but the last "
-            r"step is 150(.|\n)*set profiler\.first_step=148 or less",
+            r"profiler\.first_step: 149 is more than the last valid first step for "
+            r"profiler\.steps, 148\n  write profiler\.first_step=148 or less",
         ),
         (
             "profiler.steps=151 profiler.first_step=1",
-            r"profiler\.first_step: 1 and profiler\.steps 151 end with step 151(.|\n)*"
-            r"set profiler\.first_step=1 profiler\.steps=150 or less",
+            r"profiler\.steps: 151 is more than the number of steps of the run, 150\n"
+            r"  write profiler\.steps=150 or less",
         ),
         (
             "profiler.steps=1 profiler.ranks=[0,2] cluster.ranks=2",
-            r"profiler\.ranks: there is no rank 2: the last rank is 1(.|\n)*ranks up to 1",
+            r"profiler\.ranks: 2 is more than the last rank 1\n",
         ),
         ("profiler.ranks=[]", r"profiler\.ranks: tuple should have at least 1 item"),
     ],

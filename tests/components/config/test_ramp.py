@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.config.batch_ramp import BatchRamp, Plateau
+from components.config.batch_ramp import BatchRamp, BatchStage
 from components.errors import RecipeError
 
 SEQUENCE_LENGTH = 2048
@@ -99,21 +99,22 @@ def test_every_step_takes_what_the_rule_says(ramp: BatchRamp) -> None:
     )
     for step, (consumed, batch) in enumerate(islice(rule, 200)):
         assert ramp.consumed_after(step) == consumed
-        assert ramp.samples_at(consumed) == batch
+        assert ramp.consumed_after(step + 1) == consumed + batch
 
 
 @given(ramp=ramps(), total=st.integers(0, 20_000))
 def test_the_steps_are_the_fewest_that_see_the_total(ramp: BatchRamp, total: int) -> None:
-    steps = ramp.steps(total)
+    steps = ramp.count_steps(total)
     assert ramp.consumed_after(steps) >= total
     assert steps == 0 or ramp.consumed_after(steps - 1) < total
 
 
 @given(ramp=ramps())
 def test_the_full_batch_comes_first_after_the_ramps_steps(ramp: BatchRamp) -> None:
-    before, after = ramp.plateaus[-1].first_step - 1, ramp.plateaus[-1].first_step
-    assert ramp.samples_at(ramp.consumed_after(before)) < ramp.full_samples
-    assert ramp.samples_at(ramp.consumed_after(after)) == ramp.full_samples
+    last = ramp.batch_stages[-1].first_step
+    before, after, then = (ramp.consumed_after(step) for step in (last - 1, last, last + 1))
+    assert after - before < ramp.full_samples
+    assert then - after == ramp.full_samples
 
 
 @pytest.mark.parametrize("name", BLOOM)
@@ -122,16 +123,18 @@ def test_blooms_ramps_equal_megatrons_floating_point_at_every_step(name: str) ->
     ramp = bloom(name)
     share = RAMP_SAMPLES / ((full - 192) // increment)
     rule = stepped(full, 192, increment, RAMP_SAMPLES, share)
-    for consumed, batch in islice(rule, ramp.plateaus[-1].first_step + 2):
-        assert ramp.samples_at(consumed) == batch
+    for step, (consumed, batch) in enumerate(
+        islice(rule, ramp.batch_stages[-1].first_step + 2)
+    ):
+        assert ramp.consumed_after(step + 1) - consumed == batch
 
 
 @pytest.mark.parametrize("name", BLOOM)
 def test_blooms_ramps_end_where_the_scripts_say(name: str) -> None:
     ramp = bloom(name)
     assert (
-        ramp.plateaus[-1].first_step,
-        ramp.consumed_after(ramp.plateaus[-1].first_step),
+        ramp.batch_stages[-1].first_step,
+        ramp.consumed_after(ramp.batch_stages[-1].first_step),
     ) == RAMP_ENDS[name]
 
 
@@ -147,26 +150,30 @@ def test_bloom176b_counts_as_its_log_lines(step: int, samples: int, tokens: int)
     ramp = bloom("bloom176b")
     assert ramp.consumed_after(step) == samples
     assert ramp.consumed_after(step) * SEQUENCE_LENGTH == tokens
-    assert ramp.steps(samples) == step
+    assert ramp.count_steps(samples) == step
 
 
 def test_bloom176b_plans_megatrons_iterations_and_the_part_that_megatron_drops() -> None:
     ramp = bloom("bloom176b")
     assert ramp.consumed_after(115_311) == TRAIN_SAMPLES - 848
-    assert ramp.steps(TRAIN_SAMPLES) == 115_312
+    assert ramp.count_steps(TRAIN_SAMPLES) == 115_312
 
 
 def test_a_step_may_be_longer_than_a_plateau() -> None:
     ramp = BatchRamp(full_samples=10, start_samples=4, increment_samples=1, ramp_samples=9)
-    assert ramp.plateaus == (Plateau(0, 0, 4), Plateau(1, 4, 6), Plateau(2, 10, 10))
+    assert ramp.batch_stages == (
+        BatchStage(0, 0, 4),
+        BatchStage(1, 4, 6),
+        BatchStage(2, 10, 10),
+    )
 
 
 def test_without_a_ramp_every_step_is_full() -> None:
-    ramp = BatchRamp.constant(1024)
-    assert (ramp.plateaus[-1].first_step, ramp.samples_at(0)) == (0, 1024)
+    ramp = BatchRamp.from_constant(1024)
+    assert (ramp.batch_stages[-1].first_step, ramp.consumed_after(1)) == (0, 1024)
     assert ramp.consumed_after(1_430_511) == 1_430_511 * 1024
-    assert ramp.steps(6_000_000_000_000 // 4096) == 1_430_512
-    assert [ramp.steps(samples) for samples in (0, 1, 1024, 1025)] == [0, 1, 1, 2]
+    assert ramp.count_steps(6_000_000_000_000 // 4096) == 1_430_512
+    assert [ramp.count_steps(samples) for samples in (0, 1, 1024, 1025)] == [0, 1, 1, 2]
 
 
 def test_the_ramp_needs_no_torch() -> None:
@@ -177,14 +184,17 @@ def test_the_ramp_needs_no_torch() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"full_samples": 0}, r"budget\.global_batch_tokens: a batch of 0 samples"),
-        ({"start_samples": 0}, r"budget\.ramp_up\.start_tokens: 0 samples are not between 1"),
-        ({"start_samples": 600}, r"start_tokens: 600 samples .* full batch's 512"),
+        ({"full_samples": 0}, r"budget\.global_batch_tokens: 0 is less than one sequence"),
+        ({"start_samples": 0}, r"budget\.ramp_up\.start_tokens: 0 is less than one sequence"),
+        (
+            {"start_samples": 600},
+            r"start_tokens: 600 is more than sequences per full batch, 512",
+        ),
         ({"increment_samples": 0}, r"budget\.ramp_up\.increment_tokens: steps of 0 samples"),
-        ({"increment_samples": 48}, r"increment_tokens: steps of 48 .* lead from 192 to 512"),
-        ({"ramp_samples": 0}, r"budget\.ramp_up\.over_tokens: 0 samples to go from 192"),
-        ({"ramp_samples": -1}, r"over_tokens: -1 samples to go from 192 to 512"),
-        ({"start_samples": 512}, r"over_tokens: 1,000 samples to go from 512 to 512"),
+        ({"increment_samples": 48}, r"increment_tokens: steps of 48 .* reach 512 from 192"),
+        ({"ramp_samples": 0}, r"budget\.ramp_up\.over_tokens: 0 samples cannot ramp from 192"),
+        ({"ramp_samples": -1}, r"over_tokens: -1 samples cannot ramp from 192 to 512"),
+        ({"start_samples": 512}, r"over_tokens: 1,000 samples cannot ramp from 512 to 512"),
     ],
 )
 def test_rejects_ramps_that_lead_nowhere(change: dict[str, int], message: str) -> None:

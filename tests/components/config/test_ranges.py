@@ -26,6 +26,7 @@ EDGES: dict[str, tuple[list[float], list[float]]] = {
     "Positive": ([5e-324, 1, 1e300], [0.0, -1, math.inf, math.nan]),
     "NonNegative": ([0, 0.0, 1e300], [-5e-324, math.inf, math.nan]),
     "Share": ([0, 1, 0.5], [-5e-324, math.nextafter(1, 2), math.nan]),
+    "PositiveShare": ([5e-324, 0.5, 1], [0, -0.5, math.nextafter(1, 2), math.nan]),
     "BelowOne": ([0, math.nextafter(1, 0)], [-0.1, 1, 1.0, math.nan]),
 }
 

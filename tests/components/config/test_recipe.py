@@ -43,8 +43,8 @@ def changed(tree: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
             -0.1,
             r"data\.shares\.en: input should be greater than or equal to 0",
         ),
-        ("data.shares.en", 0.5, r"data\.shares: 24 shares add up to 1\.100000, not to 1"),
-        ("data.sources.xx", {}, r"data\.sources\.xx: no share is given for this source"),
+        ("data.shares.en", 0.5, r"data\.shares: 24 shares add up to 1\.100000, not 1"),
+        ("data.sources.xx", {}, r"data\.sources\.xx: this source has no share"),
         (
             "model.attention.num_kv_heads",
             3,
@@ -53,15 +53,23 @@ def changed(tree: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         (
             "model.padded_vocab_size",
             9,
-            r"model\.padded_vocab_size: 9 is below vocab_size 250,680",
+            r"model\.padded_vocab_size: 9 is less than model\.vocab_size 250,680",
         ),
-        ("tokenizer.vocab_size", 300_000, r"tokenizer\.vocab_size: 300,000 pieces do not fit"),
+        (
+            "tokenizer.vocab_size",
+            300_000,
+            r"tokenizer\.vocab_size: 300,000 is more than model\.vocab_size",
+        ),
         (
             "budget.sequence_length",
             4_095,
-            r"the nearest that are: 4,192,\d+ and 4,196,\d+|nearest",
+            r"nearest valid values: 4,192,\d+ and 4,196,\d+|nearest",
         ),
-        ("budget.total_tokens", 4_194_303, r"budget\.total_tokens: 4,194,303 is less than one"),
+        (
+            "budget.total_tokens",
+            4_194_303,
+            r"budget\.total_tokens: 4,194,303 is less than budget",
+        ),
         (
             "parallelism.data",
             64,
@@ -70,7 +78,7 @@ def changed(tree: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         (
             "parallelism.microbatch_sequences",
             3,
-            r"1024 sequences a step do not divide among 128",
+            r"1024 sequences per step are not a multiple of 128",
         ),
         ("name", "Teuken 7B", r"name: string should match pattern"),
     ],
@@ -84,7 +92,9 @@ def test_a_wrong_value_is_named_with_path_value_and_rule(
 
 def test_files_and_embedded_text_exclude_each_other(full_tree: dict[str, Any]) -> None:
     source = {"files": ["a.txt"], "embedded": "eu24/en"}
-    with pytest.raises(RecipeError, match=r"data\.sources\.en: files and embedded exclude"):
+    with pytest.raises(
+        RecipeError, match=r"data\.sources\.en: files and embedded are mutually"
+    ):
         check_recipe(changed(full_tree, "data.sources.en", source))
 
 
@@ -110,7 +120,7 @@ def test_nothing_inside_can_be_changed(compose: Compose) -> None:
     with pytest.raises(TypeError):
         recipe.model["dim"] = 1  # type: ignore[index]  # what must fail
     with pytest.raises(TypeError):
-        recipe.data.shares["en"] = 1.0  # type: ignore[index]  # too
+        recipe.data.shares["en"] = 1.0  # type: ignore[index]  # frozen, too
     with pytest.raises(TypeError):
         recipe.assumed["language_shares"].value["en"] = 1.0
 

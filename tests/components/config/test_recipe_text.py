@@ -55,7 +55,7 @@ def test_is_set_as_a_person_writes_a_recipe():
 
 
 def test_text_stays_readable_in_its_own_language():
-    assert _text({"why": "Größer 😀: besser?"}) == 'why: "Größer 😀: besser?"'
+    assert _text({"description": "Größer 😀: besser?"}) == 'description: "Größer 😀: besser?"'
 
 
 def test_marks_the_lines_of_the_keys_that_differ():

@@ -11,7 +11,7 @@ from command.composition.compose import compose_recipe
 from components.config.check import check_recipe
 from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe
-from components.config.resolve import SECTIONS, check_movable, relayout
+from components.config.resolve import SECTIONS, check_movable, update_recipe
 from components.errors import RecipeError
 
 TEUKEN = ("recipe=teuken7b",)
@@ -62,7 +62,7 @@ def dump(recipe: Recipe) -> dict[str, Any]:
     ],
 )
 def test_what_is_not_named_stays_or_follows(values: Values, expected: tuple[int, ...]) -> None:
-    moved = relayout(composed(*GRID, "parallelism.microbatch_sequences=1"), values)
+    moved = update_recipe(composed(*GRID, "parallelism.microbatch_sequences=1"), values)
     assert degrees(moved) == expected
     cluster = moved.cluster
     assert (cluster.nodes, cluster.devices_per_node) == (1, moved.cluster.ranks)
@@ -79,7 +79,7 @@ def test_what_is_not_named_stays_or_follows(values: Values, expected: tuple[int,
 )
 def test_what_is_computed_stays(values: Values) -> None:
     recipe = composed(*GRID, "parallelism.microbatch_sequences=1")
-    moved = relayout(recipe, values)
+    moved = update_recipe(recipe, values)
     before, after = dump(recipe), dump(moved)
     changed = {name for name in before if before[name] != after[name]}
     assert changed == {key.partition(".")[0] for key in values} | (changed & {"cluster"})
@@ -89,15 +89,15 @@ def test_what_is_computed_stays(values: Values) -> None:
 
 def test_a_recipe_comes_back_to_where_it_was() -> None:
     recipe = composed(*GRID, "parallelism.microbatch_sequences=1")
-    away = relayout(recipe, {"parallelism.data": 8, "parallelism.tensor": 1})
+    away = update_recipe(recipe, {"parallelism.data": 8, "parallelism.tensor": 1})
     assert away != recipe
-    assert relayout(away, {"parallelism.data": 2, "parallelism.tensor": 2}) == recipe
+    assert update_recipe(away, {"parallelism.data": 2, "parallelism.tensor": 2}) == recipe
 
 
 def test_a_moved_recipe_is_read_back_as_it_was_written() -> None:
     order = ["data", "pipeline", "expert", "context", "tensor"]
     values = {"parallelism.recompute": ["mlp"], "parallelism.rank_order": order}
-    moved = relayout(composed(*GRID), values)
+    moved = update_recipe(composed(*GRID), values)
     assert moved.parallelism.rank_order == tuple(order)
     assert check_recipe(json.loads(json.dumps(dump(moved)))) == moved
 
@@ -105,7 +105,7 @@ def test_a_moved_recipe_is_read_back_as_it_was_written() -> None:
 def test_a_run_changes_its_engine() -> None:
     recipe = composed(*GRID, "precision.compute=float32")
     alone = {"parallelism.tensor": 1, "parallelism.pipeline": 1}
-    moved = relayout(recipe, {**alone, "parallelism.engine": "deepspeed"})
+    moved = update_recipe(recipe, {**alone, "parallelism.engine": "deepspeed"})
     assert (moved.parallelism.engine, moved.parallelism.data) == ("deepspeed", 2)
 
 
@@ -113,19 +113,21 @@ def test_a_shard_that_somebody_chose_stays() -> None:
     words = ("parallelism.data_shard=2", "parallelism.zero=1")
     recipe = composed(*TEUKEN, "cluster.ranks=4", "parallelism.data=4", *words)
     alone = {"parallelism.data": 2, "parallelism.microbatch_sequences": 4}
-    assert relayout(recipe, {"parallelism.data": 8, **alone}).parallelism.data_shard == 2
+    assert update_recipe(recipe, {"parallelism.data": 8, **alone}).parallelism.data_shard == 2
     message = r"parallelism\.data_shard: 2 does not divide data x expert = 1"
     with pytest.raises(RecipeError, match=message):
-        relayout(recipe, {**alone, "parallelism.data": 1})
+        update_recipe(recipe, {**alone, "parallelism.data": 1})
 
 
 def test_the_devices_of_a_clusters_node_stay(full_tree: dict[str, Any]) -> None:
     tree = json.loads(json.dumps(full_tree))
     tree["cluster"] |= {"scheduler": "slurm", "devices_per_node": 4, "nodes": 128}
-    moved = relayout(check_recipe(tree), {"parallelism.data": 64})
+    moved = update_recipe(check_recipe(tree), {"parallelism.data": 64})
     assert (moved.cluster.nodes, moved.cluster.devices_per_node) == (64, 4)
-    with pytest.raises(RecipeError, match=r"cluster\.devices_per_node: 2 ranks do not fill"):
-        relayout(
+    with pytest.raises(
+        RecipeError, match=r"cluster\.devices_per_node: 2 ranks are not a multiple"
+    ):
+        update_recipe(
             check_recipe(tree),
             {"cluster.ranks": 2, "parallelism.tensor": 1, "parallelism.pipeline": 1},
         )
@@ -136,10 +138,10 @@ def test_the_devices_of_a_clusters_node_stay(full_tree: dict[str, Any]) -> None:
     [
         (
             {"optimizer.lr": 1e-4},
-            r"resume: a resumed run takes its recipe from its folder, optimizer\.lr too; .*"
+            r"resume: a resumed run cannot change optimizer\.lr; it can change "
             r"parallelism\.\*, cluster\.\*, checkpoint\.\*, evaluation\.\*, guard\.\*, "
             r"profiler\.\*, tracking\.\*, watchdog\.\*, trainer\.\*, "
-            r"callbacks\.\*, logger\.\*\n  drop optimizer",
+            r"callbacks\.\*, logger\.\*\n  remove optimizer",
         ),
         (
             {"parallelism.tensr": 2},
@@ -155,35 +157,37 @@ def test_the_devices_of_a_clusters_node_stay(full_tree: dict[str, Any]) -> None:
         ({"checkpoint.keep": 0}, r"checkpoint\.keep: input should be greater than 0"),
         ({"parallelism.tensor": "auto"}, r"parallelism\.tensor: .*integer, got 'auto'"),
         ({"cluster.ranks": "all"}, r"cluster\.ranks: .*integer, got 'all'"),
-        ({"cluster.ranks": 6}, r"cluster\.ranks: 6 are no multiple of .* = 4\n.*4 and 8"),
+        ({"cluster.ranks": 6}, r"cluster\.ranks: 6 is not a multiple of .* = 4\n.*4 and 8"),
         ({"cluster.ranks": 6, "parallelism.data": 2}, r"parallelism: data 2 x .* = 8 ranks"),
-        ({"parallelism.data": 16}, r"16 sequences .* 16 data ranks in microbatches of 2"),
+        ({"parallelism.data": 16}, r"16 sequences .* 16 data ranks x 2 sequences"),
     ],
 )
 def test_refuses_with_a_way_out(values: Values, message: str) -> None:
     recipe = composed(*GRID, "parallelism.microbatch_sequences=2")
     with pytest.raises(RecipeError, match=message):
-        relayout(recipe, values)
+        update_recipe(recipe, values)
 
 
 def test_the_place_of_the_data_may_be_another_and_of_what_is_trained_the_same() -> None:
     recipe = composed(*GRID)
-    moved = relayout(recipe, {"data.folder": "/scratch/prepared"})
+    moved = update_recipe(recipe, {"data.folder": "/scratch/prepared"})
     assert (moved.data.folder, compute_fingerprint(moved)) == (
         "/scratch/prepared",
         compute_fingerprint(recipe),
     )
     as_it_is = {"data.tokenizer_folder": "none", "model.init_from": "none"}
-    assert relayout(recipe, as_it_is) == recipe
+    assert update_recipe(recipe, as_it_is) == recipe
     for key in as_it_is:
-        with pytest.raises(RecipeError, match="what is trained follows from it; here it is 'n"):
-            relayout(recipe, {key: "/elsewhere"})
+        with pytest.raises(RecipeError, match="differs from 'n"):
+            update_recipe(recipe, {key: "/elsewhere"})
 
 
 @pytest.mark.parametrize("key", ["cluster", "parallelism", "recipe", "run", "model.dim"])
 def test_beside_resume_a_choice_of_mathematics_or_machine_is_refused(key: str) -> None:
     check_movable(["parallelism.data", "cluster.ranks", "checkpoint.keep", "guard.loss_spike"])
-    with pytest.raises(RecipeError, match=rf"{key} too; .*\n  drop {key}, or start a new run"):
+    with pytest.raises(
+        RecipeError, match=rf"cannot change {key}; .*\n  remove {key}, or start a new run"
+    ):
         check_movable(["parallelism.data", key])
 
 
@@ -191,7 +195,7 @@ def test_beside_resume_a_choice_of_mathematics_or_machine_is_refused(key: str) -
 def test_who_wants_another_budget_or_schedule_is_told_of_a_branch(key: str) -> None:
     with pytest.raises(RecipeError, match=r"from\.run=FOLDER from\.with=optimizer") as caught:
         check_movable([key])
-    assert f"drop {key}, or start a new run" in caught.value.remedy
+    assert f"remove {key}, or start a new run" in caught.value.remedy
     with pytest.raises(RecipeError) as other:
         check_movable(["budget.global_batch_tokens"])
     assert "from.run" not in other.value.remedy
@@ -202,20 +206,21 @@ def test_who_wants_another_budget_or_schedule_is_told_of_a_branch(key: str) -> N
     [
         (
             (),
-            {"parallelism.expert_divisor": "copies"},
-            r"parallelism\.expert_divisor: copies, but the size .* ranks\n  keep .*=ranks",
+            {"parallelism.expert_grad_average": "replicas"},
+            r"parallelism\.expert_grad_average: cannot change from ranks to replicas: .*\n  "
+            r"keep .*=ranks",
         ),
         (
-            ("parallelism.expert_divisor=copies",),
+            ("parallelism.expert_grad_average=replicas",),
             {"parallelism.expert": 2},
-            r"parallelism\.expert: 2, but with expert_divisor=copies .* here 4\n"
+            r"parallelism\.expert: cannot change from 4 to 2: with expert_grad_average=.*\n"
             r"  keep parallelism\.expert=4, or",
         ),
         (
             (),
             {"parallelism.microbatch_sequences": 2},
-            r"parallelism\.microbatch_sequences: 2, but routers are balanced over each "
-            r"microbatch, here 1\n  keep parallelism\.microbatch_sequences=1, or",
+            r"parallelism\.microbatch_sequences: cannot change from 1 to 2: routers .* each "
+            r"microbatch\n  keep parallelism\.microbatch_sequences=1, or",
         ),
     ],
 )
@@ -224,9 +229,9 @@ def test_what_would_change_the_mathematics_of_experts_is_refused(
 ) -> None:
     recipe = composed(*EXPERTS, *words)
     with pytest.raises(RecipeError, match=message):
-        relayout(recipe, values)
+        update_recipe(recipe, values)
 
 
 def test_experts_move_to_fewer_ranks() -> None:
-    moved = relayout(composed(*EXPERTS), {"parallelism.expert": 2})
+    moved = update_recipe(composed(*EXPERTS), {"parallelism.expert": 2})
     assert (moved.parallelism.data_shard, moved.cluster.ranks) == (2, 2)

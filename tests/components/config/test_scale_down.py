@@ -100,23 +100,23 @@ def test_a_bound_of_what_goes_to_experts_stays_where_it_goes_to_other_ranks() ->
         "model.mlp": {"ffn_dim": 64, "num_experts": 4, "top_k": 3},
         "parallelism.expert": 2,
         "parallelism.expert_dispatch": "all_to_all",
-        "parallelism.expert_bound": 1.5,
+        "parallelism.expert_capacity_factor": 1.5,
         "budget.ramp_up": "none",
     }
     for ranks, expected in {1: (1, None), 4: (2, 1.5)}.items():
         small = compose_own(experts, "scale=mini", f"cluster.ranks={ranks}").parallelism
-        assert (small.expert, small.expert_bound) == expected
+        assert (small.expert, small.expert_capacity_factor) == expected
 
 
 def test_a_tokenizer_that_is_there_keeps_its_vocabulary() -> None:
     large = {"model.vocab_size": 50_257, "model.padded_vocab_size": 50_304}
-    assert compose_own(large).shape.vocab_size < 5_000
+    assert compose_own(large).decoder_spec.vocab_size < 5_000
     for brought in (
         {"data.tokenizer_folder": "tokenizer"},
         {"data.sources.mine": {"tokens": ["text_document"]}},
     ):
-        assert compose_own(large | brought).shape.padded_vocab_size == 50_304
-        shape = compose_own(large | brought, "tokenizer.vocab_size=900").shape
+        assert compose_own(large | brought).decoder_spec.padded_vocab_size == 50_304
+        shape = compose_own(large | brought, "tokenizer.vocab_size=900").decoder_spec
         assert (shape.vocab_size, shape.padded_vocab_size) == (900, 932)
 
 
@@ -124,11 +124,11 @@ def test_learned_positions_of_a_small_recipe_stay() -> None:
     learned = "components.model.positions.Learned"
     positions = {"_target_": learned, "_partial_": True, "num_positions": 1_024}
     changed = {"model": "gpt3b6", "model.positions": positions}
-    assert compose_own(changed).shape.positions.num_positions == 1_024
+    assert compose_own(changed).decoder_spec.positions.num_positions == 1_024
     named = compose_own(
         changed, "budget.sequence_length=64", "budget.global_batch_tokens=1_024"
     )
-    assert named.shape.positions.num_positions == 64
+    assert named.decoder_spec.positions.num_positions == 64
 
 
 def test_one_layer_at_least_of_those_that_do_not_rotate_stays() -> None:
@@ -140,7 +140,7 @@ def test_one_layer_at_least_of_those_that_do_not_rotate_stays() -> None:
     for skip_every, layers, expected in ((6, 48, 4), (3, 48, 3), (6, 2, 2)):
         positions = some | {"skip_every": skip_every}
         changed = {"model.num_layers": layers, "model.positions": positions}
-        shape = compose_own(changed, "scale=mini").shape
+        shape = compose_own(changed, "scale=mini").decoder_spec
         assert shape.positions.skip_every == expected
         assert shape.positions.turned_layers(shape.num_layers) < shape.num_layers
 
@@ -159,9 +159,9 @@ def test_windows_keep_their_part_of_the_sequence_and_a_pattern_its_end() -> None
         }
         small = compose_own(changed, "scale=mini")
         assert small.budget.sequence_length == 256
-        assert small.shape.attention.windows == expected
+        assert small.decoder_spec.attention.windows == expected
     named = compose_own(changed, "scale=mini", "model.attention.windows=[full,7]")
-    assert named.shape.attention.windows == ("full", 7)
+    assert named.decoder_spec.attention.windows == ("full", 7)
 
 
 def test_the_window_of_a_hash_fits_the_miniatures_samples() -> None:
@@ -187,8 +187,11 @@ def test_sums_in_float16_become_float32_where_products_are_no_longer_float16(
 def test_a_recipe_whose_home_is_here_trains_at_its_own_size() -> None:
     wide = {"model.dim": 512, "model.mlp.ffn_dim": 1_024}
     assert compose_own(wide).scale.name == "mini"
-    here = compose_own({**wide, "home": "local"})
-    assert (here.scale.name, here.shape.dim, here.cluster.ranks) == ("full", 512, 1)
-    assert compose_own({**wide, "home": "local"}, "scale=mini").shape.dim == 256
+    here = compose_own({**wide, "reference_cluster": "local"})
+    assert (here.scale.name, here.decoder_spec.dim, here.cluster.ranks) == ("full", 512, 1)
+    assert (
+        compose_own({**wide, "reference_cluster": "local"}, "scale=mini").decoder_spec.dim
+        == 256
+    )
     elsewhere = ("cluster=hopper", "cluster.devices_per_node=1")
-    assert compose_own({**wide, "home": "local"}, *elsewhere).scale.name == "full"
+    assert compose_own({**wide, "reference_cluster": "local"}, *elsewhere).scale.name == "full"

@@ -28,8 +28,8 @@ def test_every_stage_is_on_the_rank_that_has_it(
 def test_one_rank_has_both_ends_whatever_its_schedule() -> None:
     for words in ((), ("parallelism.schedule=zbv", "parallelism.stages_per_rank=2")):
         recipe = compose_recipe(read_point(["recipe=teuken7b", "cluster.ranks=1", *words]))
-        assert recipe.placement.count == 1
-        assert recipe.placement.has_both_ends
+        assert recipe.stage_placement.num_stages == 1
+        assert recipe.stage_placement.has_both_ends
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from command.composition.compose import compose_recipe
 from command.recipe_summary import start_line
 from components.config.check import check_recipe, read_recipe
 from components.config.fingerprint import compute_fingerprint
-from components.config.key_groups import KeyGroup, split
+from components.config.key_groups import KeyGroup, split_by_group
 from components.config.phases import recipe_of
 from components.config.recipe import Recipe
 from components.config.schema.start import describe_start
@@ -55,27 +55,27 @@ def test_the_parents_fingerprint_and_the_end_of_a_step_are_settled() -> None:
     assert compute_fingerprint(child) != compute_fingerprint(composed())
     assert child.first_step == LEFT // STEP
     at = "of teuken7b after 3,000,001,101,824 tokens"
-    assert start_line(child).startswith(f"all {at}: ")
+    assert start_line(child).startswith(f"all {at}; ")
     assert start_line(composed(*FROM, "from.with=weights")) == f"the weights {at}"
 
 
 def test_a_start_and_the_last_rewind_are_one_line() -> None:
     assert describe_start(None, None) == ""
-    assert describe_start(None, 4_096) == "back at 4,096 tokens"
+    assert describe_start(None, 4_096) == "rolled back to 4,096 tokens"
     line = "all of teuken7b after 3,000,001,101,824 tokens"
-    assert describe_start(branched().start, 4_096) == f"{line}; back at 4,096 tokens"
+    assert describe_start(branched().start, 4_096) == f"{line}; rolled back to 4,096 tokens"
     assert ("start", line) in time_sheet(plan_recipe(branched()), now=None).rows
     assert "start" not in {row[0] for row in time_sheet(plan_recipe(composed()), now=None).rows}
 
 
 def test_where_the_parent_lies_is_no_mathematics(tmp_path: Path) -> None:
-    composed().write(tmp_path / "recipe.json")
+    (tmp_path / "recipe.json").write_text(composed().model_dump_json())
     run = (f"from.run={tmp_path}", *FROM[1:], "from.with=optimizer")
     assert compute_fingerprint(composed(*run)) == compute_fingerprint(branched())
     assert compute_fingerprint(composed(*run, FROM[0])) == compute_fingerprint(branched())
-    leaves = split(composed(*run).model_dump(mode="json"))
+    leaves = split_by_group(composed(*run).model_dump(mode="json"))
     assert [key for key in leaves[KeyGroup.RECORD] if key.startswith("from")] == ["from.run"]
-    composed(*run).write(tmp_path / "child.json")
+    (tmp_path / "child.json").write_text(composed(*run).model_dump_json())
     assert read_recipe(tmp_path / "child.json") == composed(*run)
 
 
@@ -87,15 +87,15 @@ def test_left_out_the_tokens_are_the_parents_end() -> None:
 
 def test_a_plan_counts_the_childs_own_steps() -> None:
     """Half of the steps; none of the evaluations before the first, which the parent took."""
-    whole, half = plan_recipe(composed()).bill, plan_recipe(branched()).bill
-    anew = plan_recipe(composed(*FROM, "from.with=weights")).bill
+    whole, half = plan_recipe(composed()).cost_estimate, plan_recipe(branched()).cost_estimate
+    weights_cost = plan_recipe(composed(*FROM, "from.with=weights")).cost_estimate
     assert whole is not None
     assert half is not None
-    assert anew is not None
+    assert weights_cost is not None
     assert half.steps == whole.steps - LEFT // STEP
     assert half.useful_days == pytest.approx(whole.useful_days * half.steps / whole.steps)
-    assert half.evaluations.count == whole.evaluations.count // 2  # type: ignore[operator]
-    assert anew.steps == whole.steps
+    assert half.evaluations.count == whole.evaluations.count // 2  # type: ignore[operator]  # not None
+    assert weights_cost.steps == whole.steps
     assert half.jobs is not None
     assert whole.jobs is not None
     assert abs(half.jobs - whole.jobs / 2) <= 1
@@ -106,9 +106,9 @@ def test_phases_that_the_parent_has_taken_are_not_planned() -> None:
     cut = {"past": 10**12, "crossing": 2 * 10**12, "own": 5 * 10**12}
     tree["phases"] = {name: {"from_tokens": first} for name, first in cut.items()}
     plan = plan_recipe(check_recipe(tree))
-    assert [one.recipe.span.name for one in plan.steps] == ["crossing", "own"]
-    assert plan.bill is not None
-    assert plan.bill.steps == branched().derived.steps - branched().first_step
+    assert [one.recipe.phase_span.name for one in plan.steps] == ["crossing", "own"]
+    assert plan.cost_estimate is not None
+    assert plan.cost_estimate.steps == branched().derived_numbers.steps - branched().first_step
     assert recipe_of(check_recipe(tree), "own").first_step == LEFT // STEP
 
 
@@ -135,28 +135,43 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-ON, ANEW = (*FROM, "from.with=optimizer"), (*FROM, "from.with=weights")
+RESUMED, WEIGHTS = (*FROM, "from.with=optimizer"), (*FROM, "from.with=weights")
 WRONG = [
-    (("from.with=weights",), "from: no parent is named"),
-    (("from=runs/trunk",), "from: 'runs/trunk' is no section"),
+    (("from.with=weights",), "from: from requires a parent"),
+    (("from=runs/trunk",), "from: 'runs/trunk' is not a section"),
     ((*FROM, "from.with=all"), "from.with: input should be 'optimizer' or 'weights'"),
-    (("from.recipe=no_such", "from.with=weights"), "recipe: there is no recipe 'no_such'"),
-    ((*ANEW, "from.whence=1"), "from.whence: unknown key"),
-    ((*ANEW, "from.fingerprint=abc"), "from.fingerprint: it is another parent"),
-    ((*ANEW, "model.num_layers=31"), "from: its model has other weights: num_layers is 32"),
-    ((*ANEW, "tokenizer=bpe_gpt2"), "tokenizer: the parent was trained with another"),
-    ((*ON, "budget.total_tokens=1_000_000_000_000"), "budget.total_tokens: 1,000,000,000,000"),
-    ((*ON, "optimizer=muon"), "optimizer._target_: 'components.optim.muon"),
-    ((*ON, "precision.master=float64"), "precision.master: 'float64', but its parent"),
-    ((*ON, "budget.seed=1"), "budget.seed: 1, but its parent has 42, and its steps"),
-    ((*ON, "phases={a: {from_tokens: 1_000_000, fresh_optimizer: true}}"), "phases: before"),
+    (("from.recipe=no_such", "from.with=weights"), "recipe: unknown recipe: 'no_such'"),
+    ((*WEIGHTS, "from.whence=1"), "from.whence: unknown key"),
+    ((*WEIGHTS, "from.fingerprint=abc"), "from.fingerprint: the parent differs"),
+    ((*WEIGHTS, "model.num_layers=31"), "from: the weights differ: num_layers is 32"),
     (
-        (*ON, "data.phases={a: {from_tokens: 1_000_000, shares: {en: 1.0}}}"),
+        (*WEIGHTS, "tokenizer=bpe_gpt2"),
+        "tokenizer: the tokenizer differs",
+    ),
+    (
+        (*RESUMED, "budget.total_tokens=1_000_000_000_000"),
+        "budget.total_tokens: 1,000,000,000,000",
+    ),
+    ((*RESUMED, "optimizer=muon"), "optimizer._target_: from.with=optimizer requires"),
+    (
+        (*RESUMED, "precision.master=float64"),
+        "precision.master: from.with=optimizer requires",
+    ),
+    (
+        (*RESUMED, "budget.seed=1"),
+        "budget.seed: from.with=optimizer requires the parent's 42, got 1",
+    ),
+    (
+        (*RESUMED, "phases={a: {from_tokens: 1_000_000, fresh_optimizer: true}}"),
+        "phases: before",
+    ),
+    (
+        (*RESUMED, "data.phases={a: {from_tokens: 1_000_000, shares: {en: 1.0}}}"),
         "data.phases: before 3,000,001,101,824 tokens",
     ),
     (
         (FROM[0], "from.at_tokens=7_000_000_000_000", "from.with=weights"),
-        "from.at_tokens: 7_000_000_000_000, but teuken7b ends after 6_000_002_203_648",
+        "from.at_tokens: 7,000,000,000,000 is more than the end of teuken7b, 6,000,002,203,648",
     ),
 ]
 
@@ -174,7 +189,7 @@ def test_a_miniature_with_its_parents_tokenizer_has_the_vocabulary_of_its_parent
     words = ("recipe=teuken7b", "scale=mini", f"data.tokenizer_folder={tmp_path}")
     begins = ("from.recipe=teuken7b", "from.with=weights")
     rows = [
-        compose_recipe(read_point([*words[:given], *more])).shape.padded_vocab_size
+        compose_recipe(read_point([*words[:given], *more])).decoder_spec.padded_vocab_size
         for given, more in ((2, ()), (3, begins), (3, ()))
     ]
     assert rows[0] == rows[1] < rows[2]
@@ -183,7 +198,7 @@ def test_a_miniature_with_its_parents_tokenizer_has_the_vocabulary_of_its_parent
 def test_what_comes_later_may_be_another() -> None:
     later = 4 * 10**12
     composed(
-        *ON,
+        *RESUMED,
         "optimizer.lr=1e-5",
         f"phases={{a: {{from_tokens: {later}, fresh_optimizer: true}}}}",
         f"data.phases={{a: {{from_tokens: {later}, shares: {{en: 1.0}}}}}}",
@@ -191,9 +206,9 @@ def test_what_comes_later_may_be_another() -> None:
 
 
 def test_a_run_of_another_recipe_is_refused(tmp_path: Path) -> None:
-    composed("budget.seed=3").write(tmp_path / "recipe.json")
-    with pytest.raises(RecipeError, match="is a run of another recipe than teuken7b"):
-        composed(*ANEW, f"from.run={tmp_path}")
+    (tmp_path / "recipe.json").write_text(composed("budget.seed=3").model_dump_json())
+    with pytest.raises(RecipeError, match="is not a run of teuken7b"):
+        composed(*WEIGHTS, f"from.run={tmp_path}")
 
 
 def test_a_line_that_comes_back_to_itself_is_refused(
@@ -210,6 +225,6 @@ def test_a_line_that_comes_back_to_itself_is_refused(
         }
         (recipes / f"{name}.yaml").write_text(yaml.safe_dump(tree))
     with pytest.raises(
-        RecipeError, match=r"from\.recipe: other comes from one comes from other"
+        RecipeError, match=r"from\.recipe: other starts from one starts from other"
     ):
         compose_recipe(read_point(["recipe=one"]))

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import yaml
 
-from command.arguments import COMMAND_KEYS, groups, read_point
+from command.arguments import COMMAND_KEYS, list_config_groups, read_point
 from command.composition.compose import compose_recipe
 from components.config.suggestions import (
     NAMES,
+    find_keys,
     meaning_of,
-    nearest,
     other_names,
-    places,
-    suggest,
+    suggest_key,
+    suggest_similar,
     written_number,
 )
-from components.config.user_overrides import leaves
+from components.config.user_overrides import iterate_leaves
 
 ROOT = Path(__file__).resolve().parents[3]
 DENSE, EXPERTS, SINGLE, WINDOWED = "teuken7b", "mula7b_a1b", "bloom1b1", "olmo3_7b"
@@ -36,7 +36,7 @@ def tree_of(recipe: str, *words: str) -> Mapping[str, Any]:
 def keys() -> set[str]:
     """All that some recipe has, with the user's side of a cluster."""
     trees = [*map(tree_of, (DENSE, EXPERTS, SINGLE, WINDOWED)), tree_of(SINGLE, *DECAYING)]
-    found = {path for tree in trees for path, _ in leaves(tree)}
+    found = {path for tree in trees for path, _ in iterate_leaves(tree)}
     branches = {path.rpartition(".")[0] for path in found}
     site = {"site.account", "site.queue"}
     return {
@@ -44,7 +44,7 @@ def keys() -> set[str]:
         *branches,
         *site,
         *COMMAND_KEYS,
-        *groups(),
+        *list_config_groups(),
         "data.sources",
         "data.sources.NAME.files",
     }
@@ -64,14 +64,14 @@ def test_a_section_is_found_behind_any_name_of_another_program() -> None:
     for wrong in ("trainer", "training_args", "callbacks", "lightning", "model_args", "xyzzy"):
         for section in sections:
             key = f"{wrong}.{section}"
-            assert suggest(key, [*tree], tree, step=wrong) == f"did you mean {section}?"
-    assert suggest("model.precision", [*tree["model"]], tree) == "did you mean precision?"
+            assert suggest_key(key, [*tree], tree, step=wrong) == f"did you mean {section}?"
+    assert suggest_key("model.precision", [*tree["model"]], tree) == "did you mean precision?"
 
 
 @pytest.mark.parametrize("word", ["callbacks", "training", "lightning"])
 def test_a_group_of_another_program_is_answered_by_its_sections(word: str) -> None:
     tree = tree_of(DENSE)
-    found = suggest(word, [*tree], tree)
+    found = suggest_key(word, [*tree], tree)
     named = {one for one in re.findall(r"[a-z]+", found) if one in tree}
     assert len(named) > 3
     assert "did you mean" not in found
@@ -88,11 +88,11 @@ def test_every_name_has_one_meaning() -> None:
 @pytest.mark.parametrize(
     ("key", "way"),
     [
-        ("seed", "here it is budget.seed"),
-        ("optimizer.learning_rate", "here it is optimizer.lr"),
-        ("Learning-Rate", "here it is optimizer.lr"),
-        ("trainer.max_steps", "here it is budget.total_tokens (tokens are the clock: steps x "),
-        ("budget.steps", "here it is budget.total_tokens (tokens are the clock"),
+        ("seed", "use budget.seed"),
+        ("optimizer.learning_rate", "use optimizer.lr"),
+        ("Learning-Rate", "use optimizer.lr"),
+        ("trainer.max_steps", "use budget.total_tokens (in tokens: steps x "),
+        ("budget.steps", "use budget.total_tokens (in tokens"),
         ("eps", "did you mean optimizer.eps or model.norm.eps?"),
         ("norm.eps", "did you mean model.norm.eps?"),
         ("modle.dim", "did you mean model?"),
@@ -106,24 +106,24 @@ def test_a_key_is_answered_by_meaning_by_spelling_or_by_place(key: str, way: str
         "model": {"norm": {"eps": 1}},
     }
     step = key.partition(".")[0]
-    assert suggest(key, KNOWN, tree, step=step).startswith(way)
+    assert suggest_key(key, KNOWN, tree, step=step).startswith(way)
 
 
 def test_a_misspelling_in_its_section_goes_before_a_meaning_in_another() -> None:
-    assert suggest("tokenizer.vocab_sizes", ["vocab_size"]) == "did you mean vocab_size?"
+    assert suggest_key("tokenizer.vocab_sizes", ["vocab_size"]) == "did you mean vocab_size?"
 
 
 def test_a_key_that_a_recipe_has_in_several_places_is_named_in_each() -> None:
     phases = {"first": {"warmup_tokens": 1}, "second": {"warmup_tokens": 1}}
     tree = {"schedule": {"phases": phases}}
     first, second = (f"schedule.phases.{one}.warmup_tokens" for one in phases)
-    assert suggest("warmup_steps", [], tree).startswith(f"here it is {first} or {second} (")
-    assert suggest("warmup_steps", []).startswith("here it is schedule.warmup_tokens (")
+    assert suggest_key("warmup_steps", [], tree).startswith(f"use {first} or {second} (")
+    assert suggest_key("warmup_steps", []).startswith("use schedule.warmup_tokens (")
 
 
 def test_a_name_in_many_places_is_none_that_is_worth_listing() -> None:
     tree: dict[str, Any] = {"sources": {f"s{number}": {"files": []} for number in range(9)}}
-    assert places("files", tree) == []
+    assert find_keys("files", tree) == []
 
 
 def test_the_choice_of_a_group_has_no_meaning_by_its_last_step() -> None:
@@ -155,9 +155,9 @@ def test_a_fraction_is_no_whole_number() -> None:
 
 
 def test_what_looks_like_a_word_is_offered_and_else_all() -> None:
-    assert nearest("lr", ["lr2", "x"]) == "did you mean lr2?"
-    assert nearest("q", ["lr", "x"]) == "known: lr, x"
-    assert nearest("q", []) == "known: none"
+    assert suggest_similar("lr", ["lr2", "x"]) == "did you mean lr2?"
+    assert suggest_similar("q", ["lr", "x"]) == "known: lr, x"
+    assert suggest_similar("q", []) == "known: none"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_what_looks_like_a_word_is_offered_and_else_all() -> None:
 def test_a_name_with_other_numbers_is_not_taken_for_a_misspelling(
     word: str, known: list[str]
 ) -> None:
-    assert nearest(word, known) == f"known: {', '.join(sorted(known))}"
+    assert suggest_similar(word, known) == f"known: {', '.join(sorted(known))}"
 
 
 @pytest.mark.parametrize(
@@ -191,9 +191,9 @@ def test_a_name_with_other_numbers_is_not_taken_for_a_misspelling(
 def test_a_misspelling_with_the_same_numbers_is_answered(
     word: str, known: list[str], meant: str
 ) -> None:
-    assert nearest(word, known) == f"did you mean {meant}?"
+    assert suggest_similar(word, known) == f"did you mean {meant}?"
 
 
 def test_of_many_names_the_similar_ones_are_listed_as_such() -> None:
     many = ["olmo2_1b", "olmo2_7b", *(f"other{number}" for number in range(30))]
-    assert nearest("olmo2_8b", many) == "similar names: olmo2_7b, olmo2_1b"
+    assert suggest_similar("olmo2_8b", many) == "similar names: olmo2_7b, olmo2_1b"

@@ -13,10 +13,11 @@ import torch
 import yaml
 from torch import nn
 
-from components.build import build
+from components.build import build_node
 from components.convert.folder import write_folder
 from components.data.byte_bpe import ByteBPE
 from components.data.unigram import Unigram
+from tests.components.convert.hybrid_section import olmo_hybrid, olmo_hybrid_rotated
 
 ROOT = Path(__file__).resolve().parents[3]
 PIECES = 300
@@ -27,14 +28,8 @@ Export = Callable[..., Path]
 
 
 def _norm(*, center: bool, weight: bool, bias: bool) -> Section:
-    return {
-        "_target_": "components.model.norms.Norm",
-        "_partial_": True,
-        "eps": 1e-5,
-        "center": center,
-        "weight": weight,
-        "bias": bias,
-    }
+    norm = {"_target_": "components.model.norms.Norm", "_partial_": True, "eps": 1e-5}
+    return norm | {"center": center, "weight": weight, "bias": bias}
 
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "data" / "hugging_face"
@@ -322,6 +317,7 @@ SECTIONS = {
         *(llama, llama_with_biases, bloom, gpt2, gpt2_with_exact_gelu, olmo),
         *(olmoe, olmoe_renormalized, olmo2, qwen3, qwen3_moe, smollm3, apertus),
         *(deepseek_v3, deepseek_v3_of_experts_alone, olmo3, mistral),
+        *(olmo_hybrid, olmo_hybrid_rotated),
         *(gemma3, gemma3_slowed, nanochat, nanochat_with_biases),
         *(llama_slowed, llama_slowed_as_llama3, qwen3_slowed, smollm3_slowed, apertus_slowed),
     )
@@ -330,7 +326,7 @@ SECTIONS = {
 
 def random_model(section: Mapping[str, Any], *, seed: int = 1) -> nn.Module:
     """Every parameter random, also norms and biases, so that none can be mistaken."""
-    model: nn.Module = build(section, "model")
+    model: nn.Module = build_node(section, "model")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -368,7 +364,7 @@ def without_target(section: Section) -> Section:
 @pytest.fixture(scope="session")
 def unigram(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Section]:
     folder, section = tmp_path_factory.mktemp("unigram"), unigram_section(1_200)
-    Unigram(**without_target(section)).train(corpus(), folder)
+    Unigram(**without_target(section)).train_on_texts(corpus(), folder)
     return folder, section
 
 
@@ -377,7 +373,7 @@ def byte_bpe(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Section]:
     file = ROOT / "conf/tokenizer/bpe_bloom.yaml"
     section = yaml.safe_load(file.read_text("utf-8")) | {"vocab_size": PIECES}
     folder = tmp_path_factory.mktemp("byte_bpe")
-    ByteBPE(**without_target(section)).train(corpus()[:2], folder)
+    ByteBPE(**without_target(section)).train_on_texts(corpus()[:2], folder)
     return folder, section
 
 

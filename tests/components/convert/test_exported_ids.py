@@ -102,7 +102,7 @@ def export_tokenizer(folder: Path, section: dict[str, Any], model_type: str = "l
 
 def encode_in_training(folder: Path, section: dict[str, Any]) -> list[list[int]]:
     tokenizer = ByteBPE(**section)
-    tokenizer.load(folder)
+    tokenizer.load_file(folder)
     return [ids.tolist() for ids in tokenizer.encode(TEXTS)]
 
 
@@ -199,7 +199,7 @@ def test_a_piece_of_ordinary_text_gets_no_role(tmp_path: Path) -> None:
     assert learnt.token_to_id("<s>") is not None
     section = save(learnt, tmp_path / "tok")
     tokenizer = ByteBPE(**section)
-    tokenizer.load(tmp_path / "tok")
+    tokenizer.load_file(tmp_path / "tok")
     loaded = export_tokenizer(tmp_path / "tok", section)
     assert loaded.bos_token is None
     spelled = ["<s>x", "a<s>b<s>", "<pad>y<pad>"]

@@ -23,6 +23,7 @@ from tests.components.convert.conftest import (
     olmoe,
     qwen3_moe,
 )
+from tests.components.convert.hybrid_section import olmo_hybrid, olmo_hybrid_rotated
 
 
 def test_every_family_is_found() -> None:
@@ -39,7 +40,7 @@ def test_every_family_is_found() -> None:
             "apertus",
             "deepseek_v3",
         ),
-        *("gemma3_text", "nanochat"),
+        *("gemma3_text", "nanochat", "olmo_hybrid"),
     }
 
 
@@ -102,25 +103,40 @@ def changed(section: Section, part: str, key: str, value: object) -> Section:
         (llama() | {"parametrization": MUP}, "model.parametrization", "multiplies neither"),
         (gemma3() | {"parametrization": MUP}, "model.parametrization", "multiplies neither"),
         (changed(llama(), "attention", "scale_dim", 9), "model.attention.scale_dim", "root"),
+        (
+            changed(llama(), "attention", "output_gate", True),
+            "model.attention.output_gate",
+            "be fal",
+        ),
+        (
+            changed(llama(), "positions", "rotary_fraction", 0.5),
+            *("model.positions.rotary_fraction", "must be 1.0, here 0.5"),
+        ),
+        (changed(llama(), "attention", "sinks", True), "model.attention.sinks", "be false"),
+        (olmo_hybrid() | {"norm_placement": "before"}, "model.pattern", "OlmoHybridForCaus"),
+        (
+            changed(olmo_hybrid_rotated(), "positions", "local_base", 9.0),
+            *("model.pattern", "without scaling or local base"),
+        ),
         (gemma3() | {"norm_placement": "before"}, "model.norm_placement", "must be both"),
         (gemma3() | {"embedding_scale": "none"}, "model.embedding_scale", "Gemma3ForCausalLM"),
         (gemma3() | {"logit_cap": 30.0}, "model.logit_cap", "Gemma3ForCausalLM"),
         (
             changed(gemma3_slowed(), "positions", "local_base", None),
-            *("model.positions.local_base", "never scaled"),
+            *("model.positions.local_base", "no rotary scaling"),
         ),
-        (gemma3() | {"dim": 44}, "model.attention.num_heads", "a multiple of the heads"),
+        (gemma3() | {"dim": 44}, "model.attention.num_heads", "a multiple of the number"),
         (nanochat() | {"embedding_norm": None}, "model.embedding_norm", "the model.s norm"),
         (nanochat() | {"embedding_scale": "sqrt_dim"}, "model.embedding_scale", "NanoChatFor"),
         (
             changed(apertus(), "mlp", "bias", True),
             "model.mlp.bias",
-            "ApertusForCausalLM but for",
+            "ApertusForCausalLM except",
         ),
         (changed(bloom(), "attention", "windows", [5]), "model.attention.windows", "Bloom"),
         (changed(mistral(), "attention", "windows", [5, 4]), "model.attention.windows", "all"),
         # As near as OLMo-3, which is named beside it, is OLMo-2.
-        (changed(olmo3(), "positions", "local_base", 9.0), "model.attention.windows", "scaled"),
+        (changed(olmo3(), "positions", "local_base", 9.0), "model.attention.windows", "scal"),
     ],
 )
 def test_a_feature_that_no_class_has_is_named(section: Section, path: str, words: str) -> None:

@@ -47,7 +47,7 @@ def test_tied_rows_are_stored_once(export: Export) -> None:
 def test_a_folder_that_exists_is_left_alone(export: Export) -> None:
     model = random_model(llama())
     folder = export(model, llama())
-    with pytest.raises(RecipeError, match=r"exported exists\n  name another folder"):
+    with pytest.raises(RecipeError, match=r"exported exists\n  set another folder"):
         export(model, llama())
     assert (folder / "model.safetensors").is_file()
 
@@ -92,7 +92,7 @@ def results(tokens: int) -> Results:
 def test_the_card_says_what_was_trained_how_far_and_what_is_assumed(recipe: Recipe) -> None:
     card = write_card(recipe, step=7, tokens=28_672, results=results(28_672))
     for words in (
-        *("# teuken7b, miniature", "**This is a miniature**", recipe.why),
+        *("# teuken7b, miniature", "**This is a miniature**", recipe.description),
         *(compute_fingerprint(recipe), "28,672 of 614,400 tokens, 7 steps"),
         *("3.2500 nats", "6.0000 nats", "7.0000 nats", "python_source 0.600"),
         "| held-out loss after step 5, weighted as the mixture | 3.5000 nats",
@@ -107,7 +107,7 @@ def test_the_card_tells_no_folder_of_the_machine_that_trained(recipe: Recipe) ->
     why = "A model on /home/alice/texts/*.txt and ~alice/more/b.txt."
     reason = "as /scratch/alice/notes.md says"
     assumed = {"text": AssumedValue(value="/home/alice/a.txt", reason=reason)}
-    changed = recipe.model_copy(update={"why": why, "assumed": assumed})
+    changed = recipe.model_copy(update={"description": why, "assumed": assumed})
     card = write_card(changed, step=7, tokens=28_672, results=None)
     assert "alice" not in card
     for words in ("on *.txt and b.txt", "| a.txt |", "as notes.md says"):
@@ -117,7 +117,7 @@ def test_the_card_tells_no_folder_of_the_machine_that_trained(recipe: Recipe) ->
 def test_the_card_shows_a_strangers_markup_as_text(recipe: Recipe) -> None:
     markup = "\n## x <img src=//a> ![b](//c) \\<i> \\[d](//e) \u202e"
     assumed = {"text": AssumedValue(value=markup, reason=markup)}
-    changed = recipe.model_copy(update={"why": f"why{markup}", "assumed": assumed})
+    changed = recipe.model_copy(update={"description": f"why{markup}", "assumed": assumed})
     card = write_card(changed, step=7, tokens=28_672, results=None)
     assert r"why ## x \<img src=//a> !\[b](//c) \\\<i> \\\[d](//e)" in card
     # An even number of backslashes before a sign would leave it markup.

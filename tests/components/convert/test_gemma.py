@@ -11,7 +11,7 @@ from transformers.models.gemma3.modeling_gemma3 import (
     Gemma3TextScaledWordEmbedding,
 )
 
-from components.build import build
+from components.build import build_node
 from components.config.part_nodes import read_decoder
 from components.convert.config_json import check_same, read_config
 from components.convert.family import choose_family
@@ -51,14 +51,14 @@ def test_a_fresh_norm_is_a_fresh_norm_of_the_class(export: Export) -> None:
     """Both begin at a factor of 1."""
     fresh = Gemma3RMSNorm(48)
     assert not fresh.weight.any()
-    model = build(gemma3(), "model")
+    model = build_node(gemma3(), "model")
     assert torch.equal(model.final_norm.weight, 1 + fresh.weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_embeddings_are_multiplied_in_the_precision_of_the_class(dtype: torch.dtype) -> None:
     """In bfloat16 the root of 1,152, 33.94, is 34."""
-    model = build(section_of(GEMMA3 | {"num_hidden_layers": 1, "vocab_size": 64}), "model")
+    model = build_node(section_of(GEMMA3 | {"num_hidden_layers": 1, "vocab_size": 64}), "model")
     theirs = Gemma3TextScaledWordEmbedding(64, WIDTH, 0, WIDTH**0.5)
     with torch.no_grad():
         theirs.weight.copy_(model.embedding.weight.normal_(std=0.02))
@@ -98,5 +98,5 @@ def test_layers_in_no_order_have_no_interval() -> None:
 def test_windows_that_are_slowed_are_another_model(tmp_path: Path) -> None:
     slowed = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
     config = published("gemma3_1b") | {"rope_parameters": {LOCAL: slowed}}
-    with pytest.raises(RecipeError, match=r"rope_parameters: .*'linear'.* but a recipe"):
+    with pytest.raises(RecipeError, match=r"rope_parameters: .*'linear'.* but recipes"):
         check_same(read_config(put(tmp_path, config)), section_of(GEMMA3))

@@ -15,13 +15,13 @@ from torch.optim.swa_utils import AveragedModel
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.checkpoint.metadata import FileSection, Marker, RunProgress
-from components.checkpoint.retention import beside, complete
+from components.checkpoint.retention import complete_checkpoint, get_partial_folder
 from components.config.schema.children import Average
 from components.convert.merging import (
     average_into,
     buffers_of,
     check_whole,
-    coefficients,
+    compute_coefficients,
     last_checkpoints,
 )
 from components.errors import RecipeError
@@ -39,8 +39,8 @@ def write(folder: Path, tokens: int, tensors: Tensors, *, ranks: int = 1) -> Pat
         held_out_loss=None,
         files={},
     )
-    target, files = folder / marker.name, {}
-    beside(target).mkdir(parents=True)
+    target, files = folder / marker.folder_name, {}
+    get_partial_folder(target).mkdir(parents=True)
     for rank in range(ranks):
         pieces, offsets = {}, {}
         for name, value in tensors.items():
@@ -52,12 +52,12 @@ def write(folder: Path, tokens: int, tensors: Tensors, *, ranks: int = 1) -> Pat
             begin = [first, *[0] * (value.dim() - 1)][: value.dim()]
             key = f"{name}@{','.join(map(str, begin))}" if any(begin) else name
             pieces[key], offsets[key] = rows.contiguous(), {"saved_offsets": begin}
-        file = beside(target) / f"shard-{rank + 1:05d}-of-{ranks:05d}.safetensors"
+        file = get_partial_folder(target) / f"shard-{rank + 1:05d}-of-{ranks:05d}.safetensors"
         notes = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0"}
         save_file(pieces, file, metadata=notes)
         content = file.read_bytes()
         files[file.name] = (FileSection(len(content), sha256(content).hexdigest()),)
-    complete(target, Marker(**{**vars(marker), "files": files}))
+    complete_checkpoint(target, Marker(**{**vars(marker), "files": files}))
     return target
 
 
@@ -70,7 +70,7 @@ def merged(
     ema_decay: float | None = None,
 ) -> dict[str, Tensor]:
     chosen = last_checkpoints(folder, count, None)
-    parts = check_whole(chosen, coefficients(average, count, ema_decay), FINGERPRINT)
+    parts = check_whole(chosen, compute_coefficients(average, count, ema_decay), FINGERPRINT)
     out = folder / f"out-{average}-{count}"
     average_into(out, parts, buffers=buffers)
     return {name: x for file in sorted(out.iterdir()) for name, x in load_file(file).items()}
@@ -97,7 +97,7 @@ def test_the_parts_are_a_mean_and_the_updates_count_what_is_left_of_the_decay(
     average: Average, count: int
 ) -> None:
     """c_k = w_k, c_j = w_j - w_(j+1), c_0 = 1 - w_1: WSM, section 3."""
-    parts = coefficients(average, count, None)
+    parts = compute_coefficients(average, count, None)
     assert sum(parts) == pytest.approx(1.0)
     assert min(parts) >= 0.0
     for update in range(1, count):
@@ -113,7 +113,7 @@ def test_the_parts_are_a_mean_and_the_updates_count_what_is_left_of_the_decay(
 def test_the_parts_are_those_of_megatrons_merge() -> None:
     """Its ``minus-sqrt`` of four checkpoints, ``tools/checkpoint/weighted_merge.py``."""
     expected = [0.5, 0.2071, 0.1589, 0.1340]
-    assert coefficients("1-sqrt", 4, None) == pytest.approx(expected, abs=5e-5)
+    assert compute_coefficients("1-sqrt", 4, None) == pytest.approx(expected, abs=5e-5)
 
 
 def test_an_exponential_average_is_the_recursion() -> None:
@@ -121,7 +121,7 @@ def test_an_exponential_average_is_the_recursion() -> None:
     mean = values[0]
     for value in values[1:]:
         mean = 0.8 * mean + 0.2 * value
-    parts = coefficients("ema", 4, 0.8)
+    parts = compute_coefficients("ema", 4, 0.8)
     assert sum(part * value for part, value in zip(parts, values, strict=True)) == (
         pytest.approx(mean)
     )
@@ -219,10 +219,10 @@ def test_buffers_and_whole_numbers_are_the_newests(tmp_path: Path) -> None:
 
 def test_what_cannot_be_merged_is_refused(tmp_path: Path) -> None:
     write(tmp_path, 1, drawn(1))
-    with pytest.raises(RecipeError, match="last: 3 checkpoints are asked for, and there are 1"):
+    with pytest.raises(RecipeError, match="last: 3 checkpoints requested, but only 1"):
         merged(tmp_path)
     write(tmp_path, 2, {"model.matrix.weight": torch.zeros(2, 2)})
-    with pytest.raises(RecipeError, match="has other weights than the newest"):
+    with pytest.raises(RecipeError, match="has different weights from the newest"):
         merged(tmp_path, count=2)
     chosen = last_checkpoints(tmp_path, 1, None)
     with pytest.raises(RecipeError, match="merge checkpoints of one run"):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from components.build import build
+from components.build import build_node
 from components.config.part_nodes import read_decoder
 from components.convert.family import choose_family
 from components.convert.folder import their_tensors
@@ -257,7 +257,7 @@ def test_parameters_are_counted_to_the_unit(model: str) -> None:
     config, published = COUNTS[model]
     section = section_of(config)
     with torch.device("meta"):
-        ours, theirs = build(section, "model"), theirs_of(config)
+        ours, theirs = build_node(section, "model"), theirs_of(config)
     assert sum(parameter.numel() for parameter in ours.parameters()) == published
     arithmetic = read_decoder(section).total_parameters
     assert theirs.num_parameters() == published == arithmetic
@@ -390,7 +390,7 @@ def test_made_small_it_computes_what_the_class_computes(model: str) -> None:
     logits = theirs(inputs).logits
     assert distance(ours(inputs), logits) < LOGITS_TOLERANCE
     F.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
-    ours.loss(inputs, targets).backward()  # type: ignore[operator]  # a decoder's own method
+    ours.compute_loss(inputs, targets).backward()  # type: ignore[operator]  # a decoder's own method
     moved = mapped_gradients(gradients_of(ours), features, rows=config["vocab_size"])
     for name, gradient in in_memory(moved, section).items():
         if name not in dict(theirs.named_parameters()):

@@ -62,7 +62,7 @@ def test_logits_and_gradients_are_those_of_qwen3_with_more_biases() -> None:
     batch = torch.randint(4, 64, (2, 16), generator=torch.manual_seed(5))
     assert distance(theirs(batch).logits, model(batch)) < LOGITS_TOLERANCE
     inputs, targets = batch[:, :-1], batch[:, 1:]
-    model.loss(inputs, targets).backward()  # type: ignore[operator]  # a decoder's own method
+    model.compute_loss(inputs, targets).backward()  # type: ignore[operator]  # a decoder's own method
     F.cross_entropy(theirs(inputs).logits.flatten(0, 1), targets.flatten()).backward()
     expected = mapped_gradients(gradients_of(model), features, rows=64)
     parameters = theirs.named_parameters()

@@ -82,7 +82,7 @@ def test_every_recipe_and_its_miniature_have_the_same_class(recipe: str) -> None
 @pytest.mark.parametrize("recipe", NO_CLASS)
 @pytest.mark.parametrize("scale", ["full", "mini"])
 def test_a_model_without_a_class_is_refused(recipe: str, scale: str) -> None:
-    with pytest.raises(RecipeError, match="no class of Hugging Face has this"):
+    with pytest.raises(RecipeError, match="no Hugging Face class supports this"):
         choose_family(features(recipe, scale))
 
 

@@ -136,7 +136,7 @@ def rename(old: str, new: str) -> Edit:
 def test_every_difference_of_the_configuration_is_named(export: Export) -> None:
     folder = export(random_model(llama()), llama())
     edit_config(folder, lambda config: config.update(hidden_size=64, rms_norm_eps=1e-6))
-    with pytest.raises(RecipeError, match="this is another model") as caught:
+    with pytest.raises(RecipeError, match="differs from the recipe's model") as caught:
         read(folder, llama())
     assert "hidden_size: 64 there, 48 in the recipe" in str(caught.value)
     assert "rms_norm_eps: 1e-06 there, 1e-05 in the recipe" in str(caught.value)
@@ -159,7 +159,7 @@ def test_another_family_is_refused(export: Export) -> None:
 def test_another_number_of_rows_is_refused(export: Export) -> None:
     folder = export(random_model(llama()), llama())
     section = llama() | {"vocab_size": 310}
-    with pytest.raises(RecipeError, match="has 303 vocabulary rows, the recipe 310 or 320"):
+    with pytest.raises(RecipeError, match="has 303 vocabulary rows, the recipe has 310"):
         read(folder, section)
 
 
@@ -206,7 +206,7 @@ def test_a_folder_without_a_readable_configuration_is_refused(
 ) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)
-    with pytest.raises(RecipeError, match=r"config\.json: .*\n  name a folder as save_pre"):
+    with pytest.raises(RecipeError, match=r"config\.json: .*\n  set it to a .* save_pre"):
         read(tmp_path, llama())
 
 
@@ -243,7 +243,7 @@ def test_a_model_with_parts_of_its_own_is_a_bug(export: Export) -> None:
     model = random_model(llama())
     model.extra = nn.Linear(2, 2)
     with pytest.raises(
-        AssertionError, match=r"no place for \['extra\.bias', 'extra\.weight'\]"
+        AssertionError, match=r"no weights are mapped to \['extra\.bias', 'extra\.weight'\]"
     ):
         read_folder(folder, model, section=llama(), tokenizer_vocab_size=PIECES)
 
@@ -251,5 +251,5 @@ def test_a_model_with_parts_of_its_own_is_a_bug(export: Export) -> None:
 def test_pickled_weights_are_not_read(export: Export) -> None:
     folder = export(random_model(llama()), llama())
     shutil.move(folder / SINGLE, folder / "pytorch_model.bin")
-    with pytest.raises(RecipeError, match=r"pickled weights \(\*\.bin\) are never read"):
+    with pytest.raises(RecipeError, match=r"pickled weights, \*\.bin, are never read"):
         read(folder, llama())

@@ -72,7 +72,7 @@ def test_odd_texts_get_the_same_ids(text: str, reference: Any, converted: Tokeni
 
 def test_merged_pieces_are_converted_too(tmp_path: Path) -> None:
     section = unigram_section(1_200) | {"model_type": "bpe"}
-    Unigram(**without_target(section)).train(corpus(), tmp_path)
+    Unigram(**without_target(section)).train_on_texts(corpus(), tmp_path)
     model = tmp_path / "tokenizer.model"
     reference = SentencePieceProcessor(model_file=str(model))
     converted = convert_sentencepiece(model, section)
@@ -133,7 +133,7 @@ def test_a_model_with_control_pieces_gives_the_ids_of_training(
     section = unigram_section(1_200) | {"model_type": kind, "byte_fallback": fallback}
     section |= {"normalization_rule_name": "identity", "special_pieces": roles}
     tokenizer = Unigram(**without_target(section))
-    tokenizer.load(tmp_path)
+    tokenizer.load_file(tmp_path)
     write_tokenizer(tmp_path, section, tmp_path / "out", context_tokens=9_999)
     (tmp_path / "out" / "config.json").write_text('{"model_type": "llama"}')
     loaded = AutoTokenizer.from_pretrained(tmp_path / "out")

@@ -47,11 +47,11 @@ def settings(option: str) -> dict[str, Any]:
 def tokens_per_word(option: str, text: str, folder: Path) -> float:
     """Train with as many pieces as the text supports, and count on the same text."""
     try:
-        ByteBPE(**settings(option) | {"vocab_size": 9_000}).train([text], folder)
+        ByteBPE(**settings(option) | {"vocab_size": 9_000}).train_on_texts([text], folder)
     except RecipeError as error:
         (most,) = re.findall(r"vocab_size=(\d+)", error.remedy)
     tokenizer = ByteBPE(**settings(option) | {"vocab_size": int(most)})
-    tokenizer.train([text], folder)
+    tokenizer.train_on_texts([text], folder)
     return len(tokenizer.encode([text])[0]) / len(text.split())
 
 

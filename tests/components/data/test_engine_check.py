@@ -18,7 +18,7 @@ from tokenizers import (
 )
 
 from components.data.byte_bpe import ByteBPE
-from components.data.engine_check import check_end, check_engine
+from components.data.tokenizer_file import check_end, check_engine
 from components.errors import RecipeError
 
 EOD = "<|endoftext|>"
@@ -83,14 +83,14 @@ SPACES = pre_tokenizers.WhitespaceSplit()
 SPACE_BEFORE = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False)
 
 LOSSY: dict[str, tuple[Callable[[], Tokenizer], str]] = {
-    "truncation": (lambda: edit(lambda t: t.update(truncation=CUT)), "truncation switched on"),
-    "padding": (lambda: edit(lambda t: t.update(padding=PAD)), "padding switched on"),
+    "truncation": (lambda: edit(lambda t: t.update(truncation=CUT)), "truncation enabled"),
+    "padding": (lambda: edit(lambda t: t.update(padding=PAD)), "padding enabled"),
     "dropout": (lambda: edit(lambda t: t["model"].update(dropout=0.1)), "at random"),
     "gap": (
         lambda: edit(lambda t: t["model"]["vocab"].update(zzz=900)),
-        "none from 272 to 899",
+        "from 272 to 899",
     ),
-    "twice": (lambda: edit(give_same_id), "gives id 93 to both"),
+    "twice": (lambda: edit(give_same_id), "id 93 for both"),
     "byte": (lambda: edit(without_byte), "no piece for 1 of the 256 bytes"),
     "no steps": (lambda: put("pre_tokenizer", None), "BPE by no steps, not byte-level"),
     "words": (lambda: put("pre_tokenizer", pre_tokenizers.Whitespace()), "by Whitespace"),
@@ -98,7 +98,7 @@ LOSSY: dict[str, tuple[Callable[[], Tokenizer], str]] = {
     "removed": (lambda: put("pre_tokenizer", sequence(cut("removed"))), "the step Split"),
     "removed punctuation": (
         lambda: put("pre_tokenizer", sequence(pre_tokenizers.Punctuation("removed"))),
-        "which changes or removes text",
+        "which can change or remove text",
     ),
     "removed delimiter": (
         lambda: put("pre_tokenizer", sequence(pre_tokenizers.CharDelimiterSplit("x"))),
@@ -168,7 +168,7 @@ def test_a_word_of_the_text_ends_no_document(eod: str, is_added: bool) -> None:
     engine = make_engine()
     if is_added:
         engine.add_special_tokens([eod])
-    with pytest.raises(RecipeError, match="its end of a document"):
+    with pytest.raises(RecipeError, match="its end-of-document"):
         check_end("tok", engine, eod)
 
 
@@ -194,4 +194,4 @@ def test_what_training_loads_is_checked(tmp_path: Path) -> None:
         eod=EOD,
     )
     with pytest.raises(RecipeError, match="the step Lowercase"):
-        tokenizer.load(tmp_path)
+        tokenizer.load_file(tmp_path)

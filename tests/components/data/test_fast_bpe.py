@@ -28,7 +28,7 @@ def real_texts() -> list[str]:
 def both(request, tmp_path_factory) -> tuple[Any, Engine]:
     """Give fastokens' encoder and `tokenizers`, of 2,000 pieces of real text."""
     folder = tmp_path_factory.mktemp(request.param)
-    make(request.param, vocab_size=2_000).train(real_texts(), folder)
+    make(request.param, vocab_size=2_000).train_on_texts(real_texts(), folder)
     content = (folder / "tokenizer.json").read_text("utf-8")
     engine = Engine.from_str(content)
     encode = open_fast(content, engine)
@@ -88,7 +88,7 @@ def test_no_text_and_empty_texts_have_no_ids(both):
 
 def test_a_tokenizer_that_it_would_read_otherwise_is_left_to_the_engine(tmp_path: Path):
     """Here one file says two things: the engine's own has no merges."""
-    make("bpe_gpt2").train(words(), tmp_path)
+    make("bpe_gpt2").train_on_texts(words(), tmp_path)
     content = (tmp_path / "tokenizer.json").read_text("utf-8")
     tree = json.loads(content)
     tree["model"]["merges"] = []
@@ -97,16 +97,16 @@ def test_a_tokenizer_that_it_would_read_otherwise_is_left_to_the_engine(tmp_path
 
 
 def test_a_tokenizer_that_it_cannot_read_is_left_to_the_engine(tmp_path: Path):
-    make("bpe_gpt2").train(words(), tmp_path)
+    make("bpe_gpt2").train_on_texts(words(), tmp_path)
     engine = Engine.from_str((tmp_path / "tokenizer.json").read_text("utf-8"))
     assert open_fast("{}", engine) is None
 
 
 def test_without_it_the_ids_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with_it, without = make("bpe_neox_dolma"), make("bpe_neox_dolma")
-    with_it.train(words(), tmp_path)
+    with_it.train_on_texts(words(), tmp_path)
     monkeypatch.setattr(byte_bpe, "fastokens", None)
-    without.load(tmp_path)
+    without.load_file(tmp_path)
     assert without._fast is None
     assert with_it._fast is not None
     for one, other in zip(with_it.encode(words(3)), without.encode(words(3)), strict=True):

@@ -38,7 +38,7 @@ def test_an_untouched_file_passes(tmp_path, record):
     [
         (b"01234", r"a\.bin: is truncated: 5 bytes, the manifest says 10\n  delete its folder"),
         (b"0123456789x", r"a\.bin: is longer than written: 11 bytes"),
-        (b"0123456780", r"a\.bin: was edited"),
+        (b"0123456780", r"a\.bin: was changed"),
     ],
 )
 def test_a_changed_file_is_named_with_what_differs(tmp_path, record, content, message):
@@ -81,7 +81,7 @@ def test_nothing_has_the_name_before_the_write_is_complete(tmp_path):
 def test_what_is_no_file_is_not_replaced(make: Callable[[Path], None], tmp_path: Path) -> None:
     make(tmp_path / "page.html")
     with (
-        pytest.raises(RecipeError, match=r"page\.html: is no regular file"),
+        pytest.raises(RecipeError, match=r"page\.html: is not a regular file"),
         replace_atomically(tmp_path / "page.html"),
     ):
         pytest.fail("opened")

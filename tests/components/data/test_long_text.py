@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.data import tokenizer as tokenizers
-from components.data.tokenizer import cut
+from components.data.tokenizer import cut_text
 from tests.components.data import test_byte_bpe as byte_bpe
 from tests.components.data import test_unigram as unigram
 
@@ -20,13 +20,13 @@ TOKENIZERS = [
 
 @given(st.text("ab1 \n.ä", max_size=300), st.integers(2, 40))
 def test_the_parts_are_the_text_and_none_is_longer(text, part_characters):
-    parts = list(cut(text, part_characters))
+    parts = list(cut_text(text, part_characters))
     assert "".join(parts) == text
     assert max(map(len, parts)) <= part_characters
 
 
 def test_a_part_ends_before_a_space_between_words():
-    parts = list(cut("some words and more of them" * 4, 20))
+    parts = list(cut_text("some words and more of them" * 4, 20))
     assert all(part.startswith(" ") for part in parts[1:])
     assert all(part[-1].isalnum() for part in parts)
 
@@ -35,11 +35,11 @@ def test_a_part_ends_before_a_space_between_words():
 def test_a_text_in_parts_has_the_ids_of_the_whole(make, tmp_path, monkeypatch):
     tokenizer = make()
     text = "\n\n".join(byte_bpe.words()) + Path(__file__).read_text("utf-8") + "  x ﬁn é 12 3"
-    tokenizer.train(byte_bpe.words(), tmp_path)
+    tokenizer.train_on_texts(byte_bpe.words(), tmp_path)
     assert len(text) < tokenizers.PART_CHARACTERS
     (whole,) = tokenizer.encode([text])
     monkeypatch.setattr(tokenizers, "PART_CHARACTERS", PART)
-    later = list(cut(text, PART))[1:]
+    later = list(cut_text(text, PART))[1:]
     assert len(later) > 20
     assert all(part.startswith(" ") for part in later)
     short, in_parts = tokenizer.encode(["abc abc", text])
@@ -49,7 +49,7 @@ def test_a_text_in_parts_has_the_ids_of_the_whole(make, tmp_path, monkeypatch):
 
 def test_a_text_without_any_space_is_encoded_too(tmp_path, monkeypatch):
     tokenizer = byte_bpe.make()
-    tokenizer.train(byte_bpe.words(), tmp_path)
+    tokenizer.train_on_texts(byte_bpe.words(), tmp_path)
     monkeypatch.setattr(tokenizers, "PART_CHARACTERS", PART)
     draw = random.Random(1)
     text = "".join(draw.choices("abcdefgäß", k=2_000))

@@ -20,7 +20,7 @@ VOCAB_SIZES = {"uint16": 1000, "int32": 70_000}
 
 def documents_of(index: MegatronIndex) -> list[list[int]]:
     tokens = np.fromfile(index.bin_file, index.width)
-    ends = index.document_ends(0, index.documents)
+    ends = index.document_ends(0, index.num_documents)
     return [part.tolist() for part in np.split(tokens, ends)[:-1]]
 
 
@@ -54,12 +54,12 @@ def test_a_file_without_a_document_can_be_written_and_read(tmp_path):
     (tmp_path / "a.bin").touch()
     write_index(tmp_path / "a", np.empty(0, np.uint16), "uint16", eod_id=EOD)
     index = read_index(str(tmp_path / "a"), WHERE)
-    assert (index.documents, index.tokens) == (0, 0)
+    assert (index.num_documents, index.tokens) == (0, 0)
 
 
 def test_ends_of_some_documents_are_those_of_all(monkeypatch):
     index = read_index(str(GOLDEN / "uint16"), WHERE)
-    ends = index.document_ends(0, index.documents).tolist()
+    ends = index.document_ends(0, index.num_documents).tolist()
     assert index.document_ends(2, 5).tolist() == ends[2:5]
     monkeypatch.setattr("components.data.megatron.BLOCK", 3)  # every check in several blocks
     assert documents_of(read_index(str(GOLDEN / "uint16"), WHERE)) == golden("uint16")
@@ -83,17 +83,17 @@ BORDERS = FIRST_BYTES + 8 * SEQUENCES
     [
         (lambda _: b"", "is shorter than its header"),
         (lambda content: content[:33], "is shorter than its header"),
-        (lambda content: content[:-1], r"is truncated: 273 bytes, its header asks for 274"),
+        (lambda content: content[:-1], r"is truncated: 273 bytes, its header states 274"),
         (lambda content: content + b"\0" * 14, r"is too long: 288 bytes"),
-        (lambda content: b"GNU" + content[3:], r"begins with b'GNUDIDX"),
-        (packed(9, "<Q", 2), "has version 2, 1 is read here"),
-        (packed(17, "<B", 5), r"has ids of type 5; read here are 4 \(int32\), 8 \(uint16\)"),
+        (lambda content: b"GNU" + content[3:], r"starts with b'GNUDIDX"),
+        (packed(9, "<Q", 2), "has version 2, expected 1"),
+        (packed(17, "<B", 5), r"has ids of type 5, expected one of 4 \(int32\), 8 \(uint16\)"),
         (packed(18, "<Q", 1 << 62), "is truncated"),
-        (packed(LENGTHS + 4, "<i", -2), "is damaged: sequence 1 does not begin where"),
-        (packed(LENGTHS + 4, "<i", 3), "is damaged: sequence 2 does not begin where"),
-        (packed(FIRST_BYTES, "<q", 2), "is damaged: sequence 0 does not begin where"),
-        (packed(BORDERS, "<q", 1), "is damaged: its documents do not hold the 14 sequences"),
-        (packed(BORDERS + 16, "<q", 0), "is damaged: its documents do not hold"),
+        (packed(LENGTHS + 4, "<i", -2), "is damaged: sequence 1 does not start at"),
+        (packed(LENGTHS + 4, "<i", 3), "is damaged: sequence 2 does not start at"),
+        (packed(FIRST_BYTES, "<q", 2), "is damaged: sequence 0 does not start at"),
+        (packed(BORDERS, "<q", 1), "is damaged: its documents do not contain the 14 sequences"),
+        (packed(BORDERS + 16, "<q", 0), "is damaged: its documents do not contain"),
     ],
 )
 @pytest.mark.parametrize("block", [1 << 20, 2])
@@ -108,7 +108,7 @@ def test_an_index_that_is_not_sound_is_refused(tmp_path, monkeypatch, damage, me
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\1", r"a\.bin is truncated: 1 bytes, its index says 104"),
+        (b"\1", r"a\.bin is truncated: 1 bytes, its index states 104"),
         (b"\1" * 106, "is too long"),
     ],
 )
@@ -122,7 +122,7 @@ def test_tokens_of_another_size_than_the_index_says_are_refused(tmp_path, conten
 def test_an_index_alone_is_refused_and_so_are_tokens_alone(tmp_path):
     shutil.copy(GOLDEN / "uint16.idx", tmp_path / "a.idx")
     shutil.copy(GOLDEN / "uint16.bin", tmp_path / "b.bin")
-    with pytest.raises(RecipeError, match=r"a\.bin is missing\n  name a prefix"):
+    with pytest.raises(RecipeError, match=r"a\.bin is missing\n  set a prefix"):
         read_index(str(tmp_path / "a"), WHERE)
     with pytest.raises(RecipeError, match=r"b\.idx cannot be read: No such file"):
         read_index(str(tmp_path / "b"), WHERE)

@@ -31,13 +31,13 @@ def one(**shares: float) -> list[Phase]:
     return [Phase(first_sample=0, shares=shares, path="data.shares")]
 
 
-def limited(phases, samples, most_epochs, total, surplus="dealt"):
+def limited(phases, samples, most_epochs, total, on_exhausted="redistribute"):
     return limit_repeats(
         phases,
         samples=samples,
         most_epochs=most_epochs,
         total_samples=total,
-        surplus=surplus,
+        on_exhausted=on_exhausted,
     )
 
 
@@ -63,7 +63,7 @@ def test_a_limit_counts_all_phases_together():
         Phase(first_sample=800, shares={"a": 1.0, "b": 0.0}, path="data.phases.end.shares"),
     ]
     with pytest.raises(RecipeError, match=r"a\.most_epochs: 1, but .* 2\.33 times over"):
-        limited(phases, {"a": 120, "b": 2000}, {"a": 1}, 1000, "refused")
+        limited(phases, {"a": 120, "b": 2000}, {"a": 1}, 1000, "refuse")
 
 
 @settings(max_examples=60)
@@ -93,20 +93,20 @@ def test_no_source_is_drawn_more_often_than_it_may(weights, sizes, epochs, total
         raise
     order = SampleOrder(phases=kept, samples=samples, seed=0)
     for name, limit in most.items():
-        assert order.count(name, total) <= limit * samples[name]
-    assert sum(order.count(name, total) for name in names) == total
+        assert order.count_samples(name, total) <= limit * samples[name]
+    assert sum(order.count_samples(name, total) for name in names) == total
 
 
 def test_a_source_that_would_repeat_too_often_is_refused_with_the_share_it_could_have():
     message = (
-        r"data\.sources\.a\.most_epochs: 4, but its shares read it 5\.00 times over the budget"
-        r"\n  give it at most 0\.400000 of the samples.*data\.surplus=dealt"
+        r"data\.sources\.a\.most_epochs: 4, but its shares read the source 5\.00 times over the"
+        r" budget\n  set its share to at most 0\.400000.*data\.on_exhausted=redistribute"
     )
     with pytest.raises(RecipeError, match=message):
-        limited(one(a=0.5, b=0.5), {"a": 100, "b": 900}, {"a": 4}, 1000, "refused")
+        limited(one(a=0.5, b=0.5), {"a": 100, "b": 900}, {"a": 4}, 1000, "refuse")
 
 
 def test_a_surplus_that_nobody_can_take_is_refused():
-    message = r"data\.shares: every source here has reached its most_epochs"
+    message = r"data\.shares: all sources reach most_epochs"
     with pytest.raises(RecipeError, match=message):
         limited(one(a=0.5, b=0.5), {"a": 100, "b": 100}, {"a": 4, "b": 4}, 1000)

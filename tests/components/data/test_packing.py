@@ -103,10 +103,10 @@ def test_a_row_has_its_documents_their_ends_and_padding(
     source = written(folder, documents)
     tokens = tokens_of(folder, source)
     rows = pack_source(folder, "a", source, length=length, eod_id=EOD)
-    whole = tokens.read(0, len(tokens)).tolist()
+    whole = tokens.read_tokens(0, len(tokens)).tolist()
     seen = Counter[int]()
     for row in range(len(rows)):
-        read = rows.read(row, tokens, length, EOD).tolist()
+        read = rows.read_row(row, tokens, length, EOD).tolist()
         assert len(read) == length + 1
         joined, last = [], 0
         for start, size in rows.pieces[rows.begins[row] : rows.begins[row + 1]].tolist():
@@ -131,7 +131,7 @@ def test_a_text_without_an_end_is_packed_to_its_last_token(tmp_path: Path) -> No
 
 def test_rows_are_kept_and_those_of_other_tokens_are_refused(tmp_path: Path) -> None:
     source = written(tmp_path, [[1] * 9, [2] * 3, [3] * 4])
-    with pytest.raises(RecipeError, match="nobody packed a in rows of 8 tokens"):
+    with pytest.raises(RecipeError, match="a is not packed in rows of 8 tokens"):
         open_rows(tmp_path, "a", source, length=8)
     once = pack_source(tmp_path, "a", source, length=8, eod_id=EOD)
     files = sorted((tmp_path / "packed").iterdir())
@@ -140,7 +140,7 @@ def test_rows_are_kept_and_those_of_other_tokens_are_refused(tmp_path: Path) -> 
     assert [(file.read_bytes(), file.stat().st_mtime_ns) for file in files] == before
     assert again.pieces.tolist() == once.pieces.tolist()
     other = written(tmp_path / "other", [[1] * 9])
-    with pytest.raises(RecipeError, match=r"has 19 tokens, the manifest says 10"):
+    with pytest.raises(RecipeError, match=r"has 19 tokens, the manifest states 10"):
         open_rows(tmp_path, "a", other, length=8)
 
 

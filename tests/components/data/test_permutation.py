@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.data.order import permute, round_keys
+from components.data.order import permute_index, round_keys
 
 SIZES = [*range(1, 67), 97, 100, 255, 256, 257, 1000, 4096, 10_007]
 
 
 def permutation(size: int, seed: int = 0, source: str = "a", epoch: int = 0) -> list[int]:
     keys = round_keys(seed, source, epoch)
-    return [permute(index, size, keys) for index in range(size)]
+    return [permute_index(index, size, keys) for index in range(size)]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63])
@@ -31,7 +31,7 @@ def test_every_index_is_drawn_once_for_any_name(size, seed, source, epoch):
 def test_images_of_a_huge_range_are_distinct_and_inside(size, data):
     indices = data.draw(st.sets(st.integers(0, size - 1), max_size=50))
     keys = round_keys(3, "a", 0)
-    images = {permute(index, size, keys) for index in indices}
+    images = {permute_index(index, size, keys) for index in indices}
     assert len(images) == len(indices)
     assert all(0 <= image < size for image in images)
 

@@ -96,7 +96,9 @@ def held_out(prepared, **changes):
     folder, manifest = prepared
     arguments = {"sequence_length": 4, "max_windows": 99, **changes}
     windows = HeldOutWindows(folder=folder, manifest=manifest, **arguments)
-    return {name: [w.tolist() for w in windows.windows(name)] for name in windows.sources}
+    return {
+        name: [w.tolist() for w in windows.iter_windows(name)] for name in windows.source_names
+    }
 
 
 def test_held_out_windows_cover_the_text_and_the_last_is_shorter(prepared):

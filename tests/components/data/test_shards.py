@@ -43,7 +43,9 @@ def test_any_stretch_is_that_of_the_joined_files(tmp_path_factory, sizes, stretc
     joined = list(range(sum(sizes)))
     assert len(tokens) == len(joined)
     for start, length in stretches:
-        assert tokens.read(start, start + length).tolist() == joined[start : start + length]
+        assert (
+            tokens.read_tokens(start, start + length).tolist() == joined[start : start + length]
+        )
 
 
 def mapped(folder) -> int:
@@ -57,7 +59,7 @@ def test_no_more_files_are_open_than_allowed(tmp_path):
     tokens = sharded(tmp_path, [5] * 40, files)
     assert mapped(tmp_path) == 0
     for start in (0, 100, 7, 150, 60, 0):
-        tokens.read(start, start + 50)
+        tokens.read_tokens(start, start + 50)
         assert mapped(tmp_path) == 3
 
 
@@ -73,9 +75,9 @@ def test_a_file_read_again_and_again_stays_open(tmp_path):
 def test_a_missing_shard_is_named_when_it_is_read(tmp_path):
     tokens = sharded(tmp_path, [5, 5, 5], OpenFiles(folder=tmp_path, most_open=3))
     (tmp_path / "2").unlink()
-    assert tokens.read(0, 10).tolist() == list(range(10))
+    assert tokens.read_tokens(0, 10).tolist() == list(range(10))
     with pytest.raises(RecipeError, match=r"2: is missing, but the manifest lists it"):
-        tokens.read(8, 11)
+        tokens.read_tokens(8, 11)
 
 
 def split_into_shards(prepared, size: int):
@@ -85,7 +87,7 @@ def split_into_shards(prepared, size: int):
     def cut(records):
         tokens = ShardedTokens(records=records, files=OpenFiles(folder=folder, most_open=1))
         return tuple(
-            write(folder, f"{records[0].name}-{start}", tokens.read(start, start + size))
+            write(folder, f"{records[0].name}-{start}", tokens.read_tokens(start, start + size))
             for start in range(0, len(tokens), size)
         )
 
@@ -114,7 +116,7 @@ def test_cutting_files_into_shards_changes_no_window(prepared, size):
             window.tolist()
             for window in HeldOutWindows(
                 folder=folder, manifest=manifest, sequence_length=4, max_windows=99
-            ).windows("a")
+            ).iter_windows("a")
         ]
         for manifest in (whole, cut)
     ]
@@ -134,11 +136,11 @@ def test_three_thousand_files_of_four_trillion_tokens_give_a_batch_at_once(tmp_p
     source = SourceRecord(
         inputs=(), documents=1, train=tuple(records), held_out=tuple(records[:1])
     )
-    Manifest(key="", tokenizer=tokenizer, held_out_fraction=0.1, sources={"a": source}).write(
-        tmp_path
-    )
+    Manifest(
+        key="", tokenizer=tokenizer, held_out_fraction=0.1, sources={"a": source}
+    ).save_manifest(tmp_path)
     began = time.process_time()  # the host may be busy; nothing here waits
-    manifest = Manifest.read(tmp_path)
+    manifest = Manifest.from_folder(tmp_path)
     windows = windows_per_source(manifest, 4096)
     phase = Phase(first_sample=0, shares={"a": 1.0}, path="data.shares")
     order = SampleOrder(phases=[phase], samples=windows, seed=0)

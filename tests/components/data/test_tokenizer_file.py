@@ -44,7 +44,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "replacements that double a letter each": (
         {"normalizer": doubling(60, {"String": "a"})},
-        "its replacements can make",
+        "its replacements can turn",
     ),
     "replacements in a sequence inside of another": (
         {
@@ -53,7 +53,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
                 "normalizers": [doubling(30, {"String": "a"}), doubling(30, {"Regex": "a"})],
             }
         },
-        "its replacements can make",
+        "its replacements can turn",
     ),
     "a long replacement": (
         {
@@ -63,7 +63,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
                 "content": "x" * 10_000,
             }
         },
-        "its replacements can make 3333 characters of one",
+        "its replacements can turn one character into 3333",
     ),
     "replacements of its decoder": (
         {
@@ -73,14 +73,14 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
                 * 30,
             }
         },
-        "its replacements can make",
+        "its replacements can turn",
     ),
     "an added piece that replacements would make huge": (
         {
             "normalizer": doubling(60, {"String": "a"}),
             "added_tokens": [{"id": 400, "content": "a" * 50, "normalized": True, **ADDED}],
         },
-        "its replacements can make",
+        "its replacements can turn",
     ),
     "a part of another type": ({"normalizer": [1, 2]}, ""),
     "no model": ({"model": None}, ""),
@@ -95,7 +95,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.fixture(scope="module")
 def valid(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("trained")
-    make().train(words(), folder)
+    make().train_on_texts(words(), folder)
     tree: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     return tree
 
@@ -121,8 +121,8 @@ def test_a_valid_tokenizer_is_opened_in_a_child_process_once(valid, tmp_path, mo
 def test_a_tokenizer_that_was_trained_here_needs_no_child_process(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "run", None)
     tokenizer = make()
-    tokenizer.train(words(seed=7), tmp_path)
-    make().load(tmp_path)
+    tokenizer.train_on_texts(words(seed=7), tmp_path)
+    make().load_file(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xff\x01", b"\0" * 1000])
@@ -138,7 +138,7 @@ def test_a_file_that_is_too_large_or_not_a_file_is_refused(tmp_path, monkeypatch
     file.write_text("[" * 11)
     with pytest.raises(RecipeError, match="is larger than"):
         open_engine(file, "fetch it")
-    with pytest.raises(RecipeError, match="is no regular file"):
+    with pytest.raises(RecipeError, match="is not a regular file"):
         open_engine(Path("/dev/zero"), "fetch it")
 
 
@@ -146,7 +146,7 @@ def test_a_child_process_that_does_not_end_is_killed(valid, tmp_path, monkeypatc
     monkeypatch.setattr(tokenizer_file, "WAIT_SECONDS", 0.01)
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps({**valid, "version": "2.0"}), "utf-8")
-    with pytest.raises(RecipeError, match="takes too long or too much memory"):
+    with pytest.raises(RecipeError, match="needs too much time or memory"):
         open_engine(file, "fetch it")
 
 
@@ -154,7 +154,7 @@ def test_a_panic_is_an_error_and_other_exceptions_pass() -> None:
     class PanicException(BaseException):
         pass
 
-    works = "is not a tokenizer that works: called unwrap"
+    works = "is not a working tokenizer: called unwrap"
     with pytest.raises(RecipeError, match=works), refuse_panics("x.json"):
         raise PanicException("called unwrap")
     with pytest.raises(KeyboardInterrupt), refuse_panics("x.json"):

@@ -29,7 +29,7 @@ def words(seed: int = 0) -> list[str]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Unigram:
     tokenizer = make()
-    tokenizer.train(words(), tmp_path_factory.mktemp("tokenizer"))
+    tokenizer.train_on_texts(words(), tmp_path_factory.mktemp("tokenizer"))
     return tokenizer
 
 
@@ -49,7 +49,7 @@ def test_the_settings_are_those_of_the_recipe_file():
     settings = yaml.safe_load(SETTINGS.read_text())
     target = settings.pop("_target_")
     assert target == "components.data.unigram.Unigram"
-    assert Unigram(**settings).settings() == settings
+    assert Unigram(**settings).get_settings() == settings
 
 
 def test_the_special_pieces_have_their_published_ids(trained):
@@ -98,7 +98,7 @@ def test_the_same_text_gives_the_same_bytes(trained, tmp_path):
     models = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        make().train(iter(words()), tmp_path / name)
+        make().train_on_texts(iter(words()), tmp_path / name)
         models.append((tmp_path / name / "tokenizer.model").read_bytes())
     assert models[0] == models[1]
 
@@ -107,18 +107,20 @@ def test_the_same_text_gives_the_same_bytes(trained, tmp_path):
 def test_the_same_text_gives_the_same_bytes_with_any_fixed_number_of_threads(
     tmp_path, num_threads
 ):
-    sentences = {**make().settings()["sentences"], "input_sentence_size": 200}
+    sentences = {**make().get_settings()["sentences"], "input_sentence_size": 200}
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        make(num_threads=num_threads, sentences=sentences).train(words(), tmp_path / name)
+        make(num_threads=num_threads, sentences=sentences).train_on_texts(
+            words(), tmp_path / name
+        )
     one, two = (tmp_path / name / "tokenizer.model" for name in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()
 
 
 def test_a_loaded_tokenizer_encodes_as_the_trained_one(tmp_path):
     trained, loaded = make(), make()
-    trained.train(words(), tmp_path)
-    loaded.load(tmp_path)
+    trained.train_on_texts(words(), tmp_path)
+    loaded.load_file(tmp_path)
     texts = words(seed=1)
     for one, other in zip(loaded.encode(texts), trained.encode(texts), strict=True):
         assert one.tolist() == other.tolist()
@@ -126,14 +128,14 @@ def test_a_loaded_tokenizer_encodes_as_the_trained_one(tmp_path):
 
 def test_training_and_loading_are_silent(tmp_path, capfd):
     tokenizer = make()
-    tokenizer.train(words(), tmp_path)
-    tokenizer.load(tmp_path)
+    tokenizer.train_on_texts(words(), tmp_path)
+    tokenizer.load_file(tmp_path)
     tokenizer.encode(words())
     with pytest.raises(RecipeError):
-        make(vocab_size=50_000).train(words(), tmp_path)
+        make(vocab_size=50_000).train_on_texts(words(), tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"")
     with pytest.raises(RecipeError):
-        tokenizer.load(tmp_path)
+        tokenizer.load_file(tmp_path)
     assert capfd.readouterr() == ("", "")
 
 
@@ -143,80 +145,80 @@ def test_a_failure_of_the_reader_is_not_disguised(tmp_path):
         raise RecipeError("data.sources.a.files", "is not UTF-8")
 
     with pytest.raises(RecipeError, match=r"data\.sources\.a\.files: is not UTF-8"):
-        make().train(read(), tmp_path)
+        make().train_on_texts(read(), tmp_path)
 
 
 def test_too_many_pieces_name_the_largest_number(tmp_path):
     with pytest.raises(RecipeError, match=r"vocab_size: 9,000 pieces.*at most (\d+)") as caught:
-        make(vocab_size=9000).train(words(), tmp_path)
+        make(vocab_size=9000).train_on_texts(words(), tmp_path)
     largest = int(caught.value.remedy.split("=")[1].split(",")[0])
-    make(vocab_size=largest).train(words(), tmp_path)
+    make(vocab_size=largest).train_on_texts(words(), tmp_path)
     with pytest.raises(RecipeError, match="at most"):
-        make(vocab_size=largest + 1).train(words(), tmp_path)
+        make(vocab_size=largest + 1).train_on_texts(words(), tmp_path)
 
 
 def test_too_few_pieces_name_the_number_needed(tmp_path):
-    with pytest.raises(RecipeError, match=r"vocab_size: 300 pieces.*alone take 5\d\d\n  set"):
-        make(vocab_size=300).train(words(), tmp_path)
+    with pytest.raises(RecipeError, match=r"vocab_size: 300 pieces.*need 5\d\d\n  set"):
+        make(vocab_size=300).train_on_texts(words(), tmp_path)
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["\n\t\n"], ["a" * 5000]])
 def test_text_without_a_usable_line_is_refused(tmp_path, texts):
-    message = r"tokenizer\.sentences\.max_sentence_length: no line of the text is left"
+    message = r"tokenizer\.sentences\.max_sentence_length: every line of the text is longer"
     with pytest.raises(RecipeError, match=message):
-        make().train(texts, tmp_path)
+        make().train_on_texts(texts, tmp_path)
 
 
 @pytest.mark.parametrize(
     "changes", [{"normalization_rule_name": "nfxx"}, {"character_coverage": 0.5}]
 )
 def test_a_setting_that_sentencepiece_refuses_is_explained(tmp_path, changes):
-    with pytest.raises(RecipeError, match=r"tokenizer: SentencePiece refuses a setting: .+"):
-        make(**changes).train(words(), tmp_path)
+    with pytest.raises(RecipeError, match=r"tokenizer: SentencePiece rejects a setting: .+"):
+        make(**changes).train_on_texts(words(), tmp_path)
 
 
 @pytest.mark.parametrize("group", ["splitting", "sentences", "special_pieces"])
 def test_a_missing_or_unknown_nested_setting_is_named(group):
-    settings = make().settings()[group]
+    settings = make().get_settings()[group]
     name = next(iter(settings))
     with pytest.raises(RecipeError, match=rf"tokenizer\.{group}: missing or unknown: speed\n"):
         make(**{group: {**settings, "speed": 1}})
     settings.pop(name)
-    with pytest.raises(RecipeError, match=rf"missing or unknown: {name}\n  give exactly"):
+    with pytest.raises(RecipeError, match=rf"missing or unknown: {name}\n  set exactly"):
         make(**{group: settings})
 
 
 def test_a_missing_model_is_refused(tmp_path):
-    with pytest.raises(RecipeError, match=r"tokenizer\.model: there is no tokenizer\n  delete"):
-        make().load(tmp_path)
+    with pytest.raises(RecipeError, match=r"tokenizer\.model: does not exist\n  delete"):
+        make().load_file(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model"])
 def test_something_else_in_its_place_is_refused(tmp_path, content):
     (tmp_path / "tokenizer.model").write_bytes(content)
     with pytest.raises(RecipeError, match=r"tokenizer\.model: is not a SentencePiece model"):
-        make().load(tmp_path)
+        make().load_file(tmp_path)
 
 
 def test_a_model_of_another_size_is_refused(tmp_path):
-    make().train(words(), tmp_path)
+    make().train_on_texts(words(), tmp_path)
     with pytest.raises(RecipeError, match=r"has 570 pieces, tokenizer\.vocab_size is 569"):
-        make(vocab_size=569).load(tmp_path)
+        make(vocab_size=569).load_file(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"add_dummy_prefix": False}, "by tokenizer.add_dummy_prefix it would be '\u25811"),
-        ({"remove_extra_whitespaces": True}, "it would be '\u25811\u25812'"),
-        ({"byte_fallback": False}, "has True, by tokenizer.byte_fallback"),
-        ({"special_pieces": {"eod": "<end>"}}, "has '<eod>', by tokenizer.special_pieces.eod"),
+        ({"add_dummy_prefix": False}, "but tokenizer.add_dummy_prefix requires '\u25811"),
+        ({"remove_extra_whitespaces": True}, "requires '\u25811\u25812'"),
+        ({"byte_fallback": False}, "has True, but tokenizer.byte_fallback"),
+        ({"special_pieces": {"eod": "<end>"}}, "has '<eod>', but tokenizer.special_pieces.eod"),
     ],
 )
 def test_a_model_that_does_not_do_what_the_recipe_says_is_refused(changes, message, tmp_path):
-    make().train(words(), tmp_path)
+    make().train_on_texts(words(), tmp_path)
     if "special_pieces" in changes:
-        pieces = make().settings()["special_pieces"]
+        pieces = make().get_settings()["special_pieces"]
         changes = {"special_pieces": pieces | changes["special_pieces"]}
     with pytest.raises(RecipeError, match=re.escape(message)):
-        make(**changes).load(tmp_path)
+        make(**changes).load_file(tmp_path)

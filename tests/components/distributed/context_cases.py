@@ -20,8 +20,8 @@ from components.distributed.context import (
 )
 from components.distributed.tensor import split_tensors
 from components.distributed.tensor_styles import stream_seed
-from components.model.attention import AttentionCore, ForwardScope
-from components.model.positions import Placement, alibi_slopes
+from components.model.attention import AttentionContext, AttentionCore
+from components.model.positions import PositionEncoding, alibi_slopes
 from tests.components.distributed.tensor_cases import (
     Difference,
     Parts,
@@ -47,6 +47,7 @@ class Core(NamedTuple):
     documents: bool = False
     flex: bool = False
     window: int | None = None
+    sinks: bool = False
 
 
 @cache
@@ -61,7 +62,7 @@ def context_mesh() -> DeviceMesh:
 def gathered_tokens() -> list[int]:
     """Take this rank's part of 0, 1, 2, ... and gather it again."""
     whole = torch.arange(CORE_LENGTH)
-    part = SequencePart.here(context_mesh()).take(whole[None]).double()
+    part = SequencePart.from_mesh(context_mesh()).select_rows(whole[None]).double()
     again = gather_sequence(part[..., None], context_mesh().get_group())
     numbers: list[int] = again.flatten().long().tolist()
     return numbers
@@ -87,10 +88,10 @@ def core_differences(core: Core) -> list[float]:
     """Compare what comes out, and the gradients of queries, keys and values."""
     *inputs, upstream = _drawn(core)
     part, plain = (
-        SequencePart.here(context_mesh()),
-        AttentionCore(dropout=0.0, backends=BACKENDS),
+        SequencePart.from_mesh(context_mesh()),
+        AttentionCore(dropout=0.0, backends=BACKENDS, has_sinks=core.sinks),
     )
-    places = part.places(CORE_LENGTH // part.ranks, torch.device("cpu"))
+    places = part.position_ids(CORE_LENGTH // part.ranks, torch.device("cpu"))
     mine = [tensor[:, :, places] for tensor in (*inputs, upstream)]
     expected = _mixed_and_gradients(
         plain, inputs, upstream, _scope(core, torch.arange(CORE_LENGTH))
@@ -114,21 +115,22 @@ def _drawn(core: Core) -> list[Tensor]:
     ]
 
 
-def _scope(core: Core, places: Tensor) -> ForwardScope:
+def _scope(core: Core, places: Tensor) -> AttentionContext:
     slopes = torch.tensor(alibi_slopes(core.num_heads)).double() if core.slopes else None
     ends = torch.zeros(2, CORE_LENGTH, dtype=torch.long)
     ends[0, 5], ends[0, 21], ends[1, 16] = 1, 1, 1
-    placement = Placement(places=places, slopes=slopes)
+    encoding = PositionEncoding(position_ids=places, slopes=slopes)
     documents = ends.cumsum(1) if core.documents else None
-    scope = ForwardScope(placement=placement, documents=documents, length=CORE_LENGTH)
-    return scope.within(core.window)
+    scope = AttentionContext(encoding=encoding, documents=documents, length=CORE_LENGTH)
+    return scope.for_window(core.window)
 
 
 def _mixed_and_gradients(
-    core: AttentionCore, inputs: list[Tensor], upstream: Tensor, scope: ForwardScope
+    core: AttentionCore, inputs: list[Tensor], upstream: Tensor, scope: AttentionContext
 ) -> list[Tensor]:
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-    mixed = core(*leaves, scope, first_head=0)
+    sinks = torch.linspace(-1, 2, inputs[0].shape[1]) if core.has_sinks else None
+    mixed = core(*leaves, scope, first_head=0, sinks=sinks)
     mixed.backward(upstream)
     return [mixed.detach(), *map(gradient_of, leaves)]
 
@@ -136,9 +138,9 @@ def _mixed_and_gradients(
 def dropped_fractions() -> list[float]:
     """Return the fraction of equal weights that training drops, and that evaluation does."""
     core = ContextCore(AttentionCore(dropout=0.5, backends=BACKENDS), context_mesh())
-    part = SequencePart.here(context_mesh())
-    places = part.places(CORE_LENGTH // part.ranks, torch.device("cpu"))
-    scope = ForwardScope(placement=Placement(places=places), documents=None)
+    part = SequencePart.from_mesh(context_mesh())
+    places = part.position_ids(CORE_LENGTH // part.ranks, torch.device("cpu"))
+    scope = AttentionContext(encoding=PositionEncoding(position_ids=places), documents=None)
     zeros = torch.zeros(1, 1, len(places), CORE_LENGTH)
     unit = torch.eye(CORE_LENGTH)[places][None, None]
     torch.manual_seed(7)
@@ -161,11 +163,13 @@ def compare(parts: Parts, tensor: int, sequence_parallel: bool, documents: bool)
     mesh = mesh_of(torch.distributed.get_world_size() // tensor, tensor)
     split_sequence(split, mesh["context"])
     split_tensors(split, mesh["tensor"], sequence_parallel=sequence_parallel)
-    part, losses = SequencePart.here(mesh["context"]), []
+    part, losses = SequencePart.from_mesh(mesh["context"]), []
     for tokens, targets, numbers in _batches(documents):
-        loss = split.loss(part.take(tokens), part.take(targets), documents=numbers)
+        loss = split.compute_loss(
+            part.select_rows(tokens), part.select_rows(targets), documents=numbers
+        )
         torch.autograd.backward(loss)
-        expected = whole.loss(tokens, targets, documents=numbers)
+        expected = whole.compute_loss(tokens, targets, documents=numbers)
         torch.autograd.backward(expected)
         found = mean_over_parts(loss.detach(), mesh["context"])
         losses.append(relative(found, expected.detach()))

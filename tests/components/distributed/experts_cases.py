@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from components.distributed import collectives
-from components.distributed.experts import ExchangedMixture, GatheredMixture
+from components.distributed.experts import AllGatherDispatcher, AllToAllDispatcher
 from components.model.expert_products import (
     Matrices,
     grouped_products,
-    loop,
+    mix_in_loop,
     sorted_products,
 )
 from components.model.mlp import ACTIVATIONS
@@ -29,8 +29,8 @@ from tests.components.distributed.tensor_cases import Parts, randomized
 
 MIXTURE_TOLERANCE = 1e-5  # `grouped_mm` has no double precision
 DIM, FFN_DIM, NUM_EXPERTS, TOP_K, TOKENS = 8, 4, 6, 2, 7
-PATHS = {"loop": loop, "sorted": sorted_products, "grouped": grouped_products}
-KINDS = {"all_gather": GatheredMixture, "all_to_all": ExchangedMixture}
+PATHS = {"loop": mix_in_loop, "sorted": sorted_products, "grouped": grouped_products}
+KINDS = {"all_gather": AllGatherDispatcher, "all_to_all": AllToAllDispatcher}
 
 
 class _Mixture(Mixture):
@@ -51,8 +51,8 @@ def mix(
     rank, ranks = dist.get_rank(), dist.get_world_size()
     inputs = [_draw(other, routing) for other in range(ranks)]
     stacks = _stacks(torch.float32)
-    whole = [_run(loop, given, stacks) for given in inputs]
-    mesh = layout_mesh(Layout(expert=ranks)).axis("expert")
+    whole = [_run(mix_in_loop, given, stacks) for given in inputs]
+    mesh = layout_mesh(Layout(expert=ranks)).get_axis("expert")
     bounded = {} if bound is None else {"bound": bound}
     mixture = KINDS[dispatch](_Mixture(path), mesh, overlap=overlap, **bounded)
     here = [stack.detach().chunk(ranks)[rank].clone().requires_grad_() for stack in stacks]
@@ -73,7 +73,7 @@ def mix_bounded(routing: str, path: str, overlap: int, bound: float) -> tuple[fl
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     dtype = torch.float32 if path == "grouped" else torch.float64
-    mesh = layout_mesh(Layout(expert=ranks)).axis("expert")
+    mesh = layout_mesh(Layout(expert=ranks)).get_axis("expert")
     *drawn, upstream = _draw(rank, routing)
     given = [each if each.dtype == torch.int64 else each.to(dtype) for each in drawn]
     here = [
@@ -82,7 +82,7 @@ def mix_bounded(routing: str, path: str, overlap: int, bound: float) -> tuple[fl
     found = []
     with filled_with_nan():
         for bounds in ({}, {"bound": bound}):
-            mixture = ExchangedMixture(_Mixture(path), mesh, overlap=overlap, **bounds)
+            mixture = AllToAllDispatcher(_Mixture(path), mesh, overlap=overlap, **bounds)
             found.append(_run(mixture, (*given, upstream.to(dtype)), here))
     exact, bounded = found
     gaps = [(bounded[name] - value).abs().max() for name, value in exact.items()]
@@ -129,7 +129,7 @@ def note_order(dispatch: str, overlap: int) -> tuple[list[str], list[str]]:
 
         return call
 
-    mesh = layout_mesh(Layout(expert=dist.get_world_size())).axis("expert")
+    mesh = layout_mesh(Layout(expert=dist.get_world_size())).get_axis("expert")
     mixture = KINDS[dispatch](_Noted(events), mesh, overlap=overlap)
     here = [
         stack.detach().chunk(mesh.size())[mesh.get_local_rank()].clone().requires_grad_()
@@ -138,8 +138,8 @@ def note_order(dispatch: str, overlap: int) -> tuple[list[str], list[str]]:
     tokens, weights, experts, upstream = _draw(mesh.get_local_rank(), "spread")
     voyage = collectives._CollectiveState
     with (
-        patch.object(voyage, "start", noted("depart", voyage.start)),
-        patch.object(voyage, "end", noted("arrive", voyage.end)),
+        patch.object(voyage, "start_collective", noted("depart", voyage.start_collective)),
+        patch.object(voyage, "end_collective", noted("arrive", voyage.end_collective)),
     ):
         learned = tokens.requires_grad_(), weights.requires_grad_()
         mixed = mixture(*learned, experts, _matrices(here))
@@ -155,8 +155,10 @@ def mix_coarsely(dispatch: str) -> float:
     tokens, weights, experts, _ = _draw(rank, "spread")
     stacks = _stacks(torch.bfloat16)
     exact = _matrices([stack.float() for stack in stacks])
-    expected = loop(tokens.bfloat16().float(), weights.bfloat16().float(), experts, exact)
-    mesh = layout_mesh(Layout(expert=ranks)).axis("expert")
+    expected = mix_in_loop(
+        tokens.bfloat16().float(), weights.bfloat16().float(), experts, exact
+    )
+    mesh = layout_mesh(Layout(expert=ranks)).get_axis("expert")
     here = [stack.chunk(ranks)[rank] for stack in stacks]
     mixture = KINDS[dispatch](Mixture(path="auto"), mesh, overlap=1)
     found: Tensor = mixture(tokens.bfloat16(), weights.bfloat16(), experts, _matrices(here))
@@ -206,7 +208,7 @@ def _stacks(dtype: torch.dtype) -> list[Tensor]:
 def compare_divisors(parts: Parts, layout: Layout) -> dict[str, float]:
     """Say how much larger each gradient is by Optimus's divisor than by ours."""
     found = []
-    for divisor in ("ranks", "copies"):
+    for divisor in ("ranks", "replicas"):
         sharded = ParallelModel(randomized(parts), layout._replace(divisor=divisor))
         sharded.backward(batch_of(0, sharded.mesh.data_rank))
         found.append(sharded.gradients())

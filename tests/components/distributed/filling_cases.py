@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from components.config.model_spec.initialization import NormalSpec
-from components.distributed.copies import reads_for_stage
+from components.distributed.broadcast_read import reads_for_stage
 from components.distributed.data import shard_weights
 from components.distributed.tensor import split_tensors
-from components.distributed.weight_shards import local
+from components.distributed.weight_shards import get_local_part
 from components.engine.parallelize import copy_weights, draw_weights
 from components.model.decoder import Decoder
 from tests.components.distributed.layout_cases import FLOAT32, Layout, gather, layout_mesh
@@ -65,13 +65,13 @@ def _parallelized(parts: Parts, layout: Layout) -> Decoder:
     with torch.device("meta"):
         decoder = build(parts)
     decoder.initialization = FIRST
-    split_tensors(decoder, mesh.axis("tensor"), sequence_parallel=False)
+    split_tensors(decoder, mesh.get_axis("tensor"), sequence_parallel=False)
     if layout.zero == 3:
         shard_weights(decoder, mesh, dtypes=FLOAT32)
     decoder.to_empty(device="cpu")
     with torch.no_grad():  # what memory happens to hold may look right
         for weight in decoder.parameters():
-            local(weight).fill_(torch.nan)
+            get_local_part(weight).fill_(torch.nan)
     return decoder
 
 
@@ -84,8 +84,10 @@ def _compare(decoder: Decoder, whole: Decoder) -> Filled:
         if not torch.equal(gather(weight.detach()), expected[name])
     ]
     assert decoder.embedding is not None
-    rows = local(decoder.embedding.weight).clone()
+    rows = get_local_part(decoder.embedding.weight).clone()
     tokens, targets, _ = batch()
     with torch.no_grad():
-        loss = relative(decoder.loss(tokens, targets), whole.loss(tokens, targets))
+        loss = relative(
+            decoder.compute_loss(tokens, targets), whole.compute_loss(tokens, targets)
+        )
     return Filled(different, loss, rows)

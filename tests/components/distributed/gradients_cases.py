@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from components.distributed.mesh import sum_over_ranks
-from components.distributed.weight_shards import clip, squared_norm, unscale
+from components.distributed.weight_shards import clip_gradients, squared_norm, unscale_gradients
 from tests.components.distributed.layout_cases import (
     Layout,
     ParallelModel,
@@ -41,7 +41,7 @@ def norm_and_clip(parts: Parts, layout: Layout, part_of_norm: float) -> Clipped:
     assert norm.dtype == torch.float64
     limit = part_of_norm * norm.item()
     expected = torch.nn.utils.clip_grad_norm_(whole.decoder.parameters(), limit)
-    clip(sharded.shards, norm, limit)
+    clip_gradients(sharded.shards, norm, limit)
     return Clipped(
         abs(norm - expected).item() / expected.item(),
         largest_difference(sharded.gradients(), whole.gradients()),
@@ -65,7 +65,7 @@ def leave_alone(parts: Parts, layout: Layout) -> bool:
     sharded.backward(batch_of(0, sharded.mesh.data_rank))
     before = sharded.gradients()
     for limit in (math.inf, 1e6):
-        clip(sharded.shards, norm_of(sharded), limit)
+        clip_gradients(sharded.shards, norm_of(sharded), limit)
     return all(torch.equal(before[name], after) for name, after in sharded.gradients().items())
 
 
@@ -74,6 +74,6 @@ def unscaled(parts: Parts, layout: Layout) -> bool:
     sharded = ParallelModel(randomized(parts), layout)
     sharded.backward(batch_of(0, sharded.mesh.data_rank))
     before = sharded.gradients()
-    unscale(sharded.shards, 2.0**16)
+    unscale_gradients(sharded.shards, 2.0**16)
     after = sharded.gradients()
     return all(torch.equal(before[name], after[name] * 2.0**16) for name in before)

@@ -21,19 +21,19 @@ from components.distributed.experts import Dispatch, figures_of, split_experts, 
 from components.distributed.mesh import Mesh, build_mesh
 from components.distributed.pipeline import (
     TIED,
-    Accumulation,
+    GradientAccumulation,
     Microbatches,
-    Passed,
     Pipeline,
-    cut_stage,
-    share_ends,
+    StageOutput,
+    prune_to_stage,
     sum_tied_gradients,
+    tie_embedding,
 )
 from components.distributed.tensor import split_tensors
 from components.distributed.tensor_styles import seed_layers
 from components.model.decoder import Decoder
 from components.model.moe import expert_layers
-from components.model.mtp import FurtherTokens
+from components.model.mtp import MTPTargets
 from components.model.routing import RoutingTally
 from tests.components.distributed.tensor_cases import LENGTH, VOCAB_SIZE, relative
 from tests.components.layouts import mesh_layout
@@ -68,7 +68,7 @@ class Layout(NamedTuple):
     reduce: str = "float64"
     bucket_elements: int = 2**25
     overlaps: bool = True
-    divisor: Literal["ranks", "copies"] = "ranks"
+    divisor: Literal["ranks", "replicas"] = "ranks"
 
     @property
     def data(self) -> int:
@@ -102,7 +102,9 @@ class Compute:
         self._context = context
         self._number = 0
 
-    def __call__(self, decoder: Decoder, inputs: Passed, rows: Tensor, number: int) -> Passed:
+    def __call__(
+        self, decoder: Decoder, inputs: StageOutput, rows: Tensor, number: int
+    ) -> StageOutput:
         self._number = number
         torch.manual_seed(self.seed("embedding"))
         is_last = decoder.final_norm is not None
@@ -115,7 +117,7 @@ class Compute:
             return (result,)
         tally = take_tally(decoder, inputs[1] if len(inputs) > 1 else None, self._context)
         if not is_last:
-            return (result,) if tally is None else (result, tally.row())
+            return (result,) if tally is None else (result, tally.to_row())
         figures = figures_of(decoder, tally, result, decoder.readout.penalty)
         assert not figures[3].item(), "a bound left pairs out"
         loss = figures[:2].sum()
@@ -126,12 +128,12 @@ class Compute:
         return sum(map(ord, part)) * 1_000 + self._number
 
 
-def look_further(decoder: Decoder, rows: Tensor) -> list[FurtherTokens]:
+def look_further(decoder: Decoder, rows: Tensor) -> list[MTPTargets]:
     """Give each depth of a last stage its tokens; behind the end of a row nothing counts."""
     depth = len(decoder.mtp or ())
     longer, place = pad(rows, (0, depth)), torch.arange(LENGTH)
     return [
-        FurtherTokens(
+        MTPTargets(
             tokens=longer[:, by : by + LENGTH],
             targets=longer[:, by + 1 : by + 1 + LENGTH],
             counted=(place < LENGTH - by).expand(len(rows), -1),
@@ -173,49 +175,49 @@ class ParallelModel:
 
     def __init__(self, model: Decoder, layout: Layout) -> None:
         self.mesh = layout_mesh(layout)
-        self.compute = Compute(self.mesh.axis("context"))
+        self.compute = Compute(self.mesh.get_axis("context"))
         dtypes = state_dtypes(layout, next(model.parameters()).dtype)
         self.stages, tied = _cut(model, layout, self.mesh)
         for stage in self.stages:
             _parallelize(stage, layout, self.mesh, dtypes)
             seed_layers(stage, self.compute.seed)
-        share_ends(self.stages)
+        tie_embedding(self.stages)
         self.parallel = DataParallel(
             self.stages,
             self.mesh,
             zero=layout.zero,
             dtypes=dtypes,
             tied=(TIED,) if tied else (),
-            expert_divisor=layout.divisor,
+            expert_grad_average=layout.divisor,
             bucket_elements=layout.bucket_elements,
             overlap=layout.overlaps,
         )
         self.shards = self.parallel.shards
         self.microbatches = self._microbatches(layout)
         if isinstance(self.microbatches, Pipeline):
-            self.microbatches.on_weight_gradient = self.parallel.take
+            self.microbatches.on_weight_gradient = self.parallel.collect_gradient
 
     def backward(self, batch: Tensor) -> list[float]:
         """Average over microbatches and ranks into the shards; return this rank's losses."""
         self.compute.losses = []
-        self.parallel.begin(len(batch))
-        self.microbatches.run(batch, 1 / len(batch))
-        self.parallel.reduce()
+        self.parallel.start_step(len(batch))
+        self.microbatches.accumulate_gradients(batch, 1 / len(batch))
+        self.parallel.reduce_gradients()
         sum_tied_gradients(self.shards, self.mesh)
         return self.compute.losses
 
     def gradients(self) -> dict[str, Tensor]:
         """Gather the gradients of this rank's stages."""
-        return {s.name: gather(s.whole(gradient_of(s.parameter))) for s in self.shards}
+        return {s.name: gather(s.to_dtensor(gradient_of(s.parameter))) for s in self.shards}
 
     def weights(self) -> dict[str, Tensor]:
-        self.parallel.settle()
+        self.parallel.wait_for_weights()
         weights = {shard.name: gather(shard.weight.detach()) for shard in self.shards}
         return weights | self.parallel.buffers
 
     def _microbatches(self, layout: Layout) -> Microbatches:
         if layout.pipeline == 1:
-            return Accumulation(self.stages[0], self.compute)
+            return GradientAccumulation(self.stages[0], self.compute)
         slices = layout.tensor if layout.sequence_parallel else 1
         experts = expert_layers(self.stages[0])
         return Pipeline(
@@ -226,7 +228,7 @@ class ParallelModel:
             splits_backward=layout.recompute == layout.compile == "none",
             tokens_shape=(SEQUENCES, LENGTH),
             hidden_shape=(SEQUENCES, LENGTH // slices, DIM),
-            carried=RoutingTally.numbers(len(experts[0].up.weight)) if experts else 0,
+            carried=RoutingTally.count_row_numbers(len(experts[0].up.weight)) if experts else 0,
             dtype=self.shards[0].weight.dtype,
             device=torch.device("cpu"),
         )
@@ -238,12 +240,12 @@ def _cut(model: Decoder, layout: Layout, mesh: Mesh) -> tuple[list[Decoder], boo
         stages_per_rank=layout.stages_per_rank,
         style=style_of(layout.schedule),
     )
-    ranges = stage_layers(model.num_layers, where.count, "layers")
+    ranges = stage_layers(model.num_layers, where.num_stages, "layers")
     stages, tied = [], False
-    for index in where.stages_of(mesh.place("pipeline")):
+    for index in where.stages_of(mesh.get_axis_rank("pipeline")):
         stage = copy.deepcopy(model)
-        last = index == where.count - 1
-        tied |= cut_stage(stage, ranges[index], first=index == 0, last=last)
+        last = index == where.num_stages - 1
+        tied |= prune_to_stage(stage, ranges[index], first=index == 0, last=last)
         stages.append(stage)
     return stages, tied and not where.has_both_ends
 
@@ -251,12 +253,12 @@ def _cut(model: Decoder, layout: Layout, mesh: Mesh) -> tuple[list[Decoder], boo
 def _parallelize(stage: Decoder, layout: Layout, mesh: Mesh, dtypes: StateDtypes) -> None:
     split_experts(
         stage,
-        mesh.axis("expert"),
+        mesh.get_axis("expert"),
         dispatch=layout.dispatch,
         overlap=layout.overlap,
         bound=layout.bound,
     )
-    split_tensors(stage, mesh.axis("tensor"), sequence_parallel=layout.sequence_parallel)
+    split_tensors(stage, mesh.get_axis("tensor"), sequence_parallel=layout.sequence_parallel)
     checkpoint_activations(stage, layout.recompute, every=layout.recompute_every)
     compile_layers(
         stage, layout.compile, recompute=layout.recompute, every=layout.recompute_every

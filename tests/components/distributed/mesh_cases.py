@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from components.config.rank_groups import MESH_AXES
 from components.distributed.mesh import Mesh, build_mesh
-from components.dryrun.world import fake_world
+from components.dryrun.fake_world import fake_world
 from tests.components.layouts import mesh_layout
 
 
@@ -24,16 +24,16 @@ class Seen(NamedTuple):
 
 def look_around(rank: int, sizes: Mapping[str, int], order: Sequence[str]) -> Seen:
     layout = mesh_layout(sizes, rank_order=order)
-    with fake_world(rank, layout.ranks):
+    with fake_world(rank, layout.num_ranks):
         return _see(build_mesh("cpu", layout))
 
 
 def _see(mesh: Mesh) -> Seen:
     return Seen(
-        places={axis: mesh.place(axis) for axis in MESH_AXES},
+        places={axis: mesh.get_axis_rank(axis) for axis in MESH_AXES},
         groups={
             axis: dist.get_process_group_ranks(ranks.get_group())
-            for axis, ranks in mesh.axes.items()
+            for axis, ranks in mesh.axis_meshes.items()
         },
         data_rank=mesh.data_rank,
         data_ranks=mesh.data_ranks,

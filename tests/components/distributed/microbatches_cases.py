@@ -58,11 +58,11 @@ def _evaluate(whole: Whole, sharded: ParallelModel) -> list[float]:
     for rows in (batch_of(50, 0, microbatches=1)[0], batch_of(51, 0)[:, 0, :13]):
         for decoder in decoders:
             decoder.eval()
-        expected: Tensor = whole.decoder.loss(rows[:, :-1], rows[:, 1:])
+        expected: Tensor = whole.decoder.compute_loss(rows[:, :-1], rows[:, 1:])
         # Messages of one kind on one group: NCCL makes other connections for those alone.
         refuse = Mock(side_effect=AssertionError("a message that is in no batch"))
         with patch.multiple(dist, send=refuse, recv=refuse):
-            found = sharded.microbatches.evaluate(rows)
+            found = sharded.microbatches.evaluate_rows(rows)
         has_loss = any(stage.final_norm is not None for stage in sharded.stages)
         assert (found is not None) == has_loss
         if found is not None:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from components.checkpoint.layout import CheckpointLayout, Share
-from components.distributed.collectives import by_first, together
+from components.checkpoint.layout import CheckpointLayout, RankWritePlan
+from components.distributed.collectives import by_first, gather_results
 from components.distributed.node_tree import NodeTree, make_node_tree
 from components.errors import RecipeError
 
@@ -69,11 +69,11 @@ def compare(ranks_per_node: int) -> list[str]:
     received: list[Any] = [None]
     dist.scatter_object_list(received, parts)
     pairs = {
-        "place": ((tree.rank, tree.size), (rank, ranks)),
+        "place": ((tree.global_rank, tree.world_size), (rank, ranks)),
         "all_gather": (tree.all_gather(mine), everyones),
-        "gather": (tree.gather(mine), everyones if rank == 0 else None),
-        "scatter": (tree.scatter(parts), received[0]),
-        "together": (together(lambda: rank, tree), together(lambda: rank)),
+        "gather": (tree.gather_objects(mine), everyones if rank == 0 else None),
+        "scatter": (tree.scatter_objects(parts), received[0]),
+        "together": (gather_results(lambda: rank, tree), gather_results(lambda: rank)),
         "by_first": (by_first(lambda: rank + 7, tree), by_first(lambda: rank + 7)),
     }
     return [name for name, (ours, theirs) in pairs.items() if ours != theirs]
@@ -87,13 +87,13 @@ def refused(ranks_per_node: int, failing: int) -> str:
             raise RecipeError("a.key", f"rank {failing} fails", "mend it")
 
     try:
-        together(task, tree_of(ranks_per_node))
+        gather_results(task, tree_of(ranks_per_node))
     except RecipeError as error:
         return str(error)
     return "nothing"
 
 
-def planned(ranks_per_node: int, files: int) -> tuple[Share, Share]:
+def planned(ranks_per_node: int, files: int) -> tuple[RankWritePlan, RankWritePlan]:
     """Plan one checkpoint over a tree, and over one group of all ranks."""
     rank = dist.get_rank()
     tensors = {f"of.{rank}": torch.zeros(3 + rank), "shared": torch.ones(5)}

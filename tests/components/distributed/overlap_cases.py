@@ -78,7 +78,7 @@ def step_time(parts: Parts, layout: Layout, *, price: float) -> float:
     ):
         sharded.backward(batch_of(0, 0, microbatches=1))
         began = link.now
-        sharded.parallel.spread()
+        sharded.parallel.all_gather_updated()
         sharded.backward(batch_of(1, 0, microbatches=1))
     return link.now - began
 

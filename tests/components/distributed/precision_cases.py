@@ -43,14 +43,14 @@ class Trainee:
             rows = batch_of(step, self.sharded.mesh.data_rank, microbatches=MICROBATCHES)
             self.sharded.backward(rows)
             self.optimizer.step()
-            self.sharded.parallel.spread()
+            self.sharded.parallel.all_gather_updated()
 
     def updated(self) -> Updated:
-        self.sharded.parallel.settle()
+        self.sharded.parallel.wait_for_weights()
         shards = self.sharded.shards
         return Updated(
             {one.name: gather(one.weight.detach()) for one in shards},
-            {one.name: gather(one.whole(one.parameter.detach())) for one in shards},
+            {one.name: gather(one.to_dtensor(one.parameter.detach())) for one in shards},
         )
 
 
@@ -128,8 +128,10 @@ def moves(parts: Parts, before: Layout, after: Layout, folder: Path) -> list[str
 
 
 def _moments(trainee: Trainee) -> Weights:
-    names = [n for n in trainee.state.tensors() if n.endswith(("exp_avg", "exp_avg_sq"))]
-    return {name: gather(trainee.state.tensors()[name]) for name in names}
+    names = [
+        n for n in trainee.state.collect_tensors() if n.endswith(("exp_avg", "exp_avg_sq"))
+    ]
+    return {name: gather(trainee.state.collect_tensors()[name]) for name in names}
 
 
 def goes_on(parts: Parts, layout: Layout, folder: Path) -> list[str]:

@@ -57,7 +57,7 @@ class Ranks:
                 pipe.send((self._calls, case, arguments))
             answers = self._receive()
             self._signal(signal.SIGSTOP)
-        except BaseException:
+        except BaseException:  # an interrupt, too: the ranks wait for the next case
             self._stop()
             raise
         if max(self.count_threads()) > MAXIMUM_THREADS:

@@ -40,17 +40,17 @@ def _gradients(
     tokens, targets, _ = batch()
     if layout == "context":
         split_sequence(decoder, context_mesh())
-        part = SequencePart.here(context_mesh())
-        tokens, targets = part.take(tokens), part.take(targets)
+        part = SequencePart.from_mesh(context_mesh())
+        tokens, targets = part.select_rows(tokens), part.select_rows(targets)
     elif layout in {"whole", "sliced"}:
         split_tensors(decoder, tensor_mesh(), sequence_parallel=layout == "sliced")
     else:
         dispatch, overlap = cast("tuple[Dispatch, str]", layout.split())
-        mesh = layout_mesh(Layout(expert=torch.distributed.get_world_size())).axis("expert")
+        mesh = layout_mesh(Layout(expert=torch.distributed.get_world_size())).get_axis("expert")
         split_experts(decoder, mesh, dispatch=dispatch, overlap=int(overlap))
     checkpoint_activations(decoder, recompute)
     torch.manual_seed(7)
-    loss = decoder.loss(tokens, targets)
+    loss = decoder.compute_loss(tokens, targets)
     if layout not in {"context", "whole", "sliced"}:
         loss = loss + auxiliary_terms(decoder)[0]
     with Operators(DEAR) as seen:

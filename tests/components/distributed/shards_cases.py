@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from components.distributed.weight_shards import local, make_shards
+from components.distributed.weight_shards import get_local_part, make_shards
 from tests.components.distributed.layout_cases import Layout, gather, layout_mesh
 
 
@@ -29,13 +29,13 @@ def make(layout: Layout, rows: int, split: bool, placement: str, tied: bool) -> 
     named = ("weight",) if tied else ()
     ((shard,),) = make_shards([stage], mesh, split=split, weights=weight.dtype, tied=named)
     assert shard.name == "weight"
-    assert shard.shape == (rows, 2)
+    assert shard.whole_shape == (rows, 2)
     assert shard.tied == tied
-    whole = gather(shard.whole(shard.parameter.detach()))
+    whole = gather(shard.to_dtensor(shard.parameter.detach()))
     with torch.no_grad():
-        before = local(weight).clone()
+        before = get_local_part(weight).clone()
         shard.parameter.add_(1)
-        moved = (local(weight) - before).sum() == shard.parameter.numel()
+        moved = (get_local_part(weight) - before).sum() == shard.parameter.numel()
     return Made(_rows(shard.parameter.detach() - 1), _rows(whole), shard.replicas, bool(moved))
 
 
@@ -43,7 +43,7 @@ def _placed(numbers: Tensor, layout: Layout, placement: str) -> nn.Parameter:
     if placement == "plain":
         return nn.Parameter(numbers)
     mesh = layout_mesh(layout)
-    axis = mesh.axis("tensor")
+    axis = mesh.get_axis("tensor")
     kinds: dict[str, Placement] = {
         "rows": Shard(0),
         "columns": Shard(1),

@@ -26,5 +26,5 @@ def step_ends(parts: Parts, layout: Layout) -> list[Tensor]:
     for step in range(2):
         sharded.backward(batch_of(step, sharded.mesh.data_rank))
         optimizer.step()
-        sharded.parallel.spread()
+        sharded.parallel.all_gather_updated()
     return [weight for name, weight in sharded.weights().items() if name == "embedding.weight"]

@@ -1,7 +1,7 @@
 """What every rank does in the tests of tensor parallelism: a split copy beside the whole."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -20,6 +20,12 @@ from components.config.model_spec.attention import (
 from components.config.model_spec.decoder import DecoderSpec
 from components.config.model_spec.feed_forward import FeedForwardSpec, MLPSpec
 from components.config.model_spec.initialization import NormalSpec
+from components.config.model_spec.mixers import (
+    GatedDeltaNetSpec,
+    KimiDeltaSpec,
+    Mamba2Spec,
+    MixerSpec,
+)
 from components.config.model_spec.mtp import MTPSpec
 from components.config.model_spec.norms import NormSpec
 from components.config.model_spec.parametrization import MuPSpec
@@ -84,6 +90,10 @@ class Parts(NamedTuple):
     scale_dim: int | None = None
     z_loss: float = 0.0
     parametrization: MuPSpec | None = None
+    pattern: tuple[str, ...] | None = None
+    mixers: Mapping[str, MixerSpec] | None = None
+    output_gate: bool = False
+    sinks: bool = False
 
 
 # Norms on both sides, scaled embeddings and scores, and a window that turns otherwise.
@@ -101,6 +111,37 @@ GEMMA3 = Parts(
     windows=(5, "full"),
     embedding_scale="sqrt_dim",
     scale_dim=9,
+)
+
+# Each linear mixer, one beside attention, and layers with one part.
+MIXERS: Mapping[str, MixerSpec] = {
+    "delta": GatedDeltaNetSpec(
+        num_heads=8,
+        num_key_heads=4,
+        key_dim=3,
+        value_dim=4,
+        conv_size=3,
+        norm=RMS_NORM,
+        norm_placement="before",
+    ),
+    "kimi": KimiDeltaSpec(
+        num_heads=4, key_dim=3, value_dim=4, conv_size=3, norm=RMS_NORM, gate_rank=5
+    ),
+    "mamba": Mamba2Spec(
+        num_heads=8,
+        num_key_heads=4,
+        key_dim=3,
+        value_dim=4,
+        conv_size=3,
+        conv_bias=True,
+        norm=RMS_NORM,
+    ),
+}
+HYBRID = Parts(
+    pattern=("delta/mlp", "attention+mamba/mlp", "kimi", "mlp"),
+    mixers=MIXERS,
+    num_layers=4,
+    norm_placement="after",
 )
 
 
@@ -134,6 +175,8 @@ def build(parts: Parts) -> Decoder:
                 qk_norm_over=parts.qk_norm_over,
                 windows=parts.windows,
                 scale_dim=parts.scale_dim,
+                output_gate=parts.output_gate,
+                sinks=parts.sinks,
             ),
             mlp=parts.mlp,
             norm=parts.norm,
@@ -148,6 +191,8 @@ def build(parts: Parts) -> Decoder:
             embedding_scale=parts.embedding_scale,
             z_loss=parts.z_loss,
             parametrization=parts.parametrization,
+            pattern=parts.pattern,
+            mixers=parts.mixers or {},
         )
     )
 
@@ -230,7 +275,7 @@ def compare(parts: Parts, sequence_parallel: bool, documents: bool) -> Differenc
 def _backward(decoder: Decoder, documents: bool) -> Iterable[Tensor]:
     for seed in (1, 2):
         tokens, targets, numbers = batch(seed=seed)
-        loss = decoder.loss(tokens, targets, documents=numbers if documents else None)
+        loss = decoder.compute_loss(tokens, targets, documents=numbers if documents else None)
         torch.autograd.backward(loss)
         yield loss.detach()
 

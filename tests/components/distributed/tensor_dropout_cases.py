@@ -3,9 +3,9 @@
 import torch
 
 from components.attention_backends import BACKENDS
-from components.distributed.tensor_styles import SplitCore, stream_seed
-from components.model.attention import AttentionCore, ForwardScope
-from components.model.positions import Placement
+from components.distributed.tensor_styles import TensorParallelAttention, stream_seed
+from components.model.attention import AttentionContext, AttentionCore
+from components.model.positions import PositionEncoding
 from tests.components.distributed.tensor_cases import (
     Parts,
     batch,
@@ -20,8 +20,10 @@ LENGTH = 32
 def dropped_weights(seed: int, layer: int, training: bool) -> list[bool]:
     """List which of 32 x 32 equal weights are dropped: the values are the unit matrix."""
     inner = AttentionCore(dropout=0.5, backends=BACKENDS)
-    core = SplitCore(inner, tensor_mesh(), layer=layer).train(training)
-    scope = ForwardScope(placement=Placement(places=torch.arange(LENGTH)), documents=None)
+    core = TensorParallelAttention(inner, tensor_mesh(), layer=layer).train(training)
+    scope = AttentionContext(
+        encoding=PositionEncoding(position_ids=torch.arange(LENGTH)), documents=None
+    )
     zeros, unit = torch.zeros(1, 1, LENGTH, 4), torch.eye(LENGTH)[None, None]
     torch.manual_seed(seed)
     mixed = core(zeros, zeros, unit, scope, first_head=0)

@@ -40,7 +40,7 @@ def count_collectives(parts: Parts, sequence_parallel: bool) -> list[dict[str, i
         )
         tokens, targets, _ = batch()
         with Collectives() as forward:
-            loss = decoder.loss(tokens, targets)
+            loss = decoder.compute_loss(tokens, targets)
         with Collectives() as backward:
             torch.autograd.backward(loss)
         passes.append([forward.counts, backward.counts])
@@ -83,7 +83,7 @@ def run_in_stages(parts: Parts, sequence_parallel: bool) -> Difference:
     """Cut a decoder into three stages, split each, and hand hidden states on."""
     whole = randomized(parts)
     tokens, targets, _ = batch()
-    expected = whole.loss(tokens, targets)
+    expected = whole.compute_loss(tokens, targets)
     torch.autograd.backward(expected)
     stages = [_stage(whole, layers, of=3) for layers in range(3)]
     for stage in stages:
@@ -136,10 +136,10 @@ def shard_too(parts: Parts, sequence_parallel: bool) -> Difference:
     tokens, targets, _ = batch(sequences=4)
     losses = []
     for _ in range(2):  # the second pass adds to what the first left
-        expected = whole.loss(tokens, targets)
+        expected = whole.compute_loss(tokens, targets)
         torch.autograd.backward(expected)
         mine = slice(2, 4) if mesh["data"].get_local_rank() else slice(0, 2)
-        loss = split.loss(tokens[mine], targets[mine])
+        loss = split.compute_loss(tokens[mine], targets[mine])
         torch.autograd.backward(loss)
         total = loss.detach().clone()
         torch.distributed.all_reduce(total, group=mesh["data"].get_group())
@@ -157,7 +157,7 @@ def checkpointing_difference(
     tokens, targets, _ = batch()
     for decoder in (plain, thrifty):
         torch.manual_seed(7)
-        torch.autograd.backward(decoder.loss(tokens, targets))
+        torch.autograd.backward(decoder.compute_loss(tokens, targets))
     pairs = zip(plain.parameters(), thrifty.parameters(), strict=True)
     return max((full(a.grad) - full(b.grad)).abs().max().item() for a, b in pairs)
 
@@ -176,7 +176,7 @@ def start_on_meta(parts: Parts) -> None:
             parameter.fill_(0.1)
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=0.1, foreach=True)
     tokens, targets, _ = batch()
-    torch.autograd.backward(decoder.loss(tokens, targets))
+    torch.autograd.backward(decoder.compute_loss(tokens, targets))
     optimizer.step()
     assert all(bool((full(p.detach()) != 0.1).any()) for p in decoder.parameters())
 
@@ -189,7 +189,7 @@ def autocast_difference(parts: Parts, sequence_parallel: bool) -> float:
     losses = []
     for decoder in (whole, split):
         with torch.autocast("cpu", torch.bfloat16):
-            losses.append(decoder.loss(tokens, targets))
+            losses.append(decoder.compute_loss(tokens, targets))
         torch.autograd.backward(losses[-1])
     difference = max(
         relative(full(q.grad), gradient_of(p))

@@ -19,6 +19,7 @@ from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import (
     GELU,
     GEMMA3,
+    HYBRID,
     LATENT,
     LAYER_NORM,
     LENGTH,
@@ -40,6 +41,8 @@ CORES = {
     "grouped, slopes, documents": Core(num_kv_heads=2, slopes=True, documents=True),
     # Longer than a rank's own part, shorter than the sequence.
     "window": Core(window=CORE_LENGTH - 3),
+    "sinks": Core(num_kv_heads=2, sinks=True),
+    "window, sinks": Core(window=3, sinks=True),
     "narrow window, slopes, documents": Core(window=3, slopes=True, documents=True),
 }
 LLAMA = Parts(z_loss=0.1)
@@ -60,7 +63,23 @@ WINDOWED = Parts(
     num_layers=3,
 )
 LATENT_HEADS = Parts(attention=LATENT)
+GATED = Parts(
+    positions=RotarySpec(base=10_000.0, rotary_fraction=0.6, local_base=100.0),
+    windows=(5, "full"),
+    output_gate=True,
+)
 LEARNED = Parts(num_kv_heads=8, tied=True, positions=LearnedSpec(num_positions=LENGTH))
+MODELS = {
+    "llama": LLAMA,
+    "bloom": BLOOM,
+    "learned": LEARNED,
+    "windowed": WINDOWED,
+    "latent": LATENT_HEADS,
+    "gemma 3": GEMMA3,
+    "hybrid": HYBRID,
+    "gated": GATED,
+    "sinks": Parts(num_kv_heads=2, windows=(5, "full"), sinks=True),
+}
 
 
 def parts(ranks: int) -> list[SequencePart]:
@@ -68,15 +87,15 @@ def parts(ranks: int) -> list[SequencePart]:
 
 
 def test_four_ranks_hold_an_early_chunk_and_its_mirror_image() -> None:
-    assert [part.chunks for part in parts(4)] == [(0, 7), (1, 6), (2, 5), (3, 4)]
-    places = SequencePart(rank=1, ranks=4).places(4, CPU)
+    assert [part.chunk_numbers for part in parts(4)] == [(0, 7), (1, 6), (2, 5), (3, 4)]
+    places = SequencePart(rank=1, ranks=4).position_ids(4, CPU)
     assert places.tolist() == [2, 3, 12, 13]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_the_ranks_hold_every_place_once_and_see_equally_many_keys(ranks: int) -> None:
     length = 6 * ranks
-    held = [part.places(6, CPU) for part in parts(ranks)]
+    held = [part.position_ids(6, CPU) for part in parts(ranks)]
     assert torch.cat(held).sort().values.tolist() == list(range(length))
     visible = {int((places + 1).sum()) for places in held}
     assert visible == {length * (length + 1) // 2 // ranks}
@@ -86,12 +105,12 @@ def test_the_ranks_hold_every_place_once_and_see_equally_many_keys(ranks: int) -
 def test_a_rank_takes_the_tokens_of_its_places(ranks: int) -> None:
     rows = torch.arange(3 * 4 * ranks).view(3, -1)
     for part in parts(ranks):
-        assert torch.equal(part.take(rows), rows[:, part.places(4, CPU)])
+        assert torch.equal(part.select_rows(rows), rows[:, part.position_ids(4, CPU)])
 
 
 def test_one_rank_alone_takes_all_of_a_sequence_of_any_length() -> None:
     rows = torch.arange(14).view(2, 7)
-    assert SequencePart(rank=0, ranks=1).take(rows) is rows
+    assert SequencePart(rank=0, ranks=1).select_rows(rows) is rows
 
 
 def test_gathered_parts_are_in_natural_order(two_ranks: Ranks, four_ranks: Ranks) -> None:
@@ -137,8 +156,8 @@ def assert_small(differences: list[Difference]) -> None:
 @pytest.mark.parametrize("documents", [False, True], ids=["crossing", "documents"])
 @pytest.mark.parametrize(
     "model",
-    [LLAMA, BLOOM, LEARNED, WINDOWED, LATENT_HEADS, GEMMA3],
-    ids=["llama", "bloom", "learned", "windowed", "latent", "gemma 3"],
+    MODELS.values(),
+    ids=MODELS,
 )
 def test_a_decoder_on_two_ranks_equals_one_process(
     two_ranks: Ranks, model: Parts, documents: bool
@@ -149,8 +168,8 @@ def test_a_decoder_on_two_ranks_equals_one_process(
 @pytest.mark.quick("sliced-llama", "whole-bloom", "sliced-windowed")
 @pytest.mark.parametrize(
     "model",
-    [LLAMA, BLOOM, LEARNED, WINDOWED, LATENT_HEADS, GEMMA3],
-    ids=["llama", "bloom", "learned", "windowed", "latent", "gemma 3"],
+    MODELS.values(),
+    ids=MODELS,
 )
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["whole", "sliced"])
 def test_tensor_ranks_split_what_a_context_rank_holds(
@@ -161,3 +180,7 @@ def test_tensor_ranks_split_what_a_context_rank_holds(
 
 def test_four_ranks_equal_one_process_with_norms_of_queries_and_keys(four_ranks: Ranks) -> None:
     assert_small(four_ranks(compare, LLAMA._replace(qk_norm=RMS_NORM), 1, False, False))
+
+
+def test_four_ranks_pass_states_of_linear_mixers(four_ranks: Ranks) -> None:
+    assert_small(four_ranks(compare, HYBRID, 1, False, True))

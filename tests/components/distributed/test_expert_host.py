@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from components.config.model_spec.feed_forward import ExpertsSpec
-from components.distributed.experts import ExchangedMixture, GatheredMixture
+from components.distributed.experts import AllGatherDispatcher, AllToAllDispatcher
 from components.model import expert_products
 from components.model.expert_products import Matrices
 from components.model.mlp import ACTIVATIONS
@@ -74,12 +74,14 @@ def dispatches() -> Iterator[dict[str, Dispatch]]:
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("expert",))
     yield {
         "one place": lambda mixture: mixture,
-        "all_gather": lambda mixture: GatheredMixture(mixture, mesh, overlap=1),
-        "all_gather in parts": lambda mixture: GatheredMixture(mixture, mesh, overlap=2),
-        "all_to_all": lambda mixture: ExchangedMixture(mixture, mesh, overlap=1),
-        "all_to_all in parts": lambda mixture: ExchangedMixture(mixture, mesh, overlap=2),
-        "bounded": lambda mixture: ExchangedMixture(mixture, mesh, overlap=1, bound=1.5),
-        "bounded in parts": lambda mixture: ExchangedMixture(mixture, mesh, overlap=2, bound=2),
+        "all_gather": lambda mixture: AllGatherDispatcher(mixture, mesh, overlap=1),
+        "all_gather in parts": lambda mixture: AllGatherDispatcher(mixture, mesh, overlap=2),
+        "all_to_all": lambda mixture: AllToAllDispatcher(mixture, mesh, overlap=1),
+        "all_to_all in parts": lambda mixture: AllToAllDispatcher(mixture, mesh, overlap=2),
+        "bounded": lambda mixture: AllToAllDispatcher(mixture, mesh, overlap=1, bound=1.5),
+        "bounded in parts": lambda mixture: AllToAllDispatcher(
+            mixture, mesh, overlap=2, bound=2
+        ),
     }
     dist.destroy_process_group()
 

@@ -7,7 +7,7 @@ from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.recompute_cases import recompute_beside_none
 from tests.components.distributed.tensor_cases import RMS_NORM, Parts
 from tests.components.distributed.test_experts import mixture
-from tests.components.distributed.test_tensor import HEAD_NORMS, NORMS_AFTER
+from tests.components.distributed.test_tensor import GATED, HEAD_NORMS, NORMS_AFTER, SINKS
 from tests.components.distributed.test_tensor_layouts import BLOOM
 
 DROPS = BLOOM._replace(dropout=0.1, attention_dropout=0.2)
@@ -21,6 +21,8 @@ DROPS = BLOOM._replace(dropout=0.1, attention_dropout=0.2)
         ("whole", NORMS_AFTER),
         ("sliced", NORMS_AFTER._replace(bias=True, dropout=0.1)),
         ("whole", HEAD_NORMS),
+        ("sliced", GATED),
+        ("whole", SINKS),
         ("whole", DROPS),
         ("sliced", DROPS),
         ("context", Parts()),
@@ -31,7 +33,15 @@ DROPS = BLOOM._replace(dropout=0.1, attention_dropout=0.2)
         ("all_to_all 2", mixture()._replace(dropout=0.1)),
     ],
     ids=[
-        *("whole", "sliced", "norms after", "sliced, norms after", "norm of each head"),
+        *(
+            "whole",
+            "sliced",
+            "norms after",
+            "sliced, norms after",
+            "norm of each head",
+            "gated",
+            "sinks",
+        ),
         *("whole, drops", "sliced, drops", "context", "context, slopes"),
         *("gathered", "gathered in parts", "exchanged", "exchanged in parts"),
     ],

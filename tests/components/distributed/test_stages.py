@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from components.config.model_spec.positions import LearnedSpec, OrderSpec, PositionsSpec
-from components.distributed.pipeline import cut_stage
+from components.distributed.pipeline import prune_to_stage
 from components.model.decoder import Decoder
 from tests.components.distributed.layout_cases import Layout
 from tests.components.distributed.ranks import Ranks
@@ -64,7 +64,7 @@ def test_each_stage_keeps_its_parts(
     whole = build(parts)
     for (is_first, is_last), names in expected.items():
         stage = build(parts)
-        tied = cut_stage(stage, range(1, 3), first=is_first, last=is_last)
+        tied = prune_to_stage(stage, range(1, 3), first=is_first, last=is_last)
         assert tied == (parts.tied and (is_first or is_last))
         assert outer(stage) == names
         assert list(stage.layers) == ["1", "2"]
@@ -74,14 +74,14 @@ def test_each_stage_keeps_its_parts(
 def test_a_stage_that_is_both_ends_keeps_all_and_shares_nothing() -> None:
     stage = build(GPT)
     names = [name for name, _ in stage.named_parameters()]
-    assert not cut_stage(stage, range(4), first=True, last=True)
+    assert not prune_to_stage(stage, range(4), first=True, last=True)
     assert [name for name, _ in stage.named_parameters()] == names
 
 
 @pytest.mark.parametrize("positions", [ROTARY, OrderSpec()], ids=["rotary", "none"])
 def test_positions_without_parameters_stay_on_every_stage(positions: PositionsSpec) -> None:
     stage = build(LLAMA._replace(positions=positions))
-    cut_stage(stage, range(1, 2), first=False, last=False)
+    prune_to_stage(stage, range(1, 2), first=False, last=False)
     assert stage.positions is not None
 
 
@@ -95,10 +95,10 @@ def test_stages_one_after_the_other_compute_the_whole(parts: Parts) -> None:
     stages = [build(parts) for _ in range(3)]
     for number, (stage, layers) in enumerate(zip(stages, (range(2), [2], [3]), strict=True)):
         stage.load_state_dict(whole.state_dict())
-        cut_stage(stage, layers, first=number == 0, last=number == 2)
+        prune_to_stage(stage, layers, first=number == 0, last=number == 2)
     tokens, targets, _ = batch()
     hidden = stages[1](stages[0](tokens))
-    assert torch.equal(stages[2](hidden, targets=targets), whole.loss(tokens, targets))
+    assert torch.equal(stages[2](hidden, targets=targets), whole.compute_loss(tokens, targets))
 
 
 TIED = Parts(tied=True, bias=True, norm=RMS_NORM, num_layers=4, rows=62)

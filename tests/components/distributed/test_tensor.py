@@ -9,6 +9,7 @@ from components.config.model_spec.positions import (
     InterleavedRotarySpec,
     LearnedSpec,
     OrderSpec,
+    RotarySpec,
 )
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import (
@@ -16,6 +17,7 @@ from tests.components.distributed.tensor_cases import (
     BARE_RMS_NORM,
     GELU,
     GEMMA3,
+    HYBRID,
     LATENT,
     LAYER_NORM,
     LENGTH,
@@ -60,6 +62,8 @@ NANOCHAT = Parts(
 APERTUS = HEAD_NORMS._replace(mlp=XIELU)
 NORMS_AFTER = Parts(qk_norm=RMS_NORM, norm_placement="after")
 COMPLETEP = CompletePSpec(base_dim=7, base_layers=1, embedding_multiplier=3.0)
+GATED = HEAD_NORMS._replace(num_kv_heads=2, bias=True, output_gate=True)
+SINKS = Parts(num_kv_heads=2, bias=True, windows=(5, "full"), sinks=True)
 FAMILIES = {
     "llama": LLAMA,
     "bloom": BLOOM,
@@ -85,6 +89,12 @@ FAMILIES = {
     "a z-loss of capped logits, tied": NANOCHAT._replace(z_loss=0.1, tied=True),
     "norms after, with biases": Parts(bias=True, mlp=GELU, norm_placement="after"),
     "multiplied branches and ends": Parts(parametrization=COMPLETEP, tied=True),
+    "linear mixers": HYBRID,
+    "an output gate": GATED,
+    "sinks": SINKS,
+    "channels that do not rotate": Parts(
+        positions=RotarySpec(base=10_000.0, rotary_fraction=0.6)
+    ),
     "a layer that does not rotate": Parts(
         positions=InterleavedRotarySpec(base=10_000.0, skip_every=2)
     ),
@@ -119,10 +129,12 @@ def test_two_ranks_equal_one_process(
         Parts(num_kv_heads=1, num_heads=4, qk_norm=LAYER_NORM),
         HEAD_NORMS._replace(num_kv_heads=2, bias=True),
         GEMMA3,
+        GATED,
+        SINKS,
     ],
     ids=[
         *("bloom", "two groups", "two groups, query-key norm", "one group, query-key norm"),
-        *("two groups, query-key norm of each head", "gemma 3"),
+        *("two groups, query-key norm of each head", "gemma 3", "an output gate", "sinks"),
     ],
 )
 @sequence_parallel
@@ -132,7 +144,7 @@ def test_four_ranks_equal_one_process_also_where_they_share_key_value_heads(
     assert_small(four_ranks(compare, parts, sequence_parallel, False))
 
 
-@pytest.mark.parametrize("parts", [LLAMA, BLOOM], ids=["llama", "bloom"])
+@pytest.mark.parametrize("parts", [LLAMA, BLOOM, HYBRID], ids=["llama", "bloom", "hybrid"])
 @sequence_parallel
 def test_documents_part_the_attention_of_every_rank(
     two_ranks: Ranks, parts: Parts, sequence_parallel: bool
@@ -164,11 +176,11 @@ EXPERTS = ExpertsSpec(
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        (Parts(mlp=EXPERTS), "experts are not split over this axis yet"),
-        (Parts(num_heads=3, num_kv_heads=3), "num_kv_heads = 3 evenly"),
-        (Parts(num_heads=3, num_kv_heads=1), "num_heads = 3 evenly"),
-        (Parts(mlp=SWIGLU.model_copy(update={"ffn_dim": 33})), "ffn_dim = 33 evenly"),
-        (Parts(rows=67), "padded_vocab_size = 67 evenly"),
+        (Parts(mlp=EXPERTS), "experts cannot be split over this axis yet"),
+        (Parts(num_heads=3, num_kv_heads=3), "num_kv_heads = 3"),
+        (Parts(num_heads=3, num_kv_heads=1), "num_heads = 3"),
+        (Parts(mlp=SWIGLU.model_copy(update={"ffn_dim": 33})), "ffn_dim = 33"),
+        (Parts(rows=67), "padded_vocab_size = 67"),
     ],
     ids=["experts", "groups", "heads", "inner width", "rows"],
 )

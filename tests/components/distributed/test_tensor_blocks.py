@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from components.distributed import collectives
 from components.distributed.activation_checkpoint import checkpoint_activations
 from components.distributed.tensor import split_tensors
-from components.dryrun.world import fake_world
+from components.dryrun.fake_world import fake_world
 from components.model.decoder import Decoder
 from tests.components.distributed.tensor_cases import RMS_NORM, Parts, batch, randomized
 
@@ -55,7 +55,7 @@ def operators_of_dtensors(sequence_parallel: bool) -> set[str]:
     decoder = rank_of_two(sequence_parallel=sequence_parallel)
     tokens, targets, _ = batch()
     with OfDTensors() as seen:
-        torch.autograd.backward(decoder.loss(tokens, targets))
+        torch.autograd.backward(decoder.compute_loss(tokens, targets))
     names: set[str] = seen.names
     return names
 
@@ -83,7 +83,7 @@ def gathered_at_once(recompute: Any) -> tuple[int, int, int]:
     checkpoint_activations(decoder, recompute)
     tokens, targets, _ = batch()
     with patch.object(collectives, "start_gather", watched):
-        loss = decoder.loss(tokens, targets)
+        loss = decoder.compute_loss(tokens, targets)
         forward, between = max(counts), sum(one() is not None for one in alive)
         counts.clear()
         torch.autograd.backward(loss)

@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from components.config.check import read_recipe
 from components.config.recipe import Recipe
-from components.dryrun.ledgers import CollectiveLedger, FlopLedger
-from components.dryrun.world import empty_batch, trainer_of
+from components.dryrun.fake_world import empty_batch, trainer_of
+from components.dryrun.trackers import CollectiveLedger, FlopLedger
 from components.run.folder import RunFolder
 from components.train.batches import StepBatch
 from components.train.module import Pretraining
@@ -63,7 +63,7 @@ def measure(folder: RunFolder, rank: int) -> None:
     recipe = read_recipe(folder.recipe)
     module = Pretraining(recipe=recipe, eod_id=0)
     module.trainer = trainer_of(recipe)
-    microbatches = recipe.derived.microbatches_per_step
+    microbatches = recipe.derived_numbers.microbatches_per_step
     with (
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
         Unhurried(),
@@ -78,7 +78,7 @@ def measure(folder: RunFolder, rank: int) -> None:
             with record_function(STEP):
                 module.training_step(batch)
             del batch
-    with CollectiveLedger(module.mesh) as calls, FlopLedger() as flops:
+    with CollectiveLedger(module.parallel_mesh) as calls, FlopLedger() as flops:
         module.training_step(zero_batch(recipe, microbatches))
     written = {
         "peak_bytes": peak_of(profiler, kept),

@@ -147,17 +147,17 @@ def test_flops_are_those_of_the_formula(folders: dict[str, Path], layout: str) -
     counted = sum(
         count for rank in (0, 1) for count in both(folders[layout], rank)[1]["flops"].values()
     )
-    assert counted == recipe.derived.tokens_per_step * flops_per_token(recipe)
+    assert counted == recipe.derived_numbers.tokens_per_step * flops_per_token(recipe)
 
 
 def flops_per_token(recipe: Recipe) -> int:
     """Take the formula's, which counts vectors and leaves out padding, to products alone."""
-    shape = recipe.shape
-    layers, norm = shape.num_layers, shape.norm.parameters(shape.dim)
+    shape = recipe.decoder_spec
+    layers, norm = shape.num_layers, shape.norm.count_parameters(shape.dim)
     vectors = (2 * layers + 1) * norm
     padding = (shape.padded_vocab_size - shape.vocab_size) * shape.dim
     width = shape.attention.num_heads * shape.attention.head_dim
     again = 2 * layers * width * recipe.budget.sequence_length  # scores, in the backward pass
     assert not shape.attention.bias
     assert not shape.mlp.bias
-    return recipe.derived.flops_per_token.full + 6 * (padding - vectors) + again
+    return recipe.derived_numbers.flops_per_token.full + 6 * (padding - vectors) + again

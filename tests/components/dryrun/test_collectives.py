@@ -6,8 +6,8 @@ import torch.distributed as dist
 
 from components.distributed.collectives import all_gather, reduce_scatter
 from components.distributed.mesh import build_mesh
-from components.dryrun.ledgers import CollectiveKind, CollectiveLedger, axes_of_groups
-from components.dryrun.world import fake_world
+from components.dryrun.fake_world import fake_world
+from components.dryrun.trackers import CollectiveKind, CollectiveLedger, axes_of_groups
 from tests.components.layouts import mesh_layout, parallelism
 
 ORDER = ("pipeline", "data", "expert", "context", "tensor")
@@ -37,7 +37,7 @@ def test_groups_have_the_names_of_their_axes(
     sizes: dict[str, int], axes: set[tuple[str, int]]
 ) -> None:
     layout = mesh_layout(sizes)
-    with fake_world(0, layout.ranks):
+    with fake_world(0, layout.num_ranks):
         found = axes_of_groups(build_mesh("cpu", layout))
     assert set(found.values()) == axes
 
@@ -45,7 +45,7 @@ def test_groups_have_the_names_of_their_axes(
 def test_a_message_is_all_that_a_gather_collects_and_a_scatter_deals() -> None:
     with fake_world(0, 8):
         mesh = build_mesh("cpu", parallelism(data=4, tensor=2))
-        group = mesh.axis("data_shard").get_group()
+        group = mesh.get_axis("data_shard").get_group()
         part, whole = torch.zeros(5), torch.zeros(20)
         with CollectiveLedger(mesh) as ledger:
             all_gather(whole, part, group=group)

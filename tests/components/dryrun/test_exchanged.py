@@ -4,8 +4,8 @@ import pytest
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.dryrun.ledgers import CollectiveKind
-from components.dryrun.rehearsal import StepRehearsal, rehearse
+from components.dryrun.rehearsal import StepTrace, run_two_steps
+from components.dryrun.trackers import CollectiveKind
 
 WORDS = (
     *("recipe=mula20b_a2b", "scale=mini", "cluster.ranks=3", "cluster.device=cpu"),
@@ -16,12 +16,12 @@ WORDS = (
 )
 
 
-def rehearsed(overlap: int, *more: str) -> StepRehearsal:
+def rehearsed(overlap: int, *more: str) -> StepTrace:
     words = [*WORDS, f"parallelism.expert_overlap={overlap}", *more]
-    return rehearse(compose_recipe(read_point(words)), 0)
+    return run_two_steps(compose_recipe(read_point(words)), 0)
 
 
-def exchanges(found: StepRehearsal, dtype: str) -> tuple[int, int]:
+def exchanges(found: StepTrace, dtype: str) -> tuple[int, int]:
     kind = CollectiveKind("expert", "all_to_all", dtype, 3)
     return found.calls[kind], found.bytes[kind]
 
@@ -31,11 +31,11 @@ def exchanges(found: StepRehearsal, dtype: str) -> tuple[int, int]:
 def test_parts_make_more_messages_of_the_same_numbers(overlap: int) -> None:
     """128 pairs of token and expert are not divided evenly by three ranks."""
     recipe = compose_recipe(read_point(list(WORDS)))
-    found, layers = rehearsed(overlap), recipe.shape.num_layers
+    found, layers = rehearsed(overlap), recipe.decoder_spec.num_layers
     calls, sent = exchanges(found, "float32")
     ways, pairs = 4, 64 * 2  # there and back, forward and backward
     assert calls == layers * overlap * (ways + 2)  # weights go, and their gradients come
-    assert sent == layers * pairs * (ways * recipe.shape.dim + 2) * 4
+    assert sent == layers * pairs * (ways * recipe.decoder_spec.dim + 2) * 4
     assert found.flops == rehearsed(1).flops
     assert exchanges(found, "int64") == (layers, layers * overlap * 6 * 8)
 
@@ -44,8 +44,11 @@ def test_parts_make_more_messages_of_the_same_numbers(overlap: int) -> None:
 def test_a_bound_sends_its_padding() -> None:
     """Every rank sends 64 rows, 1.5 times a third of 128, to each of the three."""
     recipe = compose_recipe(read_point(list(WORDS)))
-    bounded, layers = rehearsed(1, "parallelism.expert_bound=1.5"), recipe.shape.num_layers
+    bounded, layers = (
+        rehearsed(1, "parallelism.expert_capacity_factor=1.5"),
+        recipe.decoder_spec.num_layers,
+    )
     calls, sent = exchanges(bounded, "float32")
     assert calls == layers * 6
-    assert sent == layers * 3 * 64 * (4 * recipe.shape.dim + 2) * 4
+    assert sent == layers * 3 * 64 * (4 * recipe.decoder_spec.dim + 2) * 4
     assert exchanges(bounded, "int64") == (layers, layers * 6 * 8)

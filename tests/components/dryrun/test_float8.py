@@ -5,7 +5,7 @@ import pytest
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
-from components.dryrun.rehearsal import StepRehearsal, rehearse
+from components.dryrun.rehearsal import StepTrace, run_two_steps
 
 WORDS = (
     *("recipe=teuken7b", "scale=mini", "model.num_layers=2", "cluster.device=cuda"),
@@ -18,11 +18,11 @@ pytestmark = pytest.mark.filterwarnings(  # torch's own import of Triton's compi
 )
 
 
-def found(compute: str) -> tuple[Recipe, StepRehearsal]:
+def found(compute: str) -> tuple[Recipe, StepTrace]:
     words = [*WORDS, "model.mlp.ffn_dim=832", f"precision.compute={compute}"]
     words += ["precision.weights=float32"]  # as those of float8 are
     recipe = compose_recipe(read_point(words))
-    return recipe, rehearse(recipe, 0)
+    return recipe, run_two_steps(recipe, 0)
 
 
 @pytest.mark.long
@@ -30,7 +30,7 @@ def test_casts_of_the_layers_weights_are_gone_and_the_products_are_the_same() ->
     recipe, float8 = found("float8")
     _, bfloat16 = found("bfloat16")
     assert float8.flops == bfloat16.flops
-    shape = recipe.shape
-    maps = shape.attention.parameters(shape.dim) + shape.mlp.expert_parameters(shape.dim)
+    shape = recipe.decoder_spec
+    maps = shape.attention.count_parameters(shape.dim) + shape.mlp.expert_parameters(shape.dim)
     casts = [one.peaks["forward"].by_category["casts"] for one in (float8, bfloat16)]
     assert casts[1] - casts[0] == 2 * shape.num_layers * maps

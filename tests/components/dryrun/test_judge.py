@@ -7,8 +7,14 @@ import pytest
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
-from components.dryrun.ledgers import CollectiveKind, sent_bytes
-from components.dryrun.roles import RoleError, judge, rehearse_roles, roles_of, step_flops
+from components.dryrun.rank_roles import (
+    RoleError,
+    compare_role,
+    rehearse_roles,
+    roles_of,
+    step_flops,
+)
+from components.dryrun.trackers import CollectiveKind, sent_bytes
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.planner.result import Plan
@@ -51,14 +57,14 @@ def found(plan: Plan, **changed: float) -> dict[str, Any]:
 def test_what_is_as_planned_is_not_named_and_adds_up_to_the_plans_peak(
     recipe: Recipe, plan: Plan
 ) -> None:
-    judged = judge(roles_of(recipe)[0], found(plan), plan)
-    assert judged.peak_bytes == pytest.approx(plan.memory.ranks[0].peak)
+    judged = compare_role(roles_of(recipe)[0], found(plan), plan)
+    assert judged.peak_bytes == pytest.approx(plan.memory.ranks[0].peak_bytes)
     named = {one.figure for one in judged.differences if one.is_named}
     assert {name for name in named if not name.endswith("sent_bytes")} == set()
 
 
 def test_what_stays_and_is_off_is_named_with_both_numbers(recipe: Recipe, plan: Plan) -> None:
-    judged = judge(roles_of(recipe)[0], found(plan, weights=30.0 * GIB), plan)
+    judged = compare_role(roles_of(recipe)[0], found(plan, weights=30.0 * GIB), plan)
     (one,) = (one for one in judged.differences if one.figure == "weights_bytes")
     assert one.is_named
     assert (one.planned, one.found) == (plan.memory.ranks[0].states.weights, 30.0 * GIB)
@@ -68,17 +74,17 @@ def test_what_comes_and_goes_is_compared_as_one(recipe: Recipe, plan: Plan) -> N
     memory = plan.memory.ranks[0]
     swapped = found(plan, activations=memory.casts, casts=memory.activations / 1.15)
     for seen, is_named in ((swapped, False), (found(plan, gradients=30.0 * GIB), True)):
-        judged = judge(roles_of(recipe)[0], seen, plan)
+        judged = compare_role(roles_of(recipe)[0], seen, plan)
         (one,) = (one for one in judged.differences if one.figure == "passing_bytes")
         assert one.is_named == is_named
 
 
 def test_the_verdict_is_by_the_plans_margins(recipe: Recipe, plan: Plan) -> None:
     usable = plan.memory.usable_bytes
-    without = judge(roles_of(recipe)[0], found(plan, gradients=0.0), plan).peak_bytes
+    without = compare_role(roles_of(recipe)[0], found(plan, gradients=0.0), plan).peak_bytes
     for part, verdict in ((0.89, "fits"), (0.95, "tight"), (1.01, "does_not_fit")):
         gradients = part * usable - without
-        judged = judge(roles_of(recipe)[0], found(plan, gradients=gradients), plan)
+        judged = compare_role(roles_of(recipe)[0], found(plan, gradients=gradients), plan)
         assert judged.verdict == verdict
 
 
@@ -92,7 +98,7 @@ def test_rings_send_all_but_a_part_and_sums_twice() -> None:
 
 def test_deepspeed_is_refused_with_the_way_out() -> None:
     words = ["recipe=gpt3b6", "cluster=smng_p2", "parallelism.engine=deepspeed"]
-    with pytest.raises(RecipeError, match=r"whose own collectives .*\n.*engine=mesh"):
+    with pytest.raises(RecipeError, match=r"cannot simulate its collectives\n.*engine=mesh"):
         rehearse_roles(compose_recipe(read_point(words)), lambda _: None)
 
 

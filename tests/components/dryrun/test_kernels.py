@@ -13,15 +13,15 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from components.attention_backends import Backend
-from components.dryrun.ledgers import FlopLedger
-from components.dryrun.world import device_kernels, even_load, replace_parts
+from components.dryrun.fake_world import device_kernels, even_load, replace_parts
+from components.dryrun.trackers import FlopLedger
 from components.model import expert_products, softmax
-from components.model.attention import AttentionCore, ForwardScope
+from components.model.attention import AttentionContext, AttentionCore
 from components.model.expert_products import Matrices, grouped_products, sorted_products
+from components.model.linear import add_product
 from components.model.mlp import ACTIVATIONS
 from components.model.moe import Mixture
-from components.model.positions import Placement
-from components.model.products import add_product
+from components.model.positions import PositionEncoding
 
 
 class Saved:
@@ -83,10 +83,10 @@ def test_attention_takes_the_kernel_that_the_order_comes_to(
     with FakeTensorMode(), device_kernels(device), Seen() as seen:
         heads = torch.empty(2, 4, 16, 8, dtype=torch.bfloat16, requires_grad=True)
         keys = heads[:, :2]
-        placement = Placement(
-            places=torch.arange(16), slopes=torch.empty(4) if slopes else None
+        encoding = PositionEncoding(
+            position_ids=torch.arange(16), slopes=torch.empty(4) if slopes else None
         )
-        scope = ForwardScope(placement=placement, documents=None)
+        scope = AttentionContext(encoding=encoding, documents=None)
         core(heads, keys, keys, scope, first_head=0).sum().backward()
     backward = [f"{name}_backward" for name in taken]
     names = [re.sub(r".*product_|\.default", "", name) for name in seen.names]
@@ -102,8 +102,10 @@ def test_windows_that_hide_a_key_take_flex_and_others_the_first_of_the_order(
     core = AttentionCore(dropout=0.1, backends=["flash", "flex"])
     with FakeTensorMode(), device_kernels("cuda"), Seen() as seen:
         heads = torch.empty(2, 4, 16, 8, dtype=torch.bfloat16, requires_grad=True)
-        scope = ForwardScope(placement=Placement(places=torch.arange(16)), documents=None)
-        core(heads, heads, heads, scope.within(window), first_head=0)
+        scope = AttentionContext(
+            encoding=PositionEncoding(position_ids=torch.arange(16)), documents=None
+        )
+        core(heads, heads, heads, scope.for_window(window), first_head=0)
     assert sum("flash_attention" in name for name in seen.names) == passes
 
 
@@ -175,15 +177,15 @@ def test_experts_one_after_the_other_take_an_even_share_each() -> None:
     ledger = FlopLedger()
     with FakeTensorMode(allow_non_fake_inputs=True), even_load(), ledger:
         chosen = torch.zeros(8, 2, dtype=torch.int64)
-        expert_products.loop(torch.empty(8, 3), torch.empty(8, 2), chosen, matrices)
+        expert_products.mix_in_loop(torch.empty(8, 3), torch.empty(8, 2), chosen, matrices)
     assert ledger.flops == {"mm": 8 * 2 * 2 * (2 * 3 * 5)}
 
 
 def test_the_host_is_told_of_an_even_load_and_of_a_device_s_blocks() -> None:
     small, wide = torch.zeros(4_000, 8), torch.zeros(2**20, 8)
-    assert len(list(softmax.blocks(small, wide))) == 16
+    assert len(list(softmax.split_blocks(small, wide))) == 16
     counts = torch.tensor([3, 5])
     with device_kernels("cuda"), even_load():
-        assert len(list(softmax.blocks(small, wide))) == 2
+        assert len(list(softmax.split_blocks(small, wide))) == 2
         assert expert_products.on_host(counts, even=[4, 4]) == [4, 4]
     assert expert_products.on_host(counts, even=[4, 4]) == [3, 5]

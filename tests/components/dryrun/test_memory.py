@@ -5,7 +5,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from components.dryrun.ledgers import MemoryLedger
+from components.dryrun.trackers import MemoryLedger
 
 WIDTH, ROWS = 64, 512
 
@@ -20,16 +20,16 @@ def test_one_pass_holds_what_torchs_tracker_counts() -> None:
         rows = torch.empty(ROWS, WIDTH)
         ledger = MemoryLedger(list(ours.parameters()))
         with ledger:
-            ledger.name("weights", ours.parameters())
+            ledger.set_category("weights", ours.parameters())
             ledger.phase = "forward"
             ours(rows).sum().backward()
-            ledger.settle()
+            ledger.record_peak()
         tracker = MemTracker()
         tracker.track_external(theirs)
         with tracker:
             theirs(rows).sum().backward()
     (peak,) = tracker.get_tracker_snapshot("peak").values()
-    highest = max(peak.bytes for peak in ledger.peaks.values())
+    highest = max(peak.total_bytes for peak in ledger.peaks.values())
     assert highest == peak["Total"] > ROWS * WIDTH * 4
 
 
@@ -38,7 +38,7 @@ def test_each_storage_is_called_by_what_it_is_for() -> None:
         linear = nn.Linear(WIDTH, WIDTH, bias=False)
         ledger = MemoryLedger(list(linear.parameters()))
         with ledger:
-            ledger.name("weights", linear.parameters())
+            ledger.set_category("weights", linear.parameters())
             ledger.phase = "forward"
             with torch.autocast("cpu", torch.bfloat16):
                 kept = linear(torch.empty(ROWS, WIDTH, requires_grad=True))
@@ -64,13 +64,13 @@ def test_a_second_step_has_its_own_peak() -> None:
             ledger.phase = "forward"
             large = torch.empty(1_000, dtype=torch.int8)
             del large
-            ledger.begin()
+            ledger.start_step()
             ledger.phase = "update"
             small = torch.empty(10, dtype=torch.int8)
-            ledger.settle()
+            ledger.record_peak()
     ((phase, highest),) = ledger.peaks.items()
     assert phase == "update"
-    assert highest.bytes == small.numel()
+    assert highest.total_bytes == small.numel()
     assert "empty" in highest.operator
 
 
@@ -88,7 +88,7 @@ def test_a_storage_that_is_emptied_counts_for_nothing_until_it_is_filled_again()
                 found.append(ledger.held["activations"])
             del gathered, kept
             found.append(ledger.held["activations"])
-            ledger.settle()
+            ledger.record_peak()
         torch.empty(4).untyped_storage().resize_(0)  # nobody watches any more
     assert found == [0, 1_000, 0, 0]
-    assert ledger.peaks["forward"].bytes == 1_000
+    assert ledger.peaks["forward"].total_bytes == 1_000

@@ -6,7 +6,7 @@ import pytest
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.dryrun.rehearsal import StepRehearsal, rehearse
+from components.dryrun.rehearsal import StepTrace, run_two_steps
 from components.planner.activations import layer_bytes_per_token
 from components.planner.job import TrainingJob, job_from_recipe
 
@@ -32,15 +32,17 @@ GEMMA3 = (
     *("recipe=teuken7b", "model.norm_placement=both", "model.embedding_scale=sqrt_dim"),
     *("model.mlp.activation=gelu_tanh", "model.attention.scale_dim=48", HEAD_NORMS, QK_NORM),
 )
+GATE = "model.attention.output_gate=true"
+SINKS = "model.attention.sinks=true"
 DEPTHS = (4, 8)
 
 
-def rehearsed(layers: int, words: tuple[str, ...]) -> tuple[TrainingJob, StepRehearsal]:
+def rehearsed(layers: int, words: tuple[str, ...]) -> tuple[TrainingJob, StepTrace]:
     recipe = compose_recipe(read_point([*WORDS, *words, f"model.num_layers={layers}"]))
-    return job_from_recipe(recipe), rehearse(recipe, 0)
+    return job_from_recipe(recipe), run_two_steps(recipe, 0)
 
 
-def most(found: StepRehearsal) -> dict[Any, int]:
+def most(found: StepTrace) -> dict[Any, int]:
     """Return what is held by category when most activations are."""
     peaks = (found.peaks[phase] for phase in ("forward", "backward"))
     categories = [peak.by_category for peak in peaks]
@@ -60,6 +62,8 @@ def most(found: StepRehearsal) -> dict[Any, int]:
         (("recipe=teuken7b", "model.norm_placement=after"), 1e-4),
         ((*GEMMA3, "parallelism.tensor=2", "parallelism.sequence_parallel=true"), 1e-4),
         (("recipe=teuken7b", "parallelism.tensor=2", HEAD_NORMS, QK_NORM), 1e-4),
+        (("recipe=teuken7b", GATE, "parallelism.tensor=2"), 1e-4),
+        (("recipe=teuken7b", SINKS, "parallelism.tensor=2"), 1e-4),
         (LATENT, 1e-4),
         ((*LATENT, "parallelism.tensor=2"), 1e-4),
         ((*LATENT, "parallelism.context=2"), 1e-4),
@@ -75,7 +79,10 @@ def most(found: StepRehearsal) -> dict[Any, int]:
         (
             (
                 *("recipe=mula7b_a1b", "parallelism.expert=2"),
-                *("parallelism.expert_dispatch=all_to_all", "parallelism.expert_bound=1.5"),
+                *(
+                    "parallelism.expert_dispatch=all_to_all",
+                    "parallelism.expert_capacity_factor=1.5",
+                ),
             ),
             0.05,
         ),
@@ -83,7 +90,7 @@ def most(found: StepRehearsal) -> dict[Any, int]:
     ],
     ids=[
         *("dense", "tensor", "context", "norms after"),
-        *("gemma 3", "norm of each head"),
+        *("gemma 3", "norm of each head", "output gate", "sinks"),
         *("latent", "latent over tensor ranks", "latent over context ranks"),
         *("experts", "gathered", "exchanged", "bounded", "shared"),
     ],
@@ -144,6 +151,13 @@ def test_a_dense_layer_before_those_with_experts_is_planned() -> None:
     apart = (most(plain)["activations"] - most(found)["activations"]) / job.microbatch_tokens
     # A difference of two layers that are nearly alike: within a twentieth of one.
     assert apart == pytest.approx(with_experts - dense_alone, abs=0.05 * dense_alone)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", [GATE, SINKS, "model.positions.rotary_fraction=0.25"])
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_newer_parts_of_attention_are_planned(part: str, tensor: int) -> None:
+    assert_planned("recipe=teuken7b", f"parallelism.tensor={tensor}", part, QK_NORM)
 
 
 @pytest.mark.long

@@ -35,19 +35,21 @@ def test_a_card_of_two_dies_is_counted_once(
     one, other = second_dies
     write_smi(programs, [100.0, one, 1_000.0, other])
     (counter,) = amd_counters(tmp_path, devices=4, per_card=2)
-    assert counter.read() == pytest.approx(1_100.0)
+    assert counter.read_joules() == pytest.approx(1_100.0)
     meter = Meter(counters=[counter], units=4, now=0.0)
     write_smi(programs, [150.0, one and 150.0, 1_030.0, other and 1_030.0])
-    reading = meter.count(10.0)
+    reading = meter.measure_energy(10.0)
     assert reading.joules == pytest.approx(80.0)
     assert reading.is_whole
-    assert reading.watts == pytest.approx(2.0)  # of a die: 80 joules by 4 dies and 10 seconds
+    assert reading.mean_watts == pytest.approx(
+        2.0
+    )  # of a die: 80 joules by 4 dies and 10 seconds
 
 
 def test_cards_of_one_device_are_counted_each(programs: Path, tmp_path: Path) -> None:
     write_smi(programs, [5.0, 7.0])
     (counter,) = amd_counters(tmp_path, devices=2, per_card=1)
-    assert counter.read() == pytest.approx(12.0)
+    assert counter.read_joules() == pytest.approx(12.0)
 
 
 @pytest.mark.parametrize(
@@ -56,12 +58,12 @@ def test_cards_of_one_device_are_counted_each(programs: Path, tmp_path: Path) ->
         (
             [5.0, 0.0, 7.0, 0.0],
             2,
-            "sees 4 devices of 2 cards that count, not the profile's 2 of 1",
+            "sees 4 devices of 2 cards with counters, the profile has 2 of 1",
         ),
         (
             [5.0, 0.0, 0.0, 0.0],
             4,
-            "sees 4 devices of 1 cards that count, not the profile's 4 of 2",
+            "sees 4 devices of 1 cards with counters, the profile has 4 of 2",
         ),
         ([5.0, 6.0, 7.0, 8.0], 4, "sees 4 devices of 4 cards"),
         ([0.0, 0.0], 2, "sees 2 devices of 0 cards"),
@@ -79,11 +81,11 @@ def test_what_is_not_the_profile_s_cards_is_not_counted(
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        (None, "there is no rocm-smi"),
+        (None, "rocm-smi is not installed"),
         ("exit 3", "rocm-smi: .*exit status 3"),
-        ("echo ROCk module is NOT loaded", "says nothing of energy"),
-        ('echo \'{"card0": {"GPU ID": 1}}\'', "says nothing of energy"),
-        ("echo '{\"card0\": 1}'", "says nothing of energy"),
+        ("echo ROCk module is NOT loaded", "reports no energy"),
+        ('echo \'{"card0": {"GPU ID": 1}}\'', "reports no energy"),
+        ("echo '{\"card0\": 1}'", "reports no energy"),
     ],
     ids=["absent", "fails", "no tree", "no energy", "another tree"],
 )
@@ -103,9 +105,9 @@ def test_cray_s_counters_of_cards_come_before_the_program(
     write_smi(programs, [1.0, 0.0] * 4)
     write_cray(tmp_path, [10.0, 200.0, 3_000.0, 40_000.0])
     counters = amd_counters(tmp_path, devices=8, per_card=2)
-    assert [one.read() for one in counters] == [10.0, 200.0, 3_000.0, 40_000.0]
+    assert [one.read_joules() for one in counters] == [10.0, 200.0, 3_000.0, 40_000.0]
     assert not (programs / "asked").exists()
-    with pytest.raises(NoCounterError, match="4 cards count what 4 ranks and maybe others use"):
+    with pytest.raises(NoCounterError, match="4 cards count 4 ranks and perhaps other jobs"):
         amd_counters(tmp_path, devices=4, per_card=2)
 
 
@@ -116,8 +118,8 @@ def test_a_counter_of_cray_s_that_does_not_tell_is_named(
     counters = amd_counters(tmp_path, devices=4, per_card=2)
     file = tmp_path / "cray/pm_counters/accel1_energy"
     file.write_text("\n")
-    with pytest.raises(NoCounterError, match="accel1_energy holds no number"):
-        counters[1].read()
+    with pytest.raises(NoCounterError, match="accel1_energy is not a number"):
+        counters[1].read_joules()
     file.unlink()
     with pytest.raises(NoCounterError, match="accel1_energy: No such file"):
-        counters[1].read()
+        counters[1].read_joules()

@@ -12,20 +12,24 @@ UNCOUNTED = EnergyReading(joules=0.0, counted_seconds=0.0, passed_seconds=4 * HO
 
 
 def test_four_devices_of_300_watts_take_1_2_kwh_in_an_hour() -> None:
-    assert FOUR.kwh == pytest.approx(1.2)
-    assert (FOUR.watts, FOUR.fraction) == (300.0, 1.0)
+    assert FOUR.energy_kwh == pytest.approx(1.2)
+    assert (FOUR.mean_watts, FOUR.counted_fraction) == (300.0, 1.0)
     assert FOUR.is_whole
 
 
 def test_uncounted_time_leaves_power_as_it_is_and_the_sum_a_part() -> None:
     both = FOUR + UNCOUNTED
-    assert (both.watts, both.fraction) == (300.0, 0.5)
+    assert (both.mean_watts, both.counted_fraction) == (300.0, 0.5)
     assert not both.is_whole
 
 
 def test_what_nothing_counted_is_null_and_not_0() -> None:
     assert UNCOUNTED.as_json()["joules"] is None
-    assert (UNCOUNTED.watts, UNCOUNTED.kwh, NOTHING.fraction) == (None, None, 0.0)
+    assert (UNCOUNTED.mean_watts, UNCOUNTED.energy_kwh, NOTHING.counted_fraction) == (
+        None,
+        None,
+        0.0,
+    )
     assert not NOTHING.is_whole
 
 

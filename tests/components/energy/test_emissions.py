@@ -19,7 +19,7 @@ def bloom(cluster: str = "jean_zay") -> Recipe:
 
 
 def emitted(kwh: float | None, site: Electricity) -> Emissions:
-    return Emissions.of(kwh, **site.model_dump())
+    return Emissions.from_energy(kwh, **site.model_dump())
 
 
 def test_bloom_s_tonnes_follow_from_its_kwh_and_the_profile() -> None:

@@ -16,7 +16,7 @@ def test_processors_and_memory_count_and_what_is_part_of_them_does_not(tmp_path:
     write_zone(tmp_path, "intel-rapl:1", "package-1-die-0", microjoules=2_000_000)
     write_zone(tmp_path, "intel-rapl:2", "psys", microjoules=20_000_000)
     write_zone(tmp_path, "intel-rapl-mmio:0", "package-0", microjoules=40_000_000)
-    assert sum(one.read() for one in host_counters(tmp_path)) == 103.0
+    assert sum(one.read_joules() for one in host_counters(tmp_path)) == 103.0
 
 
 def test_a_processor_that_begins_again_at_its_own_range_is_counted_on(tmp_path: Path) -> None:
@@ -25,9 +25,9 @@ def test_a_processor_that_begins_again_at_its_own_range_is_counted_on(tmp_path: 
     )
     meter = Meter(counters=host_counters(tmp_path), units=1, now=0.0)
     file.write_text("500\n")
-    assert meter.count(0.05).joules == pytest.approx(0.0015)
+    assert meter.measure_energy(0.05).joules == pytest.approx(0.0015)
     file.write_text("600\n")  # 70 joules may pass unseen in 0.07 seconds of a kilowatt
-    assert meter.count(0.2).joules == pytest.approx(0.0015)
+    assert meter.measure_energy(0.2).joules == pytest.approx(0.0015)
 
 
 def test_a_machine_without_rapl_says_so(tmp_path: Path) -> None:

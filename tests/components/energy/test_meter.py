@@ -40,7 +40,7 @@ def test_what_two_counters_count_adds_up_however_often_they_begin_again(
         totals = [total + joules for total, joules in zip(totals, both, strict=True)]
         for file, total in zip(files, totals, strict=True):
             show(file, total % RANGE)
-        counted = meter.count(100.0 + 2.0 * turn)
+        counted = meter.measure_energy(100.0 + 2.0 * turn)
     assert counted.joules == pytest.approx(sum(totals) - sum(first))
     assert counted.counted_seconds == counted.passed_seconds == 4 * 2.0 * len(spent)
 
@@ -52,13 +52,13 @@ def test_while_a_counter_cannot_be_read_neither_joules_nor_seconds_are_counted(
     show(file, 10)
     meter = Meter(counters=[counter(file)], units=2, now=0.0)
     show(file, 15)
-    meter.count(1.0)
+    meter.measure_energy(1.0)
     file.unlink()
-    meter.count(3.0)
+    meter.measure_energy(3.0)
     show(file, 500)
-    meter.count(7.0)
+    meter.measure_energy(7.0)
     show(file, 507)
-    counted = meter.count(8.0)
+    counted = meter.measure_energy(8.0)
     assert (counted.joules, counted.counted_seconds, counted.passed_seconds) == (12, 4, 16)
 
 
@@ -67,9 +67,9 @@ def test_a_counter_without_a_range_that_goes_back_was_set_back(tmp_path: Path) -
     show(file, 90)
     meter = Meter(counters=[counter(file, range_joules=math.inf)], units=1, now=0.0)
     show(file, 3)
-    meter.count(1.0)
+    meter.measure_energy(1.0)
     show(file, 5)
-    counted = meter.count(2.0)
+    counted = meter.measure_energy(2.0)
     assert (counted.joules, counted.counted_seconds, counted.passed_seconds) == (2, 1, 2)
 
 
@@ -85,20 +85,20 @@ def test_readings_too_far_apart_count_nothing_and_keeping_up_prevents_it(
             show(file, 100 * second % RANGE)
             if keeps_up:
                 meter.keep_up(float(second))
-        found[keeps_up] = meter.count(12.0)
+        found[keeps_up] = meter.measure_energy(12.0)
     assert (found[False].joules, found[False].counted_seconds) == (0, 0)
     assert (found[True].joules, found[True].counted_seconds) == (1_200, 12)
     assert found[False].passed_seconds == found[True].passed_seconds == 12
 
 
 def test_without_counters_time_passes_uncounted() -> None:
-    counted = Meter(counters=[], units=3, now=1.0).count(2.0)
+    counted = Meter(counters=[], units=3, now=1.0).measure_energy(2.0)
     assert (counted.joules, counted.counted_seconds, counted.passed_seconds) == (0, 0, 3)
 
 
 def test_a_file_that_does_not_tell_says_which_and_why(tmp_path: Path) -> None:
     with pytest.raises(NoCounterError, match="away: No such file or directory"):
-        counter(tmp_path / "away").read()
+        counter(tmp_path / "away").read_joules()
     (tmp_path / "odd").write_text("enabled\n")
-    with pytest.raises(NoCounterError, match="odd holds no number"):
-        counter(tmp_path / "odd").read()
+    with pytest.raises(NoCounterError, match="odd is not a number"):
+        counter(tmp_path / "odd").read_joules()

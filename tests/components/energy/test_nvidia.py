@@ -42,7 +42,7 @@ class Answers(SimpleNamespace):
     def nvmlDeviceGetMigMode(self, handle: object) -> object:  # noqa: N802 - NVIDIA's name
         return answer(self.mig)
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: object) -> object:  # noqa: N802 - same
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: object) -> object:  # noqa: N802 - NVIDIA's name
         assert handle == f"GPU-{UUID}"
         return answer(self.energy)
 
@@ -65,14 +65,14 @@ def test_millijoules_of_a_whole_gpu_are_read(nvml: Answers, mig: object) -> None
     nvml.mig = mig
     counter = NvidiaCounter(uuid=UUID)
     nvml.energy = 126_272_101_025
-    assert counter.read() == 126_272_101.025
+    assert counter.read_joules() == 126_272_101.025
 
 
 def test_a_gpu_that_stops_telling_says_so(nvml: Answers) -> None:
     counter = NvidiaCounter(uuid=UUID)
     nvml.energy = Refused("GPU is lost")
     with pytest.raises(NoCounterError, match="NVML: GPU is lost"):
-        counter.read()
+        counter.read_joules()
 
 
 @pytest.mark.parametrize(

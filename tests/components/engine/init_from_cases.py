@@ -8,8 +8,8 @@ from torch import Tensor
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.build import build
-from components.config.schema.types import thaw
+from components.build import build_node
+from components.config.schema.types import to_plain
 from components.convert.hf_shards import ShardReader
 from components.convert.reading import read_folder
 from components.distributed.mesh import build_mesh
@@ -25,19 +25,19 @@ def begin(words: list[str]) -> tuple[State, int, State]:
     recipe = compose_recipe(read_point(words))
     mesh = build_mesh("cpu", recipe.parallelism)
     names: list[str] = []
-    read = ShardReader.read
+    read = ShardReader.read_tensor
 
     def counted(self: ShardReader, name: str) -> Tensor:
         names.append(name)
         return read(self, name)
 
-    with patch.object(ShardReader, "read", counted):
+    with patch.object(ShardReader, "read_tensor", counted):
         stages = build_rank_model(recipe, mesh, device=torch.device("cpu")).stages
-    whole = build(recipe.model, "model")
+    whole = build_node(recipe.model, "model")
     read_folder(
         Path(recipe.model["init_from"]),
         whole,
-        section=thaw(recipe.model),
+        section=to_plain(recipe.model),
         tokenizer_vocab_size=recipe.tokenizer["vocab_size"],
     )
     mine = {

@@ -1,12 +1,17 @@
 """Steps of the mesh engine on every rank, beside one process and torch's own clipping."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
+from components.config.check import check_recipe
 from components.distributed.mesh import sum_over_ranks
+from components.distributed.pipeline import GradientAccumulation
 from components.engine.mesh_engine import MeshEngine
+from components.engine.microbatch_forward import StageForward
 from components.optim.ademamix import AdEMAMix
 from components.optim.loss_scale import LossScale
 from components.optim.muon import Muon
@@ -100,7 +105,7 @@ def clipped_steps(
         torch.nn.utils.clip_grad_norm_(whole.decoder.parameters(), limit)
         theirs.step()
         batch = batches[sharded.mesh.data_rank]
-        engine.step(batch, lr=RATE, norm_limit=limit, judge=_agree)
+        engine.step(batch, lr=RATE, norm_limit=limit, accept_step=_agree)
         apart = max(apart, largest_difference(sharded.weights(), whole.weights()))
     return apart
 
@@ -128,9 +133,37 @@ def goes_on_with_its_scale(parts: Parts, layout: Layout) -> bool:
     first, second = engines
     batch = batch_of(0, first.mesh.data_rank)
     for _ in range(3):
-        first.step(batch, lr=RATE, norm_limit=1.0, judge=lambda _: torch.tensor(torch.inf))
+        first.step(
+            batch, lr=RATE, norm_limit=1.0, accept_step=lambda _: torch.tensor(torch.inf)
+        )
     state = first.scale_state()
     assert state is not None
-    assert first.scale == 2.0**13
+    assert first.backward_scale == 2.0**13
     second.load_scale_state(state)
-    return second.scale == first.scale and second.scale_state() == state
+    return second.backward_scale == first.backward_scale and second.scale_state() == state
+
+
+def count_unequally(
+    tree: dict[str, Any], batches: list[Tensor], eod_id: int
+) -> tuple[float, float]:
+    """Run a rank's batch, and all targets that follow no ``eod_id`` on one process.
+
+    Returns how far the mean loss and the gradients are from those of one process.
+    """
+    model = randomized(Parts())
+    whole, sharded = Whole(model), ParallelModel(model, Layout(shard=len(batches)))
+    rows = torch.cat(batches).flatten(0, 1)
+    targets = rows[:, 1:].masked_fill(rows[:, :-1] == eod_id, -100)
+    expected = cross_entropy(whole.decoder(rows[:, :-1]).flatten(0, 1), targets.flatten())
+    torch.autograd.backward(expected)
+    batch, device = batches[sharded.mesh.data_rank], torch.device("cpu")
+    recipe = check_recipe(tree)
+    compute = StageForward(recipe=recipe, mesh=sharded.mesh, device=device, eod_id=eod_id)
+    compute.start_step(0, len(batch))
+    compute.count_targets(batch)
+    sharded.parallel.start_step(len(batch))
+    GradientAccumulation(sharded.stages[0], compute).accumulate_gradients(batch, 1 / len(batch))
+    sharded.parallel.reduce_gradients()
+    loss = sum_over_ranks(compute.share_of_means())[0]
+    gap = largest_difference(sharded.gradients(), whole.gradients())
+    return abs(loss - expected).item(), gap

@@ -68,7 +68,7 @@ def test_teuken_in_float32_at_stage_3_with_its_optimizer_in_host_memory() -> Non
 def test_a_miniature_of_gpt_adds_up_in_float32_where_the_device_has_no_bfloat16() -> None:
     recipe = compose_recipe(read_point(["recipe=gpt3b6"]))
     found = deepspeed_config(recipe, "float32")
-    zero, parameters = found["zero_optimization"], recipe.shape.total_parameters
+    zero, parameters = found["zero_optimization"], recipe.decoder_spec.total_parameters
     assert found["data_types"] == {"grad_accum_dtype": "fp32"}
     assert not zero["reduce_scatter"]
     assert zero["reduce_bucket_size"] == zero["allgather_bucket_size"]
@@ -103,7 +103,10 @@ def test_without_zero_clipping_is_not_left_to_deepspeed() -> None:
 
 
 def test_a_precision_that_deepspeed_has_not_is_refused_whatever_auto_stood_for() -> None:
-    with pytest.raises(RecipeError, match=r"parallelism\.zero: 0, but in bfloat16"):
+    with pytest.raises(
+        RecipeError,
+        match=r"parallelism\.zero: 0, but DeepSpeed saves float32 weights of bfloat16",
+    ):
         config("teuken7b", "bfloat16", "precision.compute=auto", "parallelism.zero=0")
 
 
@@ -112,7 +115,7 @@ def test_an_engine_that_is_not_installed_is_said_before_anything_is_written(
 ) -> None:
     monkeypatch.setattr(local_checks, "find_spec", lambda name: None)
     recipe = compose_recipe(read_point(["recipe=teuken7b", "parallelism.engine=deepspeed"]))
-    with pytest.raises(RecipeError, match=r"parallelism\.engine: deepspeed, which is not inst"):
+    with pytest.raises(RecipeError, match=r"parallelism\.engine: deepspeed, but DeepSpeed is"):
         local_checks.check_builds(recipe)
 
 
@@ -121,14 +124,14 @@ def test_a_miniature_has_no_buffers_of_gigabytes(scale: str) -> None:
     words = [word for word in ALONE if not word.startswith("scale")]
     recipe = compose_recipe(read_point(["recipe=teuken7b", *words, f"scale={scale}"]))
     zero = deepspeed_config(recipe, "float32")["zero_optimization"]
-    assert zero["reduce_bucket_size"] == recipe.derived.parameters.total < 5_000_000
+    assert zero["reduce_bucket_size"] == recipe.derived_numbers.parameters.total < 5_000_000
 
 
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("weights=float32", "weights: float32, but beside bfloat16 products DeepSpeed has"),
-        ("master=bfloat16", "master: bfloat16, but beside bfloat16 products DeepSpeed has"),
+        ("weights=float32", "weights: float32, but DeepSpeed with bfloat16 supports"),
+        ("master=bfloat16", "master: bfloat16, but DeepSpeed with bfloat16 supports"),
     ],
 )
 def test_a_scheme_that_is_not_deepspeeds_is_refused(word: str, message: str) -> None:

@@ -8,9 +8,9 @@ import torch
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.build import build
+from components.build import build_node
 from components.config.part_nodes import read_decoder
-from components.config.schema.types import thaw
+from components.config.schema.types import to_plain
 from components.convert.family import choose_family
 from components.convert.folder import make_config, their_tensors
 from components.convert.hf_shards import SINGLE, write_shards
@@ -29,9 +29,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # DTensor's, whi
 def words(tmp_path: Path) -> list[str]:
     """Write a folder of random weights, and ask for them."""
     recipe = compose_recipe(read_point(TINY))
-    section, target = thaw(recipe.model), tmp_path / "weights"
+    section, target = to_plain(recipe.model), tmp_path / "weights"
     features = read_decoder(section)
-    family, model = choose_family(features), build(recipe.model, "model")
+    family, model = choose_family(features), build_node(recipe.model, "model")
     rows = features.padded_vocab_size
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():

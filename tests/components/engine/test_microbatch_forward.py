@@ -14,12 +14,15 @@ from command.composition.compose import compose_recipe
 from components.data.samples import LossMask
 from components.distributed.mesh import Mesh, build_mesh
 from components.distributed.tensor_styles import seed_layers
-from components.dryrun.world import fake_world
-from components.engine.microbatch_forward import StageCompute, number_documents
+from components.dryrun.fake_world import fake_world
+from components.engine.microbatch_forward import StageForward, number_documents
 from components.model.decoder import Decoder
 from components.model.masks import CausalMask
+from components.parity.prover import in_precision
+from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import Parts
 from tests.components.distributed.tensor_cases import build as build_decoder
+from tests.components.engine.mesh_engine_cases import count_unequally
 
 RECIPE = compose_recipe(read_point(["recipe=teuken7b", "scale=mini"]))
 
@@ -32,11 +35,11 @@ def mesh_of(data: int) -> Mesh:
 
 def seeds(mesh: Mesh, microbatches: int, *, step: int = 3) -> list[int]:
     """Seed one layer in each of this rank's microbatches."""
-    compute = StageCompute(recipe=RECIPE, mesh=mesh, device=torch.device("cpu"), eod_id=0)
-    compute.begin(step, microbatches)
+    compute = StageForward(recipe=RECIPE, mesh=mesh, device=torch.device("cpu"), eod_id=0)
+    compute.start_step(step, microbatches)
     found = []
     for number in range(microbatches):
-        compute.take(number)
+        compute.select_microbatch(number)
         found.append(compute.dropout_seed("1"))
     return found
 
@@ -61,10 +64,10 @@ def test_an_end_of_document_belongs_to_the_document_that_it_ends() -> None:
 
 def test_the_embedding_and_every_layer_draw_from_streams_of_their_own() -> None:
     with fake_world(0, 1):
-        compute = StageCompute(
+        compute = StageForward(
             recipe=RECIPE, mesh=mesh_of(1), device=torch.device("cpu"), eod_id=0
         )
-        compute.begin(3, 1)
+        compute.start_step(3, 1)
         parts = ["embedding", *(str(layer) for layer in range(RECIPE.model["num_layers"]))]
         assert len({compute.dropout_seed(part) for part in parts}) == len(parts)
 
@@ -94,9 +97,9 @@ def test_a_model_without_dropout_is_not_seeded_at_all() -> None:
     torch.manual_seed(5)
     with fake_world(0, 1):
         device = torch.device("cpu")
-        compute = StageCompute(recipe=RECIPE, mesh=mesh_of(1), device=device, eod_id=0)
+        compute = StageForward(recipe=RECIPE, mesh=mesh_of(1), device=device, eod_id=0)
         rows = torch.randint(0, 60, (1, 9))
-        compute.begin(0, 1)
+        compute.start_step(0, 1)
         before = torch.get_rng_state()
         compute(decoder, (rows[:, :-1],), rows, 0)
     assert not asked
@@ -115,9 +118,9 @@ def test_a_step_is_the_mean_over_the_targets_that_count_and_held_out_over_all(
     batch = torch.randint(0, 60, (3, 2, 17), generator=torch.Generator().manual_seed(1))
     batch[0, :, ::3] = 7  # where documents end; the microbatches count other numbers
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    compute = StageCompute(recipe=recipe, mesh=mesh_of(1), device=torch.device("cpu"), eod_id=7)
-    compute.begin(0, 3)
-    compute.weigh(batch)
+    compute = StageForward(recipe=recipe, mesh=mesh_of(1), device=torch.device("cpu"), eod_id=7)
+    compute.start_step(0, 3)
+    compute.count_targets(batch)
     with torch.autocast("cpu", enabled=False):
         trained = []
         for number, rows in enumerate(batch):
@@ -132,11 +135,25 @@ def test_a_step_is_the_mean_over_the_targets_that_count_and_held_out_over_all(
     expected = cross_entropy(logits, left.flatten())
     squares = logits.logsumexp(-1).square()[counted.flatten()]
     assert 0 < counted[0].sum() < counted[1].sum() < counted[1].numel()
-    torch.testing.assert_close(compute.losses.mean(), expected)
+    torch.testing.assert_close(compute.microbatch_losses.mean(), expected)
     torch.testing.assert_close(told[:2], torch.stack([expected, z_loss * squares.mean()]))
     torch.testing.assert_close(torch.stack(trained).mean(), told[:2].sum())
     whole = cross_entropy(decoder(batch[0, :, :-1]).flatten(0, 1), batch[0, :, 1:].flatten())
     torch.testing.assert_close(held_out, whole)
+
+
+def test_a_target_weighs_the_same_on_a_rank_that_counts_one_as_beside_five_hundred(
+    two_ranks: Ranks,
+) -> None:
+    words = ["recipe=teuken7b", "scale=mini", "data.loss_after_eod=false"]
+    recipe = in_precision(compose_recipe(read_point(words)), "float64")
+    few, many = torch.full((1, 1, 501), 7), torch.arange(501).view(1, 1, -1) % 50 + 8
+    few[..., -2] = 8  # the only token that ends no document
+    for loss, gradient in two_ranks(
+        count_unequally, recipe.model_dump(mode="json"), [few, many], 7
+    ):
+        assert loss < 1e-12
+        assert gradient < 1e-12
 
 
 class Recording(Decoder):
@@ -145,7 +162,7 @@ class Recording(Decoder):
     def __init__(self) -> None:
         nn.Module.__init__(self)
         self.final_norm = None
-        self.places = lambda length, device: torch.arange(length, device=device)
+        self.position_ids = lambda length, device: torch.arange(length, device=device)
         self.sequence_slices = 1
         self.masks: list[CausalMask | None] = []
 
@@ -163,7 +180,7 @@ def test_the_stages_of_a_rank_share_the_mask_of_each_microbatch() -> None:
     first, second = Recording().eval(), Recording().eval()
     with fake_world(0, 2):
         mesh = build_mesh("cpu", recipe.parallelism)
-        compute = StageCompute(recipe=recipe, mesh=mesh, device=torch.device("cpu"), eod_id=0)
+        compute = StageForward(recipe=recipe, mesh=mesh, device=torch.device("cpu"), eod_id=0)
         rows = list(batch)
         turns = [(first, 0), (first, 1), (second, 0), (first, 2), (second, 1), (second, 2)]
         for stage, number in turns:
@@ -172,7 +189,7 @@ def test_the_stages_of_a_rank_share_the_mask_of_each_microbatch() -> None:
             assert once is again
             assert isinstance(once, CausalMask)
             numbers = number_documents(tokens[:, :-1], 0)
-            assert torch.equal(once.dense(slice(None), 8)[:, 0], seen_in(numbers))
+            assert torch.equal(once.build_dense_mask(slice(None), 8)[:, 0], seen_in(numbers))
         assert compute._masks == {}
         # A pass that ended early leaves a mask, which is no other rows'.
         compute(first, (rows[0][:, :-1],), rows[0], 0)

@@ -7,7 +7,7 @@ import torch
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.dryrun.world import fake_world, trainer_of
+from components.dryrun.fake_world import fake_world, trainer_of
 from components.engine.parallelize import build_rank_model
 
 TINY = ("recipe=teuken7b", "scale=mini", "model.dim=32", "model.num_layers=2")

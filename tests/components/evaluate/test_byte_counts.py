@@ -58,7 +58,8 @@ def count(folder: Path, documents: list[list[int]], eod_id: int) -> int:
     assert text_bytes is not None
     packed = np.array([eod_id, *(i for ids in documents for i in (*ids, eod_id))], np.int64)
     return sum(
-        text_bytes.of(packed[start : start + 8][None]) for start in range(0, len(packed), 7)
+        text_bytes.count_bytes(packed[start : start + 8][None])
+        for start in range(0, len(packed), 7)
     )
 
 
@@ -87,7 +88,7 @@ def test_bytes_of_a_sentencepiece_tokenizer(kind: str, prefix: bool, tmp_path: P
         "normalization_rule_name": "identity",
     }
     tokenizer = Unigram(**without_target(section))
-    tokenizer.train(corpus(), tmp_path)
+    tokenizer.train_on_texts(corpus(), tmp_path)
     texts = [
         *(text for text in TEXTS if "<" not in text),
         " begins with a space",

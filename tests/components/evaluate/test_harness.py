@@ -6,11 +6,12 @@ import pytest
 
 from components.errors import RecipeError
 from components.evaluate import harness
-from components.evaluate.harness import ask_tasks
+from components.evaluate.harness import open_harness
 
 
 def ask(folder: Path) -> None:
-    ask_tasks(folder, [], compute=None, most_rows=1)
+    with open_harness(folder, compute=None, most_rows=1):
+        pass
 
 
 def test_a_folder_that_is_no_export_is_refused(tmp_path: Path) -> None:
@@ -25,7 +26,7 @@ def test_a_folder_that_is_no_export_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_names_code_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / name).write_text('{"auto_map": {"AutoConfig": "evil.Config"}}')
-    with pytest.raises(RecipeError, match=f"{name}: names Python files.*never run"):
+    with pytest.raises(RecipeError, match=f"{name}: auto_map lists Python files.*never run"):
         ask(tmp_path)
 
 

@@ -27,7 +27,7 @@ def test_each_device_has_a_rank_and_a_cpu_is_one(
 
 def test_what_a_user_can_mend_is_raised_again_and_all_else_is_told(tmp_path: Path) -> None:
     file = tmp_path / "failure.json"
-    assert "ended with status 9" in str(failure_of(file, 9))
+    assert "exited with status 9" in str(failure_of(file, 9))
     for message, kind in (
         ("RecipeError: a.b: wrong\n  do this", RecipeError),
         ("KeyError: 'x'", ChildProcessError),

@@ -13,7 +13,7 @@ import pytest
 from components.errors import RecipeError
 from components.evaluate.task_list import TaskList
 
-pytestmark = pytest.mark.skipif(  # it is optional
+pytestmark = pytest.mark.skipif(  # lm-eval is optional
     find_spec("lm_eval") is None,
     reason="lm-eval is not installed: requirements/evaluate.lock",
 )
@@ -26,7 +26,7 @@ def listed(dataset: str, *, asked: str = "arc_easy", config: str = "<config>") -
         "asks": {asked: config}, "dataset": dataset, "split": "test", "version": 1.0,
         "num_fewshot": 0, "metric": "acc", "source": "none",
     }  # fmt: skip
-    tree = {"name": "mine", "why": "", "harness": "", "each": {}, "words": {}}
+    tree = {"name": "mine", "description": "", "harness": "", "each": {}, "words": {}}
     return TaskList.model_validate(tree | {"tasks": {"arc": task}})
 
 
@@ -54,14 +54,16 @@ def hub(tmp_path: Path) -> Path:
 def test_each_split_is_fetched_once_and_recorded(
     hub: Path, tmp_path: Path, manager: Any
 ) -> None:
-    from components.evaluate.staged import fetch, open_staged
+    from components.evaluate.task_list import fetch_task_data, open_staged
 
     said: list[str] = []
-    place = fetch(listed(str(hub)), tmp_path / "prepared", manager, said.append)
+    place = fetch_task_data(listed(str(hub)), tmp_path / "prepared", manager, said.append)
     assert place == tmp_path / "prepared" / "tasks-mine"
     assert len(said) == 1
     (hub / "test.jsonl").unlink()  # what is here is not asked for again
-    assert fetch(listed(str(hub)), tmp_path / "prepared", manager, said.append) == place
+    assert (
+        fetch_task_data(listed(str(hub)), tmp_path / "prepared", manager, said.append) == place
+    )
     assert len(said) == 1
     names = [Path(one).name for one in open_staged(listed(str(hub)), place).names]
     assert names == ["train.parquet", "validation.parquet", "test.parquet"]
@@ -71,14 +73,14 @@ def test_each_split_is_fetched_once_and_recorded(
 def test_a_data_set_that_is_not_to_be_had_says_how_to_go_on(
     hub: Path, tmp_path: Path, manager: Any
 ) -> None:
-    from components.evaluate.staged import fetch
+    from components.evaluate.task_list import fetch_task_data
 
     def take(asked: TaskList) -> None:
-        fetch(asked, tmp_path / "prepared", manager, print)
+        fetch_task_data(asked, tmp_path / "prepared", manager, print)
 
-    with pytest.raises(RecipeError, match=r"tasks: .*hub, ARC-None: .*\n.*goes on"):
+    with pytest.raises(RecipeError, match=r"tasks: .*hub, ARC-None: .*\n.*it continues"):
         take(listed(str(hub), config="ARC-None"))
-    with pytest.raises(RecipeError, match=r"tasks: nobody/none: .*\n.*there is a network"):
+    with pytest.raises(RecipeError, match=r"tasks: nobody/none: .*\n.*with a network"):
         take(listed("nobody/none"))
     with pytest.raises(RecipeError, match=r"lm-eval has no task 'arc_hard' in this version"):
         take(listed(str(hub), asked="arc_hard"))
@@ -87,13 +89,15 @@ def test_a_data_set_that_is_not_to_be_had_says_how_to_go_on(
 def test_a_task_reads_nothing_but_what_was_staged(
     hub: Path, tmp_path: Path, manager: Any
 ) -> None:
-    from components.evaluate.staged import fetch, open_staged, reading
+    from components.evaluate.task_list import fetch_task_data, open_staged, patch_datasets
 
-    asked = listed(str(hub))
-    data = open_staged(asked, fetch(asked, tmp_path / "prepared", manager, print))
-    (question,) = asked.questions()
-    with reading(question, data, tmp_path):
+    task_list = listed(str(hub))
+    data = open_staged(
+        task_list, fetch_task_data(task_list, tmp_path / "prepared", manager, print)
+    )
+    (question,) = task_list.iter_questions()
+    with patch_datasets(question, data, tmp_path):
         built = manager.load(["arc_easy"])["tasks"]["arc_easy"]
         assert built.task_docs[0]["question"] == "Who barks?"
-        with pytest.raises(RecipeError, match=r"arc_easy reads .*, of which nothing is in"):
+        with pytest.raises(RecipeError, match=r"arc_easy reads .*, but .* does not have it"):
             manager.load(["arc_challenge"])

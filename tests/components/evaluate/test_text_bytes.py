@@ -9,7 +9,7 @@ import pytest
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.build import build
+from components.build import build_node
 from components.data.token_file import pack_documents
 from components.evaluate.text_loss import read_text_bytes
 
@@ -24,8 +24,8 @@ ODD = "x  = [\t'ﬁ', '½', '漢字', '🜚'];\r\n\n    end<eod>"
 
 def trained(recipe: str, folder: Path, **settings: Any) -> Any:
     section = dict(compose_recipe(read_point([f"recipe={recipe}", "scale=mini"])).tokenizer)
-    tokenizer = build(section | settings, "tokenizer")
-    tokenizer.train(TEXTS, folder)
+    tokenizer = build_node(section | settings, "tokenizer")
+    tokenizer.train_on_texts(TEXTS, folder)
     return tokenizer
 
 
@@ -48,7 +48,7 @@ def test_the_pieces_of_documents_have_as_many_bytes_as_their_text(
     begun = np.concatenate([[tokenizer.eod_id], ids]).astype(np.int64)[None]
     texts = [unicodedata.normalize(form, one) if form else one for one in documents]
     spelled = sum(len(one.encode()) for one in texts)
-    assert found.of(begun) == spelled - lost
+    assert found.count_bytes(begun) == spelled - lost
 
 
 def test_nobody_can_count_where_a_piece_stands_for_any_text(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.build import build
+from components.build import build_node
 from components.evaluate.text_loss import Judge, LossTally
 
 END = 3
@@ -21,7 +21,7 @@ TINY = (*WORDS, "model.attention.head_dim=8", "model.mlp.ffn_dim=64")
 def decoder() -> nn.Module:
     torch.manual_seed(1)
     recipe = compose_recipe(read_point(TINY))
-    decoder: nn.Module = build(recipe.model, "model")
+    decoder: nn.Module = build_node(recipe.model, "model")
     for weight in decoder.parameters():
         nn.init.normal_(weight, std=0.5)
     return decoder
@@ -52,7 +52,7 @@ def sums(decoder: nn.Module, ids: Tensor) -> float:
 
 def test_every_token_but_the_first_is_predicted_once_from_its_window(decoder) -> None:
     ids = torch.randint(4, 200, (47,))
-    found = judge(decoder, parts=False).tally(windows(ids, 10))
+    found = judge(decoder, parts=False).tally_windows(windows(ids, 10))
     parts = [sums(decoder, ids[start : start + 11]) for start in range(0, 46, 10)]
     assert found.tokens == 46
     assert found.nats == pytest.approx(sum(parts), rel=1e-5)
@@ -62,26 +62,26 @@ def test_a_document_is_judged_alone_where_the_recipe_parts_them(decoder) -> None
     first, second = torch.randint(4, 200, (9,)), torch.randint(4, 200, (12,))
     end = torch.tensor([END])
     packed = torch.cat([first, end, second])
-    found = judge(decoder, parts=True).tally([packed])
+    found = judge(decoder, parts=True).tally_windows([packed])
     # The end of the first belongs to it, so what it says of the second's start is its own.
     apart = sums(decoder, torch.cat([first, end, second[:1]])) + sums(decoder, second)
     assert found.nats == pytest.approx(apart, rel=1e-4)
-    together = judge(decoder, parts=False).tally([packed])
+    together = judge(decoder, parts=False).tally_windows([packed])
     assert together.nats != pytest.approx(apart, rel=1e-3)
 
 
 def test_documents_are_counted_of_which_a_token_was_predicted(decoder) -> None:
     own = judge(decoder, parts=False)
     ids = torch.tensor([7, 8, END, 9, 9, END, 5, 6])
-    assert own.tally(windows(ids, 3)).documents == 3  # the last one is cut off
-    assert own.tally(windows(ids[:6], 3)).documents == 2
-    assert own.tally([]) == LossTally(text_bytes=0)
+    assert own.tally_windows(windows(ids, 3)).documents == 3  # the last one is cut off
+    assert own.tally_windows(windows(ids[:6], 3)).documents == 2
+    assert own.tally_windows([]) == LossTally(text_bytes=0)
 
 
 def test_sums_make_the_figures() -> None:
     one = LossTally(nats=2.0, tokens=4, text_bytes=8, documents=1)
     both = one + LossTally(nats=6.0, tokens=4, text_bytes=8, documents=2)
-    assert both.figures() == {
+    assert both.compute_figures() == {
         "loss": 1.0,
         "perplexity": pytest.approx(math.e),
         "bits_per_byte": pytest.approx(0.5 / math.log(2)),
@@ -89,11 +89,11 @@ def test_sums_make_the_figures() -> None:
         "bytes": 16,
         "documents": 3,
     }
-    unknown = (one + LossTally(text_bytes=None)).figures()
+    unknown = (one + LossTally(text_bytes=None)).compute_figures()
     assert (unknown["bits_per_byte"], unknown["bytes"]) == (None, None)
     for nats in (math.nan, math.inf, 1e6):  # of a model that diverged
-        figures = LossTally(nats=nats, tokens=4, text_bytes=8).figures()
+        figures = LossTally(nats=nats, tokens=4, text_bytes=8).compute_figures()
         assert figures["perplexity"] == pytest.approx(nats * math.inf, nan_ok=True)
         assert figures["loss"] == pytest.approx(nats / 4, nan_ok=True)
-    nothing = LossTally().figures()
+    nothing = LossTally().compute_figures()
     assert (nothing["loss"], nothing["perplexity"], nothing["bits_per_byte"]) == (None,) * 3

@@ -30,7 +30,7 @@ def told(folder: Path) -> list[RankReport | None]:
     found = []
     for step in range(1, 4):
         file.write_text(f"{step * rank * 1_000_000}\n")
-        figures.note(0.1 * (rank + 1))
-        figures.take(sum_over_ranks(figures.own(step=step, device=CPU)))
-        found.append(figures.told)
+        figures.record_seconds(0.1 * (rank + 1))
+        figures.update_report(sum_over_ranks(figures.build_summand(step=step, device=CPU)))
+        found.append(figures.last_report)
     return found

@@ -2,7 +2,7 @@
 
 import torch
 
-from components.distributed.weight_shards import local
+from components.distributed.weight_shards import get_local_part
 from components.fault_tolerance.rank_health import ReplicaDifference, compare_replicas
 from tests.components.distributed.layout_cases import Layout, ParallelModel
 from tests.components.distributed.tensor_cases import Parts, randomized
@@ -16,6 +16,6 @@ def compared(
     for name, rank in flips:
         for shard in sharded.shards:
             if shard.name == name and torch.distributed.get_rank() == rank:
-                bits = local(shard.weight).view(-1)[-1:].view(torch.int64)
+                bits = get_local_part(shard.weight).view(-1)[-1:].view(torch.int64)
                 bits ^= 1
     return compare_replicas(sharded.shards, sharded.mesh)

@@ -43,12 +43,12 @@ def test_who_left_no_word_comes_before_those_who_only_lost_it(tmp_path: Path) ->
     leave(tmp_path, 0, "RuntimeError: Connection closed by peer", at=100)
     errors = read_errors(tmp_path)
     closed = "rank 0: RuntimeError: Connection closed by peer"
-    assert describe_end(errors, ranks=3) == (f"rank 1, 2 left no word; {closed}", [1, 2])
+    assert describe_end(errors, ranks=3) == (f"rank 1, 2 left no message; {closed}", [1, 2])
     assert describe_end(errors, ranks=1) == (closed, [])
 
 
 def test_without_errors_every_rank_is_silent(tmp_path: Path) -> None:
-    assert describe_end(read_errors(tmp_path), ranks=2) == ("no rank said why", [0, 1])
+    assert describe_end(read_errors(tmp_path), ranks=2) == ("no rank reported an error", [0, 1])
 
 
 TOLD = 'RecipeError: /r: cannot be written: "full" \\ \u00fc \U0001f600\n  make room'
@@ -124,7 +124,7 @@ def test_the_earliest_of_thousands_of_errors_comes_first(tmp_path: Path) -> None
 def test_nobody_waits_for_an_error_file_that_is_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(error_file(tmp_path, 5))
     (error,) = read_errors(tmp_path)
-    assert error.message.endswith("error-5.json is no regular file")
+    assert error.message.endswith("error-5.json is not a regular file")
 
 
 def test_what_was_told_is_forgotten(tmp_path: Path) -> None:
@@ -134,12 +134,12 @@ def test_what_was_told_is_forgotten(tmp_path: Path) -> None:
 
 
 def test_what_only_a_user_can_mend_is_raised_by_those_who_start_again(tmp_path: Path) -> None:
-    told = RecipeError("a/b: c", "cannot be written: full", "make room")
-    leave(tmp_path, 0, f"RecipeError: {told}", at=100)
+    error = RecipeError("a/b: c", "cannot be written: full", "make room")
+    leave(tmp_path, 0, f"RecipeError: {error}", at=100)
     leave(tmp_path, 1, "RuntimeError: Connection reset by peer", at=99)
     with pytest.raises(RecipeError, match="cannot be written: full") as caught:
         raise_again(tmp_path)
-    assert (str(caught.value), caught.value.remedy) == (str(told), "make room")
+    assert (str(caught.value), caught.value.remedy) == (str(error), "make room")
 
 
 def test_other_errors_are_not_raised_again(tmp_path: Path) -> None:
@@ -151,12 +151,12 @@ def test_other_errors_are_not_raised_again(tmp_path: Path) -> None:
 
 def test_how_long_ranks_stood_still_is_told_by_the_clock_of_their_files(tmp_path: Path) -> None:
     """The file server may be years behind this machine."""
-    (tmp_path / "journal.jsonl").touch()
-    os.utime(tmp_path / "journal.jsonl", (130, 130))
-    assert seconds_between([], tmp_path / "journal.jsonl") == 0
+    (tmp_path / "events.jsonl").touch()
+    os.utime(tmp_path / "events.jsonl", (130, 130))
+    assert seconds_between([], tmp_path / "events.jsonl") == 0
     for rank, at in enumerate((100, 110)):
         leave(tmp_path, rank, "KeyError: 1", at=at)
-    assert seconds_between(read_errors(tmp_path), tmp_path / "journal.jsonl") == 30
+    assert seconds_between(read_errors(tmp_path), tmp_path / "events.jsonl") == 30
     leave(tmp_path, 0, "KeyError: 1", at=200)
     leave(tmp_path, 1, "KeyError: 1", at=200)
-    assert seconds_between(read_errors(tmp_path), tmp_path / "journal.jsonl") == 0
+    assert seconds_between(read_errors(tmp_path), tmp_path / "events.jsonl") == 0

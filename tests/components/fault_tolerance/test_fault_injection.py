@@ -17,9 +17,7 @@ from components.config.schema.monitoring import (
     FilesGone,
     FullDisk,
     Injection,
-    Nan,
-    Spike,
-    TruncatedCheckpoint,
+    PlainFault,
 )
 from components.errors import RecipeError
 from components.fault_tolerance import faults
@@ -45,13 +43,12 @@ def strike(folder: Path, fault: Fault, *, rank: int = 1, step: int = 7) -> Reach
 
 
 def test_every_fault_of_the_section_has_a_function_named_like_it() -> None:
-    named = {get_args(kind.model_fields["fault"].annotation)[0] for kind in KINDS}
-    assert len(named) == len(KINDS)
+    named = {name for kind in KINDS for name in get_args(kind.model_fields["fault"].annotation)}
     assert all(callable(getattr(faults, name)) for name in named)
 
 
 def test_nan_spoils_one_pass_of_the_first_stage(tmp_path: Path) -> None:
-    reached = strike(tmp_path, Nan(fault="nan", rank=1, step=7))
+    reached = strike(tmp_path, PlainFault(fault="nan", rank=1, step=7))
     first, second = reached.stages
     inputs = torch.ones(2, 4)
     assert first(inputs).isnan().all()
@@ -60,7 +57,7 @@ def test_nan_spoils_one_pass_of_the_first_stage(tmp_path: Path) -> None:
 
 
 def test_a_spike_is_one_rare_token_again_and_again(tmp_path: Path) -> None:
-    reached = strike(tmp_path, Spike(fault="spike", rank=1, step=7))
+    reached = strike(tmp_path, PlainFault(fault="spike", rank=1, step=7))
     assert reached.batch.unique().tolist() == [29]
     assert reached.batch.shape == (2, 3, 5)
 
@@ -93,7 +90,7 @@ def sizes(folder: Path) -> list[int]:
 
 
 def test_the_newest_checkpoint_alone_is_cut(tmp_path: Path) -> None:
-    fault = TruncatedCheckpoint(fault="truncated_checkpoint", rank=1, step=7)
+    fault = PlainFault(fault="truncated_checkpoint", rank=1, step=7)
     run = tmp_path / "run"
     run.mkdir()
     with pytest.raises(RecipeError, match="has no checkpoint to damage"):
@@ -140,15 +137,15 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize(("rank", "step"), [(0, 7), (1, 6), (1, 8)])
 def test_other_ranks_and_other_steps_are_spared(tmp_path: Path, rank: int, step: int) -> None:
-    strike(tmp_path, Spike(fault="spike", rank=1, step=7), rank=rank, step=step)
+    strike(tmp_path, PlainFault(fault="spike", rank=1, step=7), rank=rank, step=step)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_fault_strikes_once_also_after_a_restart(tmp_path: Path) -> None:
-    fault = Spike(fault="spike", rank=1, step=7)
+    fault = PlainFault(fault="spike", rank=1, step=7)
     first, again = strike(tmp_path, fault), strike(tmp_path, fault)
     assert len(first.batch.unique()) == 1
     assert len(again.batch.unique()) == 30
-    (event,) = read_lines(tmp_path / "journal.jsonl")
+    (event,) = read_lines(tmp_path / "events.jsonl")
     expected: dict[str, Any] = {"fault": "spike", "rank": 1, "step": 7}
     assert (event["kind"], event["step"], event["evidence"]) == ("rehearsal", 6, expected)

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from components.fault_tolerance.hang import last_collectives, record_collectives
-from components.distributed.collectives import exchanging, gathering
+from components.distributed.collectives import make_exchange, make_gather
 
 folder, rank, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 record_collectives(100)
@@ -29,8 +29,8 @@ def ask():
 
 
 def send():
-    way = exchanging([1, 3], [1, 3], dist.group.WORLD) if how == "exchange" else None
-    return (way or gathering(dist.group.WORLD)).async_start(rows)
+    way = make_exchange([1, 3], [1, 3], dist.group.WORLD) if how == "exchange" else None
+    return (way or make_gather(dist.group.WORLD)).async_start(rows)
 
 
 asked = threading.Thread(target=ask)
@@ -45,7 +45,7 @@ else:
     while not (folder / "said").exists():
         time.sleep(0.05)
     rows = torch.ones(4, 3)
-    way = exchanging([3, 1], [3, 1], dist.group.WORLD)
+    way = make_exchange([3, 1], [3, 1], dist.group.WORLD)
     (way.async_start(rows) if how == "exchange" else send()).async_wait()
 dist.destroy_process_group()
 os._exit(0)  # as ranks end: torch aborts now and then where its threads outlive the interpreter

@@ -30,7 +30,7 @@ def guard(*, scales_loss: bool = False, **rules: Any) -> StepGuard:
 
 def learn(one: StepGuard, steps: int = 8) -> None:
     for step in range(steps):
-        one.took(loss=3.0 - 0.01 * step, gradient_norm=1.0 + 0.1 * (step % 3))
+        one.record_step(loss=3.0 - 0.01 * step, gradient_norm=1.0 + 0.1 * (step % 3))
 
 
 @pytest.mark.parametrize(
@@ -42,18 +42,18 @@ def learn(one: StepGuard, steps: int = 8) -> None:
     ],
 )
 def test_what_is_no_number_is_bad(loss: float, norm: float, cause: str) -> None:
-    verdict = guard().judge(loss=loss, gradient_norm=norm)
+    verdict = guard().check_step(loss=loss, gradient_norm=norm)
     assert verdict is not None
     assert (verdict.rule, verdict.action, verdict.cause) == ("non_finite", "skip", cause)
     json.dumps(verdict.evidence, allow_nan=False)
-    assert guard(non_finite="none").judge(loss=loss, gradient_norm=norm) is None
+    assert guard(non_finite="none").check_step(loss=loss, gradient_norm=norm) is None
 
 
 def test_an_overflow_of_scaled_gradients_is_no_fault_but_a_loss_that_is_no_number_is() -> None:
     scaled = guard(scales_loss=True, gradient_norm_spike={"action": "skip", **SPIKES})
     learn(scaled)
-    assert scaled.judge(loss=2.0, gradient_norm=math.inf) is None
-    assert scaled.judge(loss=math.nan, gradient_norm=math.inf) is not None
+    assert scaled.check_step(loss=2.0, gradient_norm=math.inf) is None
+    assert scaled.check_step(loss=math.nan, gradient_norm=math.inf) is not None
 
 
 @pytest.mark.parametrize(
@@ -66,21 +66,21 @@ def test_a_figure_far_above_its_last_ones_is_bad(
     one = guard(**rules)
     loss, norm = worst
     learn(one, steps=7)
-    assert one.judge(loss=loss, gradient_norm=norm) is None  # too few steps to judge by
+    assert one.check_step(loss=loss, gradient_norm=norm) is None  # too few steps to judge by
     learn(one, steps=1)
-    verdict = one.judge(loss=loss, gradient_norm=norm)
+    verdict = one.check_step(loss=loss, gradient_norm=norm)
     assert verdict is not None
     assert (verdict.rule, verdict.action) == (f"{figure}_spike", "roll_back")
     assert verdict.evidence["deviations"] > 6
-    assert one.judge(loss=2.0, gradient_norm=0.1) is None  # below is never bad
-    assert one.judge(loss=2.95, gradient_norm=None) is None
+    assert one.check_step(loss=2.0, gradient_norm=0.1) is None  # below is never bad
+    assert one.check_step(loss=2.95, gradient_norm=None) is None
 
 
 def test_only_the_last_steps_are_remembered() -> None:
     one = guard(loss_spike={"action": "skip", **SPIKES})
     learn(one, steps=30)
-    assert len(one.state()["figures"]["loss"]) == 8
-    assert one.state()["figures"]["gradient_norm"] == []
+    assert len(one.export_state()["figures"]["loss"]) == 8
+    assert one.export_state()["figures"]["gradient_norm"] == []
 
 
 def bad(action: str, rule: str = "non_finite") -> StepVerdict:
@@ -90,21 +90,21 @@ def bad(action: str, rule: str = "non_finite") -> StepVerdict:
 def test_a_rule_that_is_broken_too_often_within_its_tokens_stops_the_run() -> None:
     one = guard()
     for tokens in (0, 60):
-        one.note(bad("skip"), tokens=tokens, window=WINDOW)
-    one.note(bad("skip"), tokens=120, window=WINDOW)  # the first is 120 tokens ago
+        one.record_bad_step(bad("skip"), tokens=tokens, window=WINDOW)
+    one.record_bad_step(bad("skip"), tokens=120, window=WINDOW)  # the first is 120 tokens ago
     with pytest.raises(
         RecipeError,
-        match=r"guard\.non_finite\.most: loss not finite, and it was so 2 times within 100 "
-        r"tokens\n  find the cause, then go on with resume=FOLDER and a larger",
+        match=r"guard\.non_finite\.most: loss not finite; the rule fired 2 times within 100 "
+        r"tokens\n  find the cause, then resume with resume=FOLDER and a larger",
     ):
-        one.note(bad("skip"), tokens=120, window=WINDOW)
+        one.record_bad_step(bad("skip"), tokens=120, window=WINDOW)
 
 
 def test_the_action_stop_stops_at_once() -> None:
     with pytest.raises(
         RecipeError, match=r"guard\.non_finite: loss not finite\n.*set guard\.non_finite\.act"
     ):
-        guard().note(bad("stop"), tokens=0, window=WINDOW)
+        guard().record_bad_step(bad("stop"), tokens=0, window=WINDOW)
 
 
 def test_a_spike_relaunches_nothing() -> None:
@@ -112,7 +112,7 @@ def test_a_spike_relaunches_nothing() -> None:
         ValidationError, match="Input should be 'skip', 'roll_back', 'lower_lr'"
     ):
         guard(loss_spike={"action": "relaunch", **SPIKES})
-    verdict = guard(non_finite={"action": "relaunch", **LIMIT}).judge(
+    verdict = guard(non_finite={"action": "relaunch", **LIMIT}).check_step(
         loss=math.nan, gradient_norm=None
     )
     assert verdict is not None
@@ -121,8 +121,8 @@ def test_a_spike_relaunches_nothing() -> None:
 
 def test_a_lowered_rate_comes_back_after_its_tokens() -> None:
     one = guard()
-    one.note(bad("lower_lr"), tokens=100, window=WINDOW)
-    one.note(bad("lower_lr"), tokens=120, window=WINDOW)
+    one.record_bad_step(bad("lower_lr"), tokens=100, window=WINDOW)
+    one.record_bad_step(bad("lower_lr"), tokens=120, window=WINDOW)
     assert [one.lr_factor(tokens) for tokens in (100, 149, 150, 169, 170)] == [
         *(0.25, 0.25, 0.5, 0.5, 1.0)
     ]
@@ -132,10 +132,10 @@ def test_its_state_goes_through_json_bit_by_bit() -> None:
     rules: dict[str, Any] = {"loss_spike": {"action": "skip", **SPIKES}}
     one, other = guard(**rules), guard(**rules)
     for step in range(8):
-        one.took(loss=math.pi / (step + 1), gradient_norm=1.0)
-    one.note(bad("lower_lr"), tokens=100, window=WINDOW)
-    other.load(json.loads(json.dumps(one.state())))
-    assert other.state() == one.state()
+        one.record_step(loss=math.pi / (step + 1), gradient_norm=1.0)
+    one.record_bad_step(bad("lower_lr"), tokens=100, window=WINDOW)
+    other.load_state(json.loads(json.dumps(one.export_state())))
+    assert other.export_state() == one.export_state()
     assert other.skipped == [WINDOW]
     assert other.lr_factor(120) == 0.5
 
@@ -143,10 +143,10 @@ def test_its_state_goes_through_json_bit_by_bit() -> None:
 def test_going_back_takes_the_figures_and_keeps_what_was_learnt() -> None:
     one = guard(loss_spike={"action": "roll_back", **SPIKES})
     learn(one)
-    saved = one.state()
+    saved = one.export_state()
     learn(one, steps=3)
-    one.note(bad("roll_back", "loss_spike"), tokens=90, window=WINDOW)
+    one.record_bad_step(bad("roll_back", "loss_spike"), tokens=90, window=WINDOW)
     one.go_back(saved)
-    assert one.state()["figures"] == saved["figures"]
+    assert one.export_state()["figures"] == saved["figures"]
     assert one.skipped == [WINDOW]
-    assert one.state()["faults"] == {"loss_spike": [90]}
+    assert one.export_state()["faults"] == {"loss_spike": [90]}

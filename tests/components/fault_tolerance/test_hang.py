@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from components.fault_tolerance.hang import HUNG, LAST_SECONDS, stacks
+from components.fault_tolerance.hang import HUNG, LAST_SECONDS, list_stacks
 
 LIMIT_SECONDS = 0.5
 PROGRAM = """
@@ -26,13 +26,13 @@ watch = HangWatch(
     on_hang=lambda work, text, report: Path(sys.argv[1], "said").write_text(text),
 )
 for step in range(4):  # each in time, all together not
-    watch.expect(WatchedWork(f"step {step}", step, step * 10, float(sys.argv[4])))
+    watch.watch_work(WatchedWork(f"step {step}", step, step * 10, float(sys.argv[4])))
     time.sleep(float(sys.argv[4]) / 2)
 if sys.argv[2] == "ends":
-    watch.stop()
+    watch.stop_watching()
     time.sleep(float(sys.argv[4]) + 0.3)
     sys.exit(0)
-watch.expect(WatchedWork("step 7", 6, 60, float(sys.argv[4])))
+watch.watch_work(WatchedWork("step 7", 6, 60, float(sys.argv[4])))
 print("began", flush=True)
 hang(HangFault(fault="hang", rank=3, step=7, how=sys.argv[2]), None)
 """
@@ -99,7 +99,7 @@ def test_nothing_ends_a_process_that_is_in_time_and_says_when_it_is_done(
 
 
 def test_stacks_name_the_innermost_call_first() -> None:
-    lines = stacks()
-    (here,) = (number for number, line in enumerate(lines) if line.endswith(" in stacks"))
+    lines = list_stacks()
+    (here,) = (number for number, line in enumerate(lines) if line.endswith(" in list_stacks"))
     assert "thread" in lines[here - 1].lower()  # other threads may come before ours
     assert "test_stacks_name" in lines[here + 1]

@@ -20,6 +20,6 @@ def test_energy_travels_with_the_figures_of_the_ranks(
         devices, hosts = second.energy
         assert devices.joules == pytest.approx(2 * (0 + 1 + 2))
         # Three of four devices have counters, and ranks tell within moments of each other.
-        assert devices.fraction == pytest.approx(3 / 4, rel=1e-3)
+        assert devices.counted_fraction == pytest.approx(3 / 4, rel=1e-3)
         assert (hosts.joules, hosts.counted_seconds) == (0, 0)
         assert hosts.passed_seconds == pytest.approx(devices.passed_seconds / 4, rel=1e-3)

@@ -40,7 +40,7 @@ def test_ranks_that_compute_nothing_are_not_compared() -> None:
 
 
 def look(growth: Growth, looks: list[list[float]]) -> list[dict[int, float]]:
-    return [growth.look([each * GIB for each in ranks]) for ranks in looks]
+    return [growth.find_growth([each * GIB for each in ranks]) for ranks in looks]
 
 
 def test_memory_that_grows_is_said_once_for_each_growth() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from components.fault_tolerance.rank_health import ReplicaDifference, bit_sum, minority
+from components.fault_tolerance.rank_health import ReplicaDifference, bit_sum, find_minority
 from tests.components.distributed.layout_cases import Layout
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import GELU, LAYER_NORM, Parts
@@ -69,4 +69,4 @@ def test_every_bit_counts(dtype: torch.dtype) -> None:
 def test_the_fewer_are_named_and_all_where_there_is_no_majority(
     values: list[int], places: list[int]
 ) -> None:
-    assert minority(values) == places
+    assert find_minority(values) == places

@@ -8,8 +8,8 @@ from components.fault_tolerance.soft_failure import (
 )
 
 
-def told(ranks: dict[str, list[int]]) -> str:
-    """What torch's ``record`` writes of it."""
+def hang_message(ranks: dict[str, list[int]]) -> str:
+    """Return the message that torch's ``record`` writes for a loss that is not finite."""
     error = NotFiniteError(step=1_200, tokens=9_830_400, cause="loss not finite", ranks=ranks)
     return f"{type(error).__name__}: {error}"
 
@@ -22,7 +22,7 @@ def suspected(message: str) -> tuple[int, ...]:
 
 
 def test_the_step_and_the_ranks_come_back_from_the_text() -> None:
-    text = told({"x4204c5s2b0n0": [0, 1], "jwb-0002.local": [24]})
+    text = hang_message({"x4204c5s2b0n0": [0, 1], "jwb-0002.local": [24]})
     assert text == (
         "NotFiniteError: step 1200, after 9,830,400 tokens: loss not finite; the forward pass "
         "was not finite on x4204c5s2b0n0 (rank 0, 1), jwb-0002.local (rank 24)"
@@ -32,17 +32,17 @@ def test_the_step_and_the_ranks_come_back_from_the_text() -> None:
 
 
 def test_of_a_bad_backward_pass_no_node_is_known() -> None:
-    assert "in a backward pass, which tells no node" in told({})
-    assert suspected(told({})) == ()
+    assert "in a backward pass, so no node is known" in hang_message({})
+    assert suspected(hang_message({})) == ()
 
 
 def test_more_nodes_than_any_group_has_are_not_suspected() -> None:
     ranks = {f"n{number}": [number] for number in range(MOST_NODES + 1)}
-    assert told(ranks).endswith("not finite on 65 nodes, so it is none of them")
-    assert suspected(told(ranks)) == ()
+    assert hang_message(ranks).endswith("not finite on 65 nodes, so no node is suspected")
+    assert suspected(hang_message(ranks)) == ()
     ranks.popitem()
-    assert suspected(told(ranks)) == tuple(range(MOST_NODES))
+    assert suspected(hang_message(ranks)) == tuple(range(MOST_NODES))
 
 
 def test_another_error_is_no_soft_failure() -> None:
-    assert soft_failure(f"RuntimeError: {told({'n1': [0]})}") is None
+    assert soft_failure(f"RuntimeError: {hang_message({'n1': [0]})}") is None

@@ -56,7 +56,7 @@ def assert_equal_models(
     logits = theirs(inputs, use_cache=False).logits
     assert relative_difference(model(inputs), logits) < LOGITS_TOLERANCE
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    loss = model.loss(inputs, targets)
+    loss = model.compute_loss(inputs, targets)
     assert loss.item() == pytest.approx(expected.item(), rel=LOGITS_TOLERANCE)
 
     torch.autograd.backward([expected, loss])

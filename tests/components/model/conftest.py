@@ -46,6 +46,8 @@ def _small_decoder(
     norm_placement: Literal["before", "after", "both"] = "before",
     windows: tuple[Window, ...] = ("full",),
     scale_dim: int | None = None,
+    output_gate: bool = False,
+    sinks: bool = False,
     embedding_scale: Literal["none", "sqrt_dim"] = "none",
 ) -> Decoder:
     return Decoder(
@@ -68,6 +70,8 @@ def _small_decoder(
                 qk_norm_over=qk_norm_over,
                 windows=windows,
                 scale_dim=scale_dim,
+                output_gate=output_gate,
+                sinks=sinks,
             ),
             mlp=mlp,
             norm=norm,

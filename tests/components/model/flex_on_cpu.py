@@ -20,7 +20,7 @@ def flex_on_cpu() -> Iterator[None]:
     """
     torch._dynamo.reset()
     with (
-        patch.object(attention, "serving", lambda order, case: ("flex",)),
+        patch.object(attention, "select_backends", lambda order, case: ("flex",)),
         patch.object(flex_attention, "_validate_device", lambda *heads: None),
         warnings.catch_warnings(),
     ):

@@ -17,11 +17,13 @@ def auxiliary_terms(model: nn.Module) -> tuple[Float[Tensor, ""], dict[str, Tens
     rows = take_rows(layers)
     if rows is None:
         return torch.zeros(()), {}
-    tally = RoutingTally.of(rows)
+    tally = RoutingTally.from_rows(rows)
     pooled = layers[0].auxiliary_scope == "model"
     balance = tally.pooled.balance_loss() if pooled else tally.balance_loss
-    return layers[0].penalty(tally), {
-        "expert_fraction": torch.stack([x.counts / x.tokens for x in map(Routing.of, rows)]),
+    return layers[0].routing_penalty(tally), {
+        "expert_fraction": torch.stack([
+            x.counts / x.tokens for x in map(Routing.from_row, rows)
+        ]),
         "largest_over_mean": tally.largest_over_mean,
         "balance_loss": balance.detach(),
         "z_loss": tally.z_loss.detach(),

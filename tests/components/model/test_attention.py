@@ -3,6 +3,7 @@
 import importlib
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import product
 from typing import Any, cast
 from unittest.mock import patch
@@ -19,23 +20,29 @@ from components.attention_backends import (
     AttentionCase,
     Backend,
     check_order,
-    serving,
+    select_backends,
 )
 from components.distributed.context import SequencePart
 from components.errors import RecipeError
 from components.model import attention_kernels
-from components.model.attention import AttentionCore, ForwardScope
+from components.model.attention import AttentionContext, AttentionCore
 from components.model.masks import BLOCK, CausalMask
-from components.model.positions import Placement, alibi_slopes
+from components.model.positions import PositionEncoding, alibi_slopes
 from tests.components.model.flex_on_cpu import flex_on_cpu
 
 LENGTH, HEADS, WIDTH = 150, 4, 16  # more than a block of the mask
 CPU = torch.device("cpu")
 
 
-def by_formula(query: Tensor, key: Tensor, value: Tensor, scope: ForwardScope) -> Tensor:
+def by_formula(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scope: AttentionContext,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Mix by softmax(q k / sqrt(width) - slope (i - j)), of what is seen, pair by pair."""
-    slopes, numbers = scope.placement.slopes, DOCUMENTS
+    slopes, numbers = scope.encoding.slopes, DOCUMENTS
     key, value = (each.repeat_interleave(HEADS // each.shape[1], 1) for each in (key, value))
     scores = query @ key.mT / math.sqrt(WIDTH)
     place = torch.arange(LENGTH)
@@ -45,7 +52,11 @@ def by_formula(query: Tensor, key: Tensor, value: Tensor, scope: ForwardScope) -
     hidden = (behind < 0)[None]
     if scope.mask.starts is not None:
         hidden = hidden | (numbers[:, :, None] != numbers[:, None])
-    return scores.masked_fill(hidden[:, None], -math.inf).softmax(-1) @ value
+    scores = scores.masked_fill(hidden[:, None], -math.inf)
+    if sinks is not None:
+        column = sinks[:, None, None].expand(len(scores), -1, LENGTH, 1)
+        scores = torch.cat((scores, column), -1)
+    return scores.softmax(-1)[..., :LENGTH] @ value
 
 
 DOCUMENTS = torch.stack([
@@ -54,10 +65,10 @@ DOCUMENTS = torch.stack([
 ])
 
 
-def scope_of(slopes: bool, documents: bool) -> ForwardScope:
+def scope_of(slopes: bool, documents: bool) -> AttentionContext:
     falls = torch.tensor(alibi_slopes(HEADS)).double() if slopes else None
-    placement = Placement(places=torch.arange(LENGTH), slopes=falls)
-    return ForwardScope(placement=placement, documents=DOCUMENTS if documents else None)
+    encoding = PositionEncoding(position_ids=torch.arange(LENGTH), slopes=falls)
+    return AttentionContext(encoding=encoding, documents=DOCUMENTS if documents else None)
 
 
 def heads_of(kv_heads: int) -> list[Tensor]:
@@ -99,6 +110,24 @@ def test_a_cpu_s_kernels_compute_the_formula_and_its_gradients(
     assert_formula(kv_heads, slopes, documents)
 
 
+SINKS = torch.tensor([-1.0, 0.5, 2.0, 6.0]).double()
+
+
+@pytest.mark.parametrize("flex", [False, True], ids=["dense", "flex"])
+@pytest.mark.parametrize(("kv_heads", "slopes", "documents"), CASES)
+def test_sinks_enlarge_the_denominators(
+    kv_heads: int, slopes: bool, documents: bool, flex: bool
+) -> None:
+    scope, given = scope_of(slopes, documents), [*heads_of(kv_heads), SINKS]
+    core = AttentionCore(dropout=0.0, backends=BACKENDS, has_sinks=True)
+    with flex_on_cpu() if flex else nullcontext():
+        found = with_gradients(
+            lambda *each: core(*each[:3], scope, first_head=0, sinks=each[3]), given
+        )
+    expected = with_gradients(lambda q, k, v, sinks: by_formula(q, k, v, scope, sinks), given)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
+
+
 def assert_formula(kv_heads: int, slopes: bool, documents: bool) -> None:
     scope, given = scope_of(slopes, documents), heads_of(kv_heads)
     core = AttentionCore(dropout=0.0, backends=BACKENDS)
@@ -131,10 +160,11 @@ def test_kernels_that_are_named_are_the_only_ones_that_torch_may_take(kernel: Ba
 
 @pytest.mark.usefixtures("flex")
 @pytest.mark.parametrize(
-    ("kv_heads", "slopes", "documents"), [(2, True, True), (4, True, False)]
+    ("kv_heads", "slopes", "documents", "sinks"),
+    [(2, True, True, None), (4, True, False, None), (2, False, True, SINKS)],
 )
 def test_flex_drops_weights_as_dropout_after_the_softmax_does(
-    kv_heads: int, slopes: bool, documents: bool
+    kv_heads: int, slopes: bool, documents: bool, sinks: Tensor | None
 ) -> None:
     """Which weights are dropped is read off values that are the unit matrix."""
     scope, (query, key, value) = scope_of(slopes, documents), heads_of(kv_heads)
@@ -143,25 +173,25 @@ def test_flex_drops_weights_as_dropout_after_the_softmax_does(
 
     def dropped(*each: Tensor) -> Tensor:
         torch.manual_seed(5)
-        return cast("Tensor", core(*each, scope, first_head=0))
+        return cast("Tensor", core(*each, scope, first_head=0, sinks=sinks))
 
     weights = dropped(query, key, unit)
     kept = weights != 0
-    whole = by_formula(query, key, unit, scope)
+    whole = by_formula(query, key, unit, scope, sinks)
     torch.testing.assert_close(weights, whole * kept / 0.75, rtol=1e-9, atol=1e-12)
     visible = whole > 1e-30
     assert kept.sum() / visible.sum() == pytest.approx(0.75, abs=0.01)
 
     def masked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        mixing = by_formula(query, key, unit, scope) * kept / 0.75
+        mixing = by_formula(query, key, unit, scope, sinks) * kept / 0.75
         return mixing @ value.repeat_interleave(HEADS // kv_heads, 1)
 
     found = with_gradients(dropped, [query, key, value])
     expected = with_gradients(masked, [query, key, value])
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(
-        core.eval()(query, key, value, scope, first_head=0),
-        by_formula(query, key, value, scope),
+        core.eval()(query, key, value, scope, first_head=0, sinks=sinks),
+        by_formula(query, key, value, scope, sinks),
     )
 
 
@@ -190,7 +220,9 @@ def test_both_passes_of_dropout_get_a_gradient_as_the_compiler_wants(
 def test_flex_drops_other_weights_in_each_row_head_and_pass() -> None:
     core = AttentionCore(dropout=0.5, backends=BACKENDS)
     zeros, unit = torch.zeros(2, 2, LENGTH, WIDTH), torch.eye(LENGTH).expand(2, 2, -1, -1)
-    scope = ForwardScope(placement=Placement(places=torch.arange(LENGTH)), documents=None)
+    scope = AttentionContext(
+        encoding=PositionEncoding(position_ids=torch.arange(LENGTH)), documents=None
+    )
     passes = [core(zeros, zeros, unit, scope, first_head=0) != 0 for _ in range(2)]
     kept = torch.stack(passes).flatten(0, 2)[:, LENGTH // 2 :]  # long enough to be unlike
     rows = kept[:, :, : LENGTH // 2].flatten(0, 1).double() - 0.5
@@ -216,16 +248,16 @@ def test_blocks_are_those_that_torch_finds_by_looking_at_every_pair(
     rank = data.draw(st.integers(0, ranks - 1))
     places = torch.arange(length)
     if ranks > 1:
-        places = SequencePart(rank=rank, ranks=ranks).places(length // ranks, CPU)
-    mask = CausalMask(places=places, documents=documents)
+        places = SequencePart(rank=rank, ranks=ranks).position_ids(length // ranks, CPU)
+    mask = CausalMask(position_ids=places, documents=documents)
     behind = places[:, None] - torch.arange(length)
     visible = (documents[:, places, None] == documents[:, None]) & (behind >= 0)
     if window := data.draw(st.none() | st.integers(1, 300)):
-        mask, visible = mask.within(window), visible & (behind < window)
-    seen = mask.dense(slice(None), length)[:, 0]
+        mask, visible = mask.for_window(window), visible & (behind < window)
+    seen = mask.build_dense_mask(slice(None), length)[:, 0]
     assert torch.equal(seen, visible)
 
-    blocks = mask.blocks(length)
+    blocks = mask.build_block_mask(length)
     expected = create_block_mask(
         lambda b, h, q, k: seen[b, q, k], len(rows), None, len(places), length, "cpu"
     )
@@ -273,6 +305,7 @@ def case(**other: Any) -> AttentionCase:
         (case(head_dim=512), "efficient"),
         (case(mask="structured"), "flex"),
         (case(mask="structured", dropout=True, grouped=True), "flex"),
+        (case(sinks=True), "flex"),
         (case(device="xpu"), "overrideable"),
         (case(device="xpu", grouped=True), "flex"),
         (case(device="xpu", dropout=True), "flex"),
@@ -280,18 +313,21 @@ def case(**other: Any) -> AttentionCase:
     ],
 )
 def test_the_first_of_the_order_that_can_is_taken(wanted: AttentionCase, found: str) -> None:
-    assert serving(("cudnn", "flash", "efficient", "overrideable", "flex"), wanted)[0] == found
+    assert (
+        select_backends(("cudnn", "flash", "efficient", "overrideable", "flex"), wanted)[0]
+        == found
+    )
 
 
 def test_the_order_decides_between_those_that_can() -> None:
-    assert serving(("flash", "cudnn"), case())[0] == "flash"
-    assert serving(("flex", "flash"), case())[0] == "flex"
-    assert serving(("flex", "math"), case(dtype="float64")) == ("math",)
+    assert select_backends(("flash", "cudnn"), case())[0] == "flash"
+    assert select_backends(("flex", "flash"), case())[0] == "flex"
+    assert select_backends(("flex", "math"), case(dtype="float64")) == ("math",)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta", "auto"])
 def test_on_a_cpu_torch_chooses(device: str) -> None:
-    assert serving(("cudnn",), case(device=device, mask="structured")) == ()
+    assert select_backends(("cudnn",), case(device=device, mask="structured")) == ()
 
 
 @pytest.mark.parametrize(
@@ -309,6 +345,11 @@ def test_on_a_cpu_torch_chooses(device: str) -> None:
             r"in groups with dropout, heads of 128, on xpu\n  add flex or math",
         ),
         (
+            ("cudnn", "math"),
+            case(sinks=True, dropout=True),
+            r"with dropout with sinks, heads of 128, on cuda\n  add flex$",
+        ),
+        (
             ("flash", "flex"),
             case(dtype="float64", mask="structured"),
             r"float64 attention .*\n  use precision.compute=bfloat16",
@@ -319,15 +360,15 @@ def test_an_order_without_a_kernel_is_refused_with_those_that_there_are(
     order: tuple[Backend, ...], wanted: AttentionCase, message: str
 ) -> None:
     with pytest.raises(RecipeError, match=message):
-        serving(order, wanted)
+        select_backends(order, wanted)
 
 
 @pytest.mark.parametrize(
     ("order", "message"),
     [
-        ([], r"model.attention.backends: names no backend\n  name some of flash, "),
-        (["flash", "sdpa"], r"model.attention.backends\[1\]: 'sdpa' is none\n  use some of"),
-        (["flex", "flex"], r"model.attention.backends: flex is named twice"),
+        ([], r"model.attention.backends: the list is empty\n  list some of flash, "),
+        (["flash", "sdpa"], r"model.attention.backends\[1\]: unknown 'sdpa'\n  use some of"),
+        (["flex", "flex"], r"model.attention.backends: flex is listed twice"),
     ],
 )
 def test_an_order_names_each_backend_once(order: list[str], message: str) -> None:
@@ -349,10 +390,10 @@ def test_kernels_are_left_out_on_devices_before_theirs(monkeypatch: pytest.Monke
 
 
 def test_a_gpu_is_asked_for_no_dense_mask() -> None:
-    placement = Placement(places=torch.empty(3, device="meta"))
-    scope = ForwardScope(placement=placement, documents=None)
+    encoding = PositionEncoding(position_ids=torch.empty(3, device="meta"))
+    scope = AttentionContext(encoding=encoding, documents=None)
     with (
         patch("components.model.attention.ACCELERATORS", ("meta",)),
         pytest.raises(AssertionError, match="length times length"),
     ):
-        scope.dense((0, 1), torch.float32)
+        scope.build_dense_mask((0, 1), torch.float32)

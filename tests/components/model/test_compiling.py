@@ -14,10 +14,10 @@ from components.distributed.activation_checkpoint import checkpoint_activations
 from components.distributed.compile import compile_layers
 from components.errors import RecipeError
 from components.model import attention_kernels
-from components.model.attention import ForwardScope
+from components.model.attention import AttentionContext
 from components.model.decoder import Decoder
 from components.model.moe import expert_layers
-from components.model.positions import Placement
+from components.model.positions import PositionEncoding
 from components.torch_internals.operators import count_graphs
 from components.versions import release_of
 from tests.components.model.comparison import gradient_of, randomized
@@ -62,7 +62,7 @@ def compare(plain: Decoder, model: Decoder, tokens: Tensor) -> None:
     losses = []
     for one in (plain, model):
         torch.manual_seed(5)
-        loss = one.loss(tokens, tokens)
+        loss = one.compute_loss(tokens, tokens)
         penalty, _ = auxiliary_terms(one)
         loss = loss + penalty
         torch.autograd.backward(loss)
@@ -107,7 +107,15 @@ def test_losses_and_gradients_stay_with_dropout_and_recomputation_too(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "part", [{"positions": AlibiSpec()}, {"mlp": FEW_EXPERTS}, HEAD_NORMS, {"mlp": TRAINED}]
+    "part",
+    [
+        {"positions": AlibiSpec()},
+        {"mlp": FEW_EXPERTS},
+        HEAD_NORMS,
+        {"mlp": TRAINED},
+        {"output_gate": True},
+        {"sinks": True},
+    ],
 )
 def test_discounts_and_experts_compile_too(
     small_decoder: Build, part: dict[str, object]
@@ -134,7 +142,7 @@ def test_all_layers_share_a_graph_that_evaluation_takes_no_part_in(
             assert torch.equal(model.eval()(tokens), plain.eval()(tokens))
     counts.append(count_graphs())
     for _ in range(2):
-        loss = model.train().loss(tokens, tokens)
+        loss = model.train().compute_loss(tokens, tokens)
         torch.autograd.backward(loss)
         counts.append(count_graphs())
     assert [count - counts[0] for count in counts] == [0, 0, 1, 1]
@@ -185,11 +193,17 @@ def test_flex_attention_to_texts_of_any_length_takes_four_graphs_at_most() -> No
     graphs = 0
     for length in (64, 65, 100, 33, 129, 70, 256, 17, 300):
         for batch in (1, 2, 3):
-            places = Placement(places=torch.arange(length), slopes=torch.rand(4))
+            places = PositionEncoding(position_ids=torch.arange(length), slopes=torch.rand(4))
             documents = torch.randint(3, (batch, length)).sort(dim=1).values
-            scope = ForwardScope(placement=places, documents=documents)
+            scope = AttentionContext(encoding=places, documents=documents)
             heads = torch.randn(batch, 4, length, 16)
-            given = heads, heads, heads, scope.score_change((0, 4)), scope.mask.blocks(length)
+            given = (
+                heads,
+                heads,
+                heads,
+                scope.score_change((0, 4)),
+                scope.mask.build_block_mask(length),
+            )
             before = count_graphs()
             with torch.no_grad():
                 mixed = attend(*given)
@@ -198,12 +212,13 @@ def test_flex_attention_to_texts_of_any_length_takes_four_graphs_at_most() -> No
     assert 0 < graphs <= 4
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.25])
+@pytest.mark.parametrize(("dropout", "sinks"), [(0.0, False), (0.25, False), (0.0, True)])
 def test_layers_of_flex_attention_share_a_graph_for_all_microbatches(
-    small_decoder: Build, dropout: float
+    small_decoder: Build, dropout: float, sinks: bool
 ) -> None:
     """The mask of a microbatch is made before the first layer: no graph holds it."""
     settings = {"positions": AlibiSpec(), "num_layers": 3, "attention_dropout": dropout}
+    settings |= {"sinks": sinks}
     plain = randomized(small_decoder(**settings))
     model = copy.deepcopy(plain)
     for layer in model.layers.values():

@@ -106,7 +106,7 @@ def test_layers_of_experts_keep_losses_gradients_and_what_routers_counted(
     checkpoint_activations(model, recompute, compiled=True)
     compile_layers(model, "layers", recompute=recompute)
     compare(plain, model, torch.randint(61, (2, 19)))
-    # What precedes experts in a layer, and what follows: a CPU has no grouped products.
+    # A CPU has no grouped products: a graph ends at experts and another follows.
     assert counters["stats"]["unique_graphs"] == 2
 
 

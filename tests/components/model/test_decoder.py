@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.build import build
+from components.build import build_node
 from components.config.model_spec.norms import NormSpec
 from components.config.model_spec.positions import LearnedSpec
 from components.model.decoder import Decoder
@@ -60,13 +60,13 @@ def test_padded_rows_take_part_in_the_softmax_and_are_trained_down(
 ) -> None:
     model = randomized(small_decoder(tied_embeddings=False))
     tokens = torch.randint(61, (2, 9))
-    torch.autograd.backward(model.loss(tokens, tokens))
+    torch.autograd.backward(model.compute_loss(tokens, tokens))
     assert model.head is not None
     assert gradient_of(model.head.weight)[61:].abs().sum() > 0
     lean = copy.deepcopy(model)
     assert lean.head is not None
     lean.head.weight = nn.Parameter(model.head.weight[:61].detach())
-    assert model.loss(tokens, tokens) > lean.loss(tokens, tokens)
+    assert model.compute_loss(tokens, tokens) > lean.compute_loss(tokens, tokens)
 
 
 def test_a_later_token_changes_no_earlier_logit(small_decoder: Callable[..., Decoder]) -> None:
@@ -82,7 +82,7 @@ def test_a_later_token_changes_no_earlier_logit(small_decoder: Callable[..., Dec
 def test_the_full_size_has_exactly_the_published_parameters() -> None:
     recipe = compose_recipe(read_point(["recipe=teuken7b", "scale=full"]))
     with torch.device("meta"):
-        model = build(recipe.model, "model")
+        model = build_node(recipe.model, "model")
     padded = sum(parameter.numel() for parameter in model.parameters())
     padding = (
         model.embedding.num_embeddings - model.vocab_size
@@ -123,7 +123,7 @@ def test_the_first_stage_alone_has_learned_positions_and_the_embedding_norm(
     last.embedding = last.embedding_norm = last.positions = None
     tokens, documents = torch.randint(61, (2, 11)), torch.arange(22).view(2, 11) // 4
     staged = last(first(tokens, documents=documents), documents=documents, targets=tokens)
-    assert torch.equal(staged, whole.loss(tokens, tokens, documents=documents))
+    assert torch.equal(staged, whole.compute_loss(tokens, tokens, documents=documents))
     assert not {n for n, _ in first.named_parameters()} & {
         n for n, _ in last.named_parameters()
     }
@@ -134,10 +134,10 @@ def test_bfloat16_keeps_its_precision_outside_and_float32_in_the_loss(
 ) -> None:
     model = randomized(small_decoder())
     tokens = torch.randint(61, (2, 33))
-    expected = model.loss(tokens, tokens).item()
+    expected = model.compute_loss(tokens, tokens).item()
     model = model.bfloat16()
     assert model(tokens).dtype == torch.bfloat16
-    loss = model.loss(tokens, tokens)
+    loss = model.compute_loss(tokens, tokens)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(expected, rel=0.02)
     torch.autograd.backward(loss)

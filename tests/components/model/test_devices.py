@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 
 from components.config.model_spec.feed_forward import ExpertsSpec
 from components.config.model_spec.positions import AlibiSpec, LearnedSpec
-from components.dryrun.world import even_load
+from components.dryrun.fake_world import even_load
 from components.model import attention_kernels
 from components.model.decoder import Decoder
 from components.model.expert_products import has_grouped_kernel
@@ -64,7 +64,7 @@ def plain_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", formula)
     # Flex is compiled for the device that is there; nothing but shapes and places are asked.
-    monkeypatch.setattr(attention_kernels, "flex", flex)
+    monkeypatch.setattr(attention_kernels, "attend_with_flex", flex)
 
 
 @pytest.fixture

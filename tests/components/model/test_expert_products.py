@@ -12,7 +12,7 @@ from components.model.expert_products import (
     _Reduce,
     _Spread,
     grouped_products,
-    loop,
+    mix_in_loop,
     sorted_products,
 )
 from components.model.mlp import ACTIVATIONS
@@ -23,7 +23,7 @@ DIM, FFN_DIM, NUM_EXPERTS, TOP_K = 16, 24, 6, 2
 TOLERANCES = {torch.float64: 1e-14, torch.float32: 2e-6, torch.bfloat16: 3e-2}
 Mix = Callable[..., Tensor]
 PATHS: dict[str, Mix] = {
-    "loop": loop,
+    "loop": mix_in_loop,
     "sorted": sorted_products,
     "grouped": grouped_products,
 }
@@ -102,7 +102,7 @@ def test_an_expert_that_nobody_chose_gets_a_gradient_of_zeros(path: str) -> None
         assert gradient[3].any()
 
 
-@pytest.mark.parametrize("mix", [loop, sorted_products])
+@pytest.mark.parametrize("mix", [mix_in_loop, sorted_products])
 @routings
 def test_gradients_are_the_numerical_ones(mix: Mix, routing: str) -> None:
     chosen = choose(routing)[:5]
@@ -122,7 +122,7 @@ def test_spread_and_reduce_have_the_numerical_gradients(first: int, routing: str
     """They surround the grouped products, which have no double precision."""
     chosen = choose(routing) - first  # so that some experts are not here
     parts = 1 if first == 0 else NUM_EXPERTS // 2
-    order = Order.of(chosen, num_experts=NUM_EXPERTS // parts, parts=parts)
+    order = Order.sort_pairs(chosen, num_experts=NUM_EXPERTS // parts, parts=parts)
     rows = torch.randn(len(chosen), 3, dtype=torch.float64, requires_grad=True)
     sorted_rows = torch.randn(len(order.pairs), 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda given: _Spread.apply(given, order), rows)

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from components.build import build
+from components.build import build_node
 from components.engine.parallelize import draw_weights
 from components.errors import RecipeError
 from components.model import float8
 from components.model.decoder import Decoder
 from components.model.float8 import check_torchao, float8_layers
-from components.model.products import ResidualLinear
+from components.model.linear import ResidualLinear
 
 LARGEST = 448.0  # of e4m3: 1.75 x 2**8
 TOKENS, INPUTS, OUTPUTS = 24, 64, 48
@@ -128,7 +128,7 @@ def decoder(name: str) -> Decoder:
     from command.composition.compose import compose_recipe
 
     words = [f"recipe={name}", "scale=mini", "model.num_layers=2", "precision=fp8"]
-    built = build(compose_recipe(read_point(words)).model, "model")
+    built = build_node(compose_recipe(read_point(words)).model, "model")
     assert isinstance(built, Decoder)
     return built
 

@@ -170,7 +170,7 @@ def test_a_map_starts_by_its_fan_in_and_zeros_where_they_are_asked_for(
 
 def test_biases_start_at_zero() -> None:
     class Model(torch.nn.Module):
-        num_layers = 1
+        num_branches = 2
         initialization = NormalSpec(std=0.1, residual="scaled", padding_row=None)
         parametrization = None
 

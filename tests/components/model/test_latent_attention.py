@@ -17,7 +17,7 @@ from components.config.model_spec.attention import LatentAttentionSpec
 from components.config.model_spec.norms import NormSpec
 from components.config.model_spec.positions import RotarySpec
 from components.config.model_spec.rotary_scaling import YarnScalingSpec
-from components.model.attention import ForwardScope
+from components.model.attention import AttentionContext
 from components.model.latent_attention import LatentAttention
 from components.model.positions import Rotary
 from tests.components.model.flex_on_cpu import flex_on_cpu
@@ -53,11 +53,11 @@ YARN_THERE = {
 
 def scope_of(
     documents: Tensor | None = None, scaling: YarnScalingSpec | None = None
-) -> ForwardScope:
+) -> AttentionContext:
     rotary = Rotary(
         RotarySpec(base=100.0, scaling=scaling), dim=DIM, num_heads=HEADS, head_dim=6
     )
-    return ForwardScope(placement=rotary(torch.arange(LENGTH)), documents=documents)
+    return AttentionContext(encoding=rotary(torch.arange(LENGTH)), documents=documents)
 
 
 def reference(ours: LatentAttention, scaled: bool = False) -> DeepseekV3Attention:

@@ -16,10 +16,10 @@ from components.config.model_spec.positions import (
     PositionsSpec,
     RotarySpec,
 )
-from components.model.attention import AttentionCore, ForwardScope
+from components.model.attention import AttentionContext, AttentionCore
 from components.model.decoder import Decoder
 from components.model.masks import CausalMask
-from components.model.positions import Alibi, Placement
+from components.model.positions import Alibi, PositionEncoding
 from tests.components.model.comparison import randomized, relative_difference
 from tests.components.model.flex_on_cpu import flex_on_cpu
 
@@ -80,14 +80,18 @@ def test_the_loss_takes_documents_too(small_decoder: Build) -> None:
     tokens, documents = torch.randint(61, (2, 20)), packed([[8, 12], [3, 17]])
     logits = model(tokens, documents=documents)
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-    torch.testing.assert_close(model.loss(tokens, tokens, documents=documents), expected)
+    torch.testing.assert_close(
+        model.compute_loss(tokens, tokens, documents=documents), expected
+    )
 
 
 def test_the_dense_form_is_slope_times_distance_within_a_document() -> None:
     slopes = torch.tensor([0.5, 0.25, 0.125])
-    placement = Placement(places=torch.arange(6), slopes=slopes)
+    encoding = PositionEncoding(position_ids=torch.arange(6), slopes=slopes)
     documents = packed([[2, 4]])
-    dense = ForwardScope(placement=placement, documents=documents).dense((1, 3), torch.float64)
+    dense = AttentionContext(encoding=encoding, documents=documents).build_dense_mask(
+        (1, 3), torch.float64
+    )
     assert dense.shape == (1, 2, 6, 6)
     for head, slope in enumerate([0.25, 0.125]):
         for query in range(6):
@@ -105,10 +109,10 @@ def test_a_decoder_of_flex_attention_computes_the_same(
     model = randomized(small_decoder(positions=KINDS[kind])).double()
     tokens = torch.randint(61, (2, 20))
     documents = packed([[5, 1, 14], [9, 10, 1]]) if with_documents else None
-    expected = model.loss(tokens, tokens, documents=documents)
+    expected = model.compute_loss(tokens, tokens, documents=documents)
     wanted = torch.autograd.grad(expected, [*model.parameters()])
     with flex_on_cpu():
-        loss = model.loss(tokens, tokens, documents=documents)
+        loss = model.compute_loss(tokens, tokens, documents=documents)
         found = torch.autograd.grad(loss, [*model.parameters()])
     torch.testing.assert_close([loss, *found], [expected, *wanted], rtol=1e-9, atol=1e-11)
 
@@ -119,7 +123,7 @@ def test_all_layers_and_stages_share_one_mask_and_its_blocks(
 ) -> None:
     model, made = randomized(small_decoder(positions=AlibiSpec(), num_layers=3)), []
     tokens = torch.randint(61, (2, 20))
-    mask = model.mask(tokens, documents)
+    mask = model.build_mask(tokens, documents)
     find = CausalMask._find_blocks
 
     def counted(self: CausalMask, keys: int) -> BlockMask:
@@ -136,8 +140,8 @@ def test_all_layers_and_stages_share_one_mask_and_its_blocks(
 def test_some_of_the_heads_get_their_own_slopes() -> None:
     """What a rank of tensor parallelism does: heads 2 and 3 of 6, with their share of maps."""
     core = AttentionCore(dropout=0.0, backends=BACKENDS)
-    placement = Alibi(AlibiSpec(), dim=48, num_heads=6, head_dim=10)(torch.arange(9))
-    scope = ForwardScope(placement=placement, documents=None)
+    encoding = Alibi(AlibiSpec(), dim=48, num_heads=6, head_dim=10)(torch.arange(9))
+    scope = AttentionContext(encoding=encoding, documents=None)
     heads = torch.randn(3, 1, 6, 9, 10)
     whole = core(*heads, scope, first_head=0)
     part = core(*heads[:, :, 2:4], scope, first_head=2)

@@ -14,7 +14,12 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 
 from components.config.model_spec.feed_forward import ExpertsSpec
 from components.model import moe
-from components.model.expert_products import Matrices, grouped_products, loop, sorted_products
+from components.model.expert_products import (
+    Matrices,
+    grouped_products,
+    mix_in_loop,
+    sorted_products,
+)
 from components.model.mlp import ACTIVATIONS
 from components.model.moe import Experts
 
@@ -95,7 +100,7 @@ def test_the_paths_agree_in_value_and_in_every_gradient(
     chosen = spread_choice(41)
     assert_all_close(
         mixed_and_gradients(mix, weights, chosen),
-        mixed_and_gradients(loop, weights, chosen),
+        mixed_and_gradients(mix_in_loop, weights, chosen),
     )
 
 
@@ -114,7 +119,7 @@ def test_the_paths_agree_at_the_edges(mix: Mix, chosen: Tensor) -> None:
     weights = matrices(gated=True, activation="silu", dtype=torch.float32)
     assert_all_close(
         mixed_and_gradients(mix, weights, chosen),
-        mixed_and_gradients(loop, weights, chosen),
+        mixed_and_gradients(mix_in_loop, weights, chosen),
     )
 
 
@@ -139,8 +144,8 @@ def test_sums_of_bfloat16_products_are_kept_in_float32() -> None:
     shares = torch.rand(9, TOP_K).bfloat16()
     gate, up, down = (x.detach().double() for x in stacks(weights))
     exact = Matrices(gate, up, down, weights.activation)
-    expected = loop(tokens.double(), shares.double(), spread_choice(9), exact)
-    for mix in [*MIXES, loop]:
+    expected = mix_in_loop(tokens.double(), shares.double(), spread_choice(9), exact)
+    for mix in [*MIXES, mix_in_loop]:
         mixed = mix(tokens, shares, spread_choice(9), weights)
         assert mixed.dtype == torch.float32
         torch.testing.assert_close(mixed.double(), expected, rtol=0.03, atol=0.03)

@@ -129,7 +129,7 @@ def test_logits_whole_loss_and_gradients_equal_those_of_olmoe(
         input_ids=inputs, labels=targets, shift_labels=targets, output_router_logits=True
     )
     assert relative_difference(model(inputs), theirs.logits) < LOGITS_TOLERANCE
-    loss = model.loss(inputs, targets)
+    loss = model.compute_loss(inputs, targets)
     loss = loss + auxiliary_terms(model)[0]
     assert loss.item() == pytest.approx(theirs.loss.item(), rel=1e-6)
     loss.backward()

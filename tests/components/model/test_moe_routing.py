@@ -148,14 +148,14 @@ def test_pairs_without_room_are_added_over_layers_and_stages() -> None:
     model(torch.randn(2, 9, DIM))
     rows = take_rows(expert_layers(model))
     assert rows is not None
-    assert RoutingTally.of(rows).pooled.beyond.item() == 0
+    assert RoutingTally.from_rows(rows).pooled.beyond.item() == 0
     expert_layers(model)[0].mixture.beyond = torch.tensor(3)
     model(torch.randn(2, 9, DIM))
     rows = take_rows(expert_layers(model))
     assert rows is not None
-    tally = RoutingTally.of(rows)
-    assert len(tally.row()) == RoutingTally.numbers(NUM_EXPERTS)
-    assert tally.after(tally.row().detach()).pooled.beyond.item() == 6
+    tally = RoutingTally.from_rows(rows)
+    assert len(tally.to_row()) == RoutingTally.count_row_numbers(NUM_EXPERTS)
+    assert tally.add_earlier(tally.to_row().detach()).pooled.beyond.item() == 6
 
 
 def test_checkpointing_changes_neither_the_terms_nor_the_gradients() -> None:

@@ -14,9 +14,9 @@ from command.composition.compose import compose_recipe
 from components.config.model_spec.mtp import MTPSpec
 from components.data.samples import LossMask
 from components.distributed.mesh import build_mesh
-from components.engine.microbatch_forward import StageCompute, number_documents
+from components.engine.microbatch_forward import StageForward, number_documents
 from components.model.decoder import Decoder
-from components.model.mtp import FurtherTokens
+from components.model.mtp import MTPTargets
 from tests.components.distributed.tensor_cases import Parts, randomized
 from tests.components.model.comparison import gradient_of
 
@@ -135,9 +135,9 @@ def test_losses_and_gradients_are_those_of_the_formula(
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     device = torch.device("cpu")
     mesh = build_mesh("cpu", recipe.parallelism)
-    compute = StageCompute(recipe=recipe, mesh=mesh, device=device, eod_id=EOD)
-    compute.begin(0, 3)
-    compute.weigh(batch)
+    compute = StageForward(recipe=recipe, mesh=mesh, device=device, eod_id=EOD)
+    compute.start_step(0, 3)
+    compute.count_targets(batch)
     with torch.autocast("cpu", enabled=False):
         for number, rows in enumerate(batch):
             (loss,) = compute(decoder, (rows[:, :-1],), rows, number)
@@ -159,8 +159,8 @@ def test_held_out_text_is_judged_by_the_main_head_alone() -> None:
     more.load_state_dict(plain.state_dict(), strict=False)
     tokens = torch.randint(0, 60, (2, LENGTH + 1))
     given = tokens[:, :-1], tokens[:, 1:]
-    assert plain.loss(*given) == more.loss(*given)
+    assert plain.compute_loss(*given) == more.compute_loss(*given)
     nothing = torch.zeros(2, LENGTH, dtype=torch.bool)
-    further = [FurtherTokens(*given, nothing)] * 2
+    further = [MTPTargets(*given, nothing)] * 2
     losses = more(given[0], targets=given[1], further=further)
-    assert losses.tolist() == [plain.loss(*given).item(), 0.0, 0.0]
+    assert losses.tolist() == [plain.compute_loss(*given).item(), 0.0, 0.0]

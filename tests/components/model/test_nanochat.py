@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from components.build import build
-from components.config.schema.types import thaw
+from components.build import build_node
+from components.config.schema.types import to_plain
 from components.model.decoder import Decoder
 from tests.components.model.comparison import gradient_of, relative_difference
-from tests.recipes.differences import composed
+from tests.recipes.compositions import composed
 
 RECIPE = composed("nanochat_d20", "mini")
 HEADS, WIDTH = (RECIPE.model["attention"][key] for key in ("num_heads", "head_dim"))
@@ -76,20 +76,20 @@ def theirs(model: Decoder) -> Weights:
 
 def test_logits_loss_and_gradients_are_nanochats() -> None:
     torch.manual_seed(0)
-    model = build(thaw(RECIPE.model), "model")
+    model = build_node(to_plain(RECIPE.model), "model")
     assert isinstance(model, Decoder)
     model = model.double()
     with torch.no_grad():  # its own start is all zeros behind the layers
         for weight in model.parameters():
             weight.normal_(std=2.0 / weight.shape[-1] ** 0.5)
     weights = theirs(model)
-    rows = torch.randint(RECIPE.shape.vocab_size, (2, 33))
+    rows = torch.randint(RECIPE.decoder_spec.vocab_size, (2, 33))
     tokens, targets = rows[:, :-1], rows[:, 1:]
     logits = nanochat(weights, tokens)
     assert logits.abs().max() > 4  # the cap is felt
     assert (model(tokens) - logits).abs().max() < 1e-5
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    loss = model.loss(tokens, targets)
+    loss = model.compute_loss(tokens, targets)
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
     torch.autograd.backward([loss, expected])
     for name in ("embedding", "head"):

@@ -91,7 +91,7 @@ def test_a_step_moves_the_bias_down_where_there_was_more_than_the_mean() -> None
     part = experts(**DEEPSEEK)
     load = torch.full((NUM_EXPERTS,), 5)
     load[0], load[1] = 7, 3  # the mean is still 5
-    part.balance(load)
+    part.update_bias(load)
     assert bias_of(part).tolist() == [-0.125, 0.125, *[0.0] * (NUM_EXPERTS - 2)]
 
 
@@ -116,7 +116,7 @@ def test_biases_in_time_even_out_a_router_that_prefers_some_experts() -> None:
         part(hidden)
         part.take_routing()
         load, part.load = one(part.load), None
-        part.balance(load)
+        part.update_bias(load)
         loads.append((load.max() / load.double().mean()).item())
     assert loads[0] > 1.7
     assert max(loads[-10:]) < 1.15

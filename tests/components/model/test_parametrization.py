@@ -10,7 +10,7 @@ from torch import nn
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.build import build
+from components.build import build_node
 from components.config.check import check_recipe
 from components.config.recipe import Recipe
 from components.engine.optimizer import build_optimizer
@@ -18,7 +18,7 @@ from components.engine.parallelize import draw_weights
 from components.model.decoder import Decoder
 from components.model.first_weights import initial_stds
 from components.optim.groups import set_rate
-from components.parity.coordinates import resized
+from components.parity.coordinates import resize_recipe
 
 MUP = {"_target_": "components.model.parametrization.MuP", "_partial_": True}
 COMPLETEP = {"_target_": "components.model.parametrization.CompleteP", "_partial_": True}
@@ -37,14 +37,14 @@ def recipe_of(name: str, parametrization: dict[str, Any] | None = None) -> Recip
 
 
 def drawn(recipe: Recipe) -> Decoder:
-    decoder: Decoder = build(recipe.model, "model")
+    decoder: Decoder = build_node(recipe.model, "model")
     draw_weights(decoder, seed=5)
     return decoder
 
 
 def tokens(recipe: Recipe) -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)
-    return torch.randint(recipe.shape.vocab_size, (2, 17), generator=generator)
+    return torch.randint(recipe.decoder_spec.vocab_size, (2, 17), generator=generator)
 
 
 def trained(recipe: Recipe) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -54,7 +54,7 @@ def trained(recipe: Recipe) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     logits = decoder(rows[:, :-1]).detach()
     for _ in range(3):
         optimizer.zero_grad()
-        decoder.loss(rows[:, :-1], rows[:, 1:]).backward()
+        decoder.compute_loss(rows[:, :-1], rows[:, 1:]).backward()
         set_rate(optimizer, 1e-3)
         optimizer.step()
     return logits, {name: one.detach() for name, one in decoder.named_parameters()}
@@ -64,8 +64,12 @@ def trained(recipe: Recipe) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 def test_at_the_base_all_is_as_without_bit_for_bit(name: str) -> None:
     plain = recipe_of(name)
     logits, weights = trained(plain)
-    sizes = {"base_dim": plain.shape.dim}
-    deep = COMPLETEP | sizes | {"base_layers": plain.shape.num_layers, "depth_exponent": 0.5}
+    sizes = {"base_dim": plain.decoder_spec.dim}
+    deep = (
+        COMPLETEP
+        | sizes
+        | {"base_layers": plain.decoder_spec.num_layers, "depth_exponent": 0.5}
+    )
     for parametrization in (MUP | sizes, deep):
         ours, after = trained(recipe_of(name, parametrization))
         assert torch.equal(ours, logits)
@@ -74,7 +78,7 @@ def test_at_the_base_all_is_as_without_bit_for_bit(name: str) -> None:
 
 def groups_of(recipe: Recipe) -> dict[str, tuple[float, float, float]]:
     """Map each parameter to its rate, its eps and its decay."""
-    decoder = build(recipe.model, "model")
+    decoder = build_node(recipe.model, "model")
     names = {one: name for name, one in decoder.named_parameters()}
     optimizer = build_optimizer(recipe, decoder, list(decoder.named_parameters()))
     set_rate(optimizer, LR)
@@ -89,7 +93,7 @@ def groups_of(recipe: Recipe) -> dict[str, tuple[float, float, float]]:
 def grown_sides(base: Recipe, wide: Recipe) -> dict[str, tuple[int, float]]:
     """Count the sides of each parameter that grow, and how much its inputs do."""
     shapes = [
-        {name: one.shape for name, one in build(recipe.model, "model").named_parameters()}
+        {name: one.shape for name, one in build_node(recipe.model, "model").named_parameters()}
         for recipe in (base, wide)
     ]
     return {
@@ -102,7 +106,7 @@ def grown_sides(base: Recipe, wide: Recipe) -> dict[str, tuple[int, float]]:
 def test_rates_and_decays_are_those_of_microsofts_muadamw(name: str) -> None:
     """``MuAdamW`` (microsoft/mup, mup/optim.py, decoupled_wd=False) by infinite dimensions."""
     base = recipe_of(name, MUP | {"base_dim": 64})
-    wide = resized(base, factor=4, num_layers=4)
+    wide = resize_recipe(base, factor=4, num_layers=4)
     ours, kinds = groups_of(wide), Counter[int]()
     for weight, (sides, inputs) in grown_sides(base, wide).items():
         lr, _, decay = ours[weight]
@@ -117,7 +121,7 @@ def test_rates_and_decays_are_those_of_microsofts_muadamw(name: str) -> None:
 
 def test_a_router_moves_as_one_whose_logits_are_divided_does() -> None:
     base = recipe_of(EXPERTS, MUP | {"base_dim": 64})
-    wide, m = resized(base, factor=4, num_layers=4), 4.0
+    wide, m = resize_recipe(base, factor=4, num_layers=4), 4.0
     name = "layers.0.mlp.router.weight"
     lr, eps, decay = groups_of(wide)[name]
     vector = groups_of(wide)["layers.0.mlp_norm.weight"]
@@ -134,8 +138,8 @@ def test_a_router_moves_as_one_whose_logits_are_divided_does() -> None:
             (inputs @ weight.T * factor).logsumexp(-1).sum().backward()
             optimizer.step()
     torch.testing.assert_close(inputs @ ours.T, inputs @ divided.T / m, rtol=1e-9, atol=1e-12)
-    stds = {key: std for key, _, std in initial_stds(build(wide.model, "model"))}
-    first = {key: std for key, _, std in initial_stds(build(base.model, "model"))}
+    stds = {key: std for key, _, std in initial_stds(build_node(wide.model, "model"))}
+    first = {key: std for key, _, std in initial_stds(build_node(base.model, "model"))}
     before = first[name]
     assert before is not None
     assert stds[name] == before / m
@@ -145,7 +149,7 @@ def test_a_router_moves_as_one_whose_logits_are_divided_does() -> None:
 def test_groups_are_those_of_completeps_code(alpha: float) -> None:
     """The groups of ``configure_optimizers`` in nanoGPT-mup, branch completep, of 2026."""
     sizes = {"base_dim": 64, "base_layers": 2, "depth_exponent": alpha}
-    wide = resized(recipe_of(DENSE, COMPLETEP | sizes), factor=2, num_layers=8)
+    wide = resize_recipe(recipe_of(DENSE, COMPLETEP | sizes), factor=2, num_layers=8)
     m, depth = 2.0, 4.0
     width_lr_scaling, depth_lr_scaling = 1 / m, depth ** (alpha - 1)
     ends = EPS * (1 / m)
@@ -165,10 +169,10 @@ def test_groups_are_those_of_completeps_code(alpha: float) -> None:
 
 def test_first_weights_of_hidden_matrices_have_a_variance_by_their_inputs() -> None:
     base = recipe_of(DENSE, MUP | {"base_dim": 64})
-    wide = resized(base, factor=4, num_layers=4)
-    first = {name: std for name, _, std in initial_stds(build(base.model, "model"))}
+    wide = resize_recipe(base, factor=4, num_layers=4)
+    first = {name: std for name, _, std in initial_stds(build_node(base.model, "model"))}
     grown = grown_sides(base, wide)
-    for name, _, std in initial_stds(build(wide.model, "model")):
+    for name, _, std in initial_stds(build_node(wide.model, "model")):
         sides, inputs = grown[name]
         expected = first[name]
         if sides == 2:

@@ -11,7 +11,7 @@ from components.attention_backends import BACKENDS
 from components.config.model_spec.attention import GroupedQueryAttentionSpec
 from components.config.model_spec.norms import NormSpec
 from components.config.model_spec.positions import RotarySpec
-from components.model.attention import Attention, ForwardScope
+from components.model.attention import Attention, AttentionContext
 from components.model.decoder import Decoder
 from components.model.norms import Norm
 from components.model.positions import Rotary
@@ -93,8 +93,8 @@ def test_attention_with_query_key_norm_equals_that_of_an_independent_olmoe(
     angles = OlmoeRotaryEmbedding(config)(hidden, places[None])
     causal = torch.full((23, 23), -torch.inf).triu(1)[None, None]
     expected, _ = theirs(hidden, position_embeddings=angles, attention_mask=causal)
-    placement = Rotary(RotarySpec(base=10_000.0), dim=60, num_heads=6, head_dim=10)(places)
-    mixed = ours(hidden, ForwardScope(placement=placement, documents=None))
+    encoding = Rotary(RotarySpec(base=10_000.0), dim=60, num_heads=6, head_dim=10)(places)
+    mixed = ours(hidden, AttentionContext(encoding=encoding, documents=None))
     assert relative_difference(mixed, expected) < LOGITS_TOLERANCE
 
     torch.autograd.backward([expected.square().sum(), mixed.square().sum()])

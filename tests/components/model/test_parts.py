@@ -8,16 +8,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import SmolLM3Config
 
 from components.attention_backends import BACKENDS
 from components.config.model_spec.attention import GroupedQueryAttentionSpec
 from components.config.model_spec.feed_forward import MLPSpec
 from components.config.model_spec.norms import NormSpec
-from components.config.model_spec.positions import OrderSpec, RotarySpec
-from components.model.attention import Attention, ForwardScope
+from components.config.model_spec.positions import InterleavedRotarySpec, OrderSpec, RotarySpec
+from components.model.attention import Attention, AttentionContext
 from components.model.mlp import MLP, XIELU
 from components.model.norms import Norm
-from components.model.positions import Placement, Positions, Rotary, Rotation
+from components.model.positions import (
+    InterleavedRotary,
+    PositionEncoding,
+    Positions,
+    Rotary,
+    Rotation,
+)
 
 Part = TypeVar("Part")
 
@@ -30,8 +37,8 @@ def one(part: Part | None) -> Part:
 
 def rotation_of(length: int, *, head_dim: int, base: float) -> Rotation:
     rotary = Rotary(RotarySpec(base=base), dim=head_dim, num_heads=1, head_dim=head_dim)
-    placement: Placement = rotary(torch.arange(length))
-    return one(placement.rotation)
+    encoding: PositionEncoding = rotary(torch.arange(length))
+    return one(encoding.rotation)
 
 
 def attention(*, num_heads: int, num_kv_heads: int, bias: bool) -> Attention:
@@ -95,12 +102,19 @@ def test_rotary_computes_in_float32_and_returns_what_came_in() -> None:
     assert torch.equal(turned, rotation(heads.float()).bfloat16())
 
 
+def test_the_layers_without_positions_are_those_of_smollm3() -> None:
+    published = SmolLM3Config(num_hidden_layers=9, no_rope_layer_interval=4)
+    spec = InterleavedRotarySpec(base=10_000.0, skip_every=4)
+    rotary = InterleavedRotary(spec, dim=8, num_heads=1, head_dim=8)
+    assert [rotary.uses_rope(layer) for layer in range(9)] == published.no_rope_layers
+
+
 def test_attention_is_the_softmax_of_earlier_keys_group_by_group() -> None:
     part = attention(num_heads=6, num_kv_heads=2, bias=True)
-    placement = Rotary(RotarySpec(base=10_000.0), dim=12, num_heads=6, head_dim=4)(
+    encoding = Rotary(RotarySpec(base=10_000.0), dim=12, num_heads=6, head_dim=4)(
         torch.arange(7)
     )
-    rotation = one(placement.rotation)
+    rotation = one(encoding.rotation)
     hidden = torch.randn(2, 7, 12)
     query = rotation(part.query(hidden).view(2, 7, 6, 4))
     key = rotation(part.key(hidden).view(2, 7, 2, 4))
@@ -112,13 +126,13 @@ def test_attention_is_the_softmax_of_earlier_keys_group_by_group() -> None:
         weights = scores.masked_fill(hidden_future, -math.inf).softmax(-1)
         mixed[:, :, head] = weights @ value[:, :, head // 3]
     expected = part.output(mixed.view(2, 7, 24))
-    mixed_by_part = part(hidden, ForwardScope(placement=placement, documents=None))
+    mixed_by_part = part(hidden, AttentionContext(encoding=encoding, documents=None))
     torch.testing.assert_close(mixed_by_part, expected)
 
 
 def test_positions_of_no_kind_do_nothing_to_a_token() -> None:
-    placement = Positions(OrderSpec(), dim=12, num_heads=3, head_dim=4)(torch.arange(5))
-    assert placement.embedded is placement.rotation is placement.slopes is None
+    encoding = Positions(OrderSpec(), dim=12, num_heads=3, head_dim=4)(torch.arange(5))
+    assert encoding.embedded is encoding.rotation is encoding.slopes is None
 
 
 def _gelu(x: Tensor) -> Tensor:

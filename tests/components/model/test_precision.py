@@ -36,7 +36,7 @@ def saved_bytes(model: Decoder, tokens: Tensor) -> int:
 
     kept: list[Tensor] = []  # no address is used twice
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model.loss(tokens, tokens)
+        model.compute_loss(tokens, tokens)
     return sum(held.values())
 
 
@@ -67,7 +67,7 @@ def test_what_passes_between_layers_is_bfloat16_and_the_loss_is_float32(
         layer.register_forward_hook(lambda _, given, result: passed.extend([given[0], result]))
     tokens = torch.randint(61, (2, 9))
     with autocast():
-        loss = model.loss(tokens, tokens)
+        loss = model.compute_loss(tokens, tokens)
     assert {tensor.dtype for tensor in passed} == {torch.bfloat16}
     assert loss.dtype == torch.float32
     torch.autograd.backward(loss)

@@ -14,7 +14,7 @@ from components.distributed.activation_checkpoint import (
     checkpoint_activations,
     policy_of,
 )
-from components.distributed.pipeline import cut_stage
+from components.distributed.pipeline import prune_to_stage
 from components.errors import RecipeError
 from components.model.decoder import Decoder
 from tests.components.model.comparison import gradient_of, randomized
@@ -69,7 +69,7 @@ def test_gradients_are_bitwise_equal_and_names_stay(
     checkpoint_activations(model, parts)
     assert list(model.state_dict()) == list(plain.state_dict())
     tokens = torch.randint(61, (2, 19))
-    assert_same_bits(plain, model, lambda one: one.loss(tokens, tokens))
+    assert_same_bits(plain, model, lambda one: one.compute_loss(tokens, tokens))
 
 
 @pytest.mark.parametrize("path", ["loop", "auto", "grouped"])
@@ -86,7 +86,7 @@ def test_experts_choose_the_same_again(
 
     def loss_of(one: Decoder) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):  # grouped products' own
-            loss = one.loss(tokens, tokens)
+            loss = one.compute_loss(tokens, tokens)
         return loss + auxiliary_terms(one)[0]
 
     assert_same_bits(plain, model, loss_of)
@@ -100,6 +100,8 @@ def test_experts_choose_the_same_again(
         {"bias": True},
         {"norm_placement": "after"},
         {"norm_placement": "both"},
+        {"output_gate": True},
+        {"sinks": True},
         *({"mlp": path} for path in ("loop", "auto", "grouped")),
     ],
     ids=str,
@@ -117,7 +119,7 @@ def test_selective_recomputation_repeats_no_product_and_no_attention(
         checkpoint_activations(model, cast("Parts", parts))
         tokens = torch.randint(61, (2, 16))
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-            loss = model.loss(tokens, tokens)
+            loss = model.compute_loss(tokens, tokens)
         with Operators(DEAR) as seen:
             torch.autograd.backward(loss)
         counts.append(seen.counts)
@@ -133,7 +135,7 @@ def test_every_third_layer_of_the_whole_model_is_recomputed_wherever_it_is_cut(
     whole = small_decoder(num_layers=8)
     for layers in (range(8), range(2, 8), range(4)):
         stage = copy.deepcopy(whole)
-        cut_stage(stage, layers, first=layers[0] == 0, last=layers[-1] == 7)
+        prune_to_stage(stage, layers, first=layers[0] == 0, last=layers[-1] == 7)
         plain = [len(_hooks(layer)) for layer in stage.layers.values()]
         checkpoint_activations(stage, parts, every=3)
         more = [len(_hooks(layer)) for layer in stage.layers.values()]
@@ -179,9 +181,9 @@ def test_evaluation_goes_on_as_before(small_decoder: Build) -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (["mpl"], r"parallelism.recompute: 'mpl' is no part of a layer\n.* attention, mlp"),
-        (["mlp", "full"], r"'full' is no part"),
-        (["mlp", "mlp"], r"parallelism.recompute: 'mlp' is named twice"),
+        (["mpl"], r"parallelism.recompute: unknown part of a layer 'mpl'\n.* attention, mlp"),
+        (["mlp", "full"], r"of a layer 'full'"),
+        (["mlp", "mlp"], r"parallelism.recompute: 'mlp' is listed twice"),
     ],
 )
 def test_rejects_parts_that_no_layer_has(

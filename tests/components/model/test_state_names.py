@@ -7,8 +7,8 @@ import pytest
 import torch
 import yaml
 
-from components.build import build
-from tests.recipes.differences import composed
+from components.build import build_node
+from tests.recipes.compositions import composed
 
 FILE = Path(__file__).with_name("state_names.yaml")
 NAMES = yaml.safe_load(FILE.read_text("utf-8"))
@@ -17,6 +17,6 @@ NAMES = yaml.safe_load(FILE.read_text("utf-8"))
 @pytest.mark.parametrize("recipe", NAMES)
 def test_a_family_keeps_the_names_of_its_weights(recipe: str) -> None:
     with torch.device("meta"):
-        model = build(composed(recipe, "mini").model, "model")
+        model = build_node(composed(recipe, "mini").model, "model")
     names = {re.sub(r"\d+", "N", name) for name in model.state_dict()}
     assert sorted(names) == sorted(NAMES[recipe])

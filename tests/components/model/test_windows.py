@@ -16,10 +16,10 @@ from components.config.model_spec.positions import AlibiSpec, PositionsSpec, Rot
 from components.config.model_spec.rotary_scaling import LinearScalingSpec, YarnScalingSpec
 from components.config.part_nodes import check_nodes
 from components.errors import RecipeError
-from components.model.attention import AttentionCore, ForwardScope
+from components.model.attention import AttentionContext, AttentionCore
 from components.model.decoder import Decoder
 from components.model.masks import CausalMask
-from components.model.positions import Placement, Rotary
+from components.model.positions import PositionEncoding, Rotary
 from tests.components.model.comparison import randomized, relative_difference
 from tests.components.model.flex_on_cpu import flex_on_cpu
 from tests.components.model.test_masks import packed
@@ -49,8 +49,8 @@ ATTENTION = {
 @pytest.mark.parametrize(
     ("windows", "message"),
     [
-        ([], r"windows: names no layer\n  write them from layer 0 on"),
-        ([8, "half"], r"windows\[1\]: 'half' is neither a number of keys nor full"),
+        ([], r"windows: the list is empty\n  list windows from layer 0"),
+        ([8, "half"], r"windows\[1\]: 'half' is neither a positive number of keys nor full"),
         ([0, "full"], r"windows\[0\]: 0 is neither"),
         ([True], r"windows\[0\]: True is neither"),
     ],
@@ -63,11 +63,13 @@ def test_what_is_no_window_is_refused(windows: list[object], message: str) -> No
 @pytest.mark.parametrize("window", [1, 3, LENGTH - 1])
 def test_a_query_sees_itself_and_as_many_keys_as_make_the_window(window: int) -> None:
     core = AttentionCore(dropout=0.0, backends=BACKENDS)
-    scope = ForwardScope(placement=Placement(places=torch.arange(LENGTH)), documents=None)
+    scope = AttentionContext(
+        encoding=PositionEncoding(position_ids=torch.arange(LENGTH)), documents=None
+    )
     zeros, unit = torch.zeros(2, 3, LENGTH, LENGTH), torch.eye(LENGTH).expand(2, 3, -1, -1)
     for kernels in (nullcontext, flex_on_cpu):
         with kernels():
-            mixed = core(zeros, zeros, unit, scope.within(window), first_head=0)
+            mixed = core(zeros, zeros, unit, scope.for_window(window), first_head=0)
         for query in range(LENGTH):
             first = max(query - window + 1, 0)
             expected = torch.zeros(LENGTH)
@@ -83,10 +85,10 @@ def test_flex_and_dense_masks_agree_in_every_layer(
     windows = [4, "full", 7]
     model = randomized(small_decoder(positions=kind, num_layers=4, windows=windows)).double()
     tokens = torch.randint(61, (2, LENGTH))
-    expected = model.loss(tokens, tokens, documents=documents)
+    expected = model.compute_loss(tokens, tokens, documents=documents)
     wanted = torch.autograd.grad(expected, [*model.parameters()])
     with flex_on_cpu():
-        loss = model.loss(tokens, tokens, documents=documents)
+        loss = model.compute_loss(tokens, tokens, documents=documents)
         found = torch.autograd.grad(loss, [*model.parameters()])
     torch.testing.assert_close([loss, *found], [expected, *wanted], rtol=1e-9, atol=1e-11)
 
@@ -134,7 +136,7 @@ def test_layers_of_one_window_share_one_mask_with_all_stages(small_decoder: Buil
     windows = [5, 5, "full", 7]
     model = randomized(small_decoder(positions=AlibiSpec(), num_layers=8, windows=windows))
     tokens, made = torch.randint(61, (2, LENGTH)), []
-    mask = model.mask(tokens, packed([[5, 15], [9, 11]]))
+    mask = model.build_mask(tokens, packed([[5, 15], [9, 11]]))
     find = CausalMask._find_blocks
 
     def counted(self: CausalMask, keys: int) -> BlockMask:
@@ -144,13 +146,19 @@ def test_layers_of_one_window_share_one_mask_with_all_stages(small_decoder: Buil
     with flex_on_cpu(), torch.no_grad(), patch.object(CausalMask, "_find_blocks", counted):
         for _ in range(2):
             model(tokens, mask=mask)
-    assert {id(one) for one in made} == {id(mask), id(mask.within(5)), id(mask.within(7))}
+    assert {id(one) for one in made} == {
+        id(mask),
+        id(mask.for_window(5)),
+        id(mask.for_window(7)),
+    }
     assert len(made) == 3
 
 
 def test_a_window_skips_blocks_that_lie_before_it() -> None:
     places = torch.arange(1_000)
-    blocks = CausalMask(places=places, documents=None).within(200).blocks(1_000)
+    blocks = (
+        CausalMask(position_ids=places, documents=None).for_window(200).build_block_mask(1_000)
+    )
     expected = create_block_mask(
         lambda b, h, q, k: (q >= k) & (q - k < 200), None, None, 1_000, 1_000, "cpu"
     )
@@ -165,16 +173,16 @@ def test_layers_with_a_window_turn_by_their_own_base_and_are_not_slowed() -> Non
         return Rotary(RotarySpec(**settings), dim=48, num_heads=6, head_dim=10)
 
     turned = rotary(base=1_000.0, scaling=YARN, local_base=100.0)
-    scope = ForwardScope(placement=turned(places), documents=None)
+    scope = AttentionContext(encoding=turned(places), documents=None)
     for window, alone in (
         (None, rotary(base=1_000.0, scaling=YARN)),
         (4, rotary(base=100.0)),
         (LENGTH, rotary(base=100.0)),  # hides nothing, and is a window still
     ):
-        wanted = ForwardScope(placement=alone(places), documents=None).turn(heads)
-        assert torch.equal(scope.within(window).turn(heads), wanted)
-    assert scope.within(LENGTH).is_plain
-    assert not scope.within(4).is_plain
+        wanted = AttentionContext(encoding=alone(places), documents=None).apply_rope(heads)
+        assert torch.equal(scope.for_window(window).apply_rope(heads), wanted)
+    assert scope.for_window(LENGTH).is_plain_causal
+    assert not scope.for_window(4).is_plain_causal
 
 
 def test_without_a_base_of_their_own_they_turn_as_the_others(small_decoder: Build) -> None:

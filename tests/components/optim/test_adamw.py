@@ -28,8 +28,9 @@ SHAPES = {
     "dense.weight": (7, 3),
     "dense.bias": (3,),
     "norm.weight": (7,),
+    "embedding_norm.weight": (7,),
 }
-VECTORS = {"dense.bias", "norm.weight"}
+VECTORS = {"dense.bias", "norm.weight", "embedding_norm.weight"}
 SPARED = {"matrices": VECTORS, "all": set(), "all_but_embedding": {"embedding.weight"}}
 Order = Literal["before", "after"]
 Decay = Literal["matrices", "all", "all_but_embedding"]

@@ -58,24 +58,24 @@ def by_iterations(history: list[bool], settings: dict[str, float]) -> float:
 def test_every_step_of_the_table_is_deepspeeds() -> None:
     scale = LossScale(initial=8.0, window=3, hysteresis=2, minimum=1.0)
     for what, overflow, after in TABLE:
-        scale.update(overflow)
-        assert scale.scale == after, what
+        scale.update_scale(overflow)
+        assert scale.current_scale == after, what
 
 
 def test_blooms_scale_doubles_after_501_good_steps_and_then_every_500() -> None:
     scale = LossScale(**BLOOM)
     seen = []
     for _ in range(1001):
-        scale.update(overflow=False)
-        seen.append(scale.scale)
+        scale.update_scale(overflow=False)
+        seen.append(scale.current_scale)
     assert (seen[499], seen[500]) == (4096.0, 8192.0)
     assert (seen[999], seen[1000]) == (8192.0, 16384.0)
 
 
 def test_a_hysteresis_of_one_halves_at_every_overflow() -> None:
     scale = LossScale(**(BLOOM | {"hysteresis": 1}))
-    scale.update(overflow=True)
-    assert scale.scale == 2048.0
+    scale.update_scale(overflow=True)
+    assert scale.current_scale == 2048.0
 
 
 @given(
@@ -94,8 +94,8 @@ def test_any_history_ends_at_deepspeeds_scale(
     }
     scale = LossScale(**settings)
     for overflow in history:
-        scale.update(overflow)
-    assert scale.scale == by_iterations(history, settings)
+        scale.update_scale(overflow)
+    assert scale.current_scale == by_iterations(history, settings)
 
 
 @given(before=st.lists(st.booleans(), max_size=20), after=st.lists(st.booleans(), max_size=20))
@@ -103,18 +103,18 @@ def test_a_scale_goes_on_from_its_state_in_json(before: list[bool], after: list[
     settings: dict[str, Any] = {"initial": 64.0, "window": 2, "hysteresis": 2, "minimum": 0.5}
     whole, resumed = LossScale(**settings), LossScale(**settings)
     for overflow in before:
-        whole.update(overflow)
+        whole.update_scale(overflow)
     resumed.load_state_dict(json.loads(json.dumps(whole.state_dict())))
     for overflow in after:
-        whole.update(overflow)
-        resumed.update(overflow)
+        whole.update_scale(overflow)
+        resumed.update_scale(overflow)
     assert resumed.state_dict() == whole.state_dict()
 
 
 def test_a_saved_state_does_not_change_with_its_scale() -> None:
     scale = LossScale(**BLOOM)
     saved = scale.state_dict()
-    scale.update(overflow=False)
+    scale.update_scale(overflow=False)
     assert saved["good_steps"] == 0
 
 

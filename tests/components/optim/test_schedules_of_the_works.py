@@ -71,7 +71,7 @@ def test_megatron_logs_the_rate_at_the_samples_after_the_step(
         start=1.0,
         end=0.1,
     )
-    ramp = BatchRamp.constant(1024)
+    ramp = BatchRamp.from_constant(1024)
     assert ramp.consumed_after(iteration) == samples
     assert f"{1.5e-4 * cosine(samples):.3e}" == logged
     assert f"{1.5e-4 * cosine(ramp.consumed_after(iteration - 1)):.3e}" != logged
@@ -82,7 +82,7 @@ def test_megatron_logs_the_rate_at_the_samples_after_the_step(
     [(MULA_DATA_TOKENS, 635_783), (100_000_000_000, 15_895)],
 )
 def test_mula_takes_the_derived_number_of_steps(budget_tokens: int, steps: int) -> None:
-    assert BatchRamp.constant(3072).steps(-(-budget_tokens // 2048)) == steps
+    assert BatchRamp.from_constant(3072).count_steps(-(-budget_tokens // 2048)) == steps
 
 
 @pytest.mark.parametrize("step", [0, 1, 1_250, 2_499, 2_500])

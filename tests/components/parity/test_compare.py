@@ -16,8 +16,8 @@ from components.parity.compare import (
     TENSOR_TOLERANCE,
     Comparison,
     RankRecord,
-    compare,
     compare_losses,
+    compare_records,
     read_records,
 )
 from components.run.folder import RunFolder
@@ -59,23 +59,23 @@ def two_ranks() -> list[RankRecord]:
 
 
 def compared(records: list[RankRecord]) -> Comparison:
-    return compare(one_process(), records)
+    return compare_records(one_process(), records)
 
 
 def test_equal_records_hold() -> None:
     comparison = compared(two_ranks())
-    assert comparison.holds
-    assert comparison.problems == []
-    assert [part.difference for part in comparison.parts.values()] == [0, 0, 0, 0]
+    assert comparison.is_within_tolerance
+    assert comparison.failure_texts == []
+    assert [part.difference for part in comparison.largest_differences.values()] == [0, 0, 0, 0]
 
 
 def test_one_process_compared_with_itself_holds() -> None:
-    assert compared([one_process()]).holds
+    assert compared([one_process()]).is_within_tolerance
 
 
 def test_ranks_without_the_last_stage_have_no_losses_and_hold() -> None:
     first = record(2, [{}, {}], tensors())
-    assert compared([*two_ranks(), first]).holds
+    assert compared([*two_ranks(), first]).is_within_tolerance
 
 
 @pytest.mark.parametrize(("excess", "holds"), [(0.5, True), (2.0, False)])
@@ -83,7 +83,7 @@ def test_a_loss_may_differ_by_its_tolerance_and_no_more(excess: float, holds: bo
     records = two_ranks()
     records[1].losses[0][6] *= 1 + excess * LOSS_TOLERANCE
     loss = compared(records).loss
-    assert loss.holds is holds
+    assert loss.is_within_tolerance is holds
     assert loss.difference == pytest.approx(excess * LOSS_TOLERANCE, rel=1e-4)
 
 
@@ -105,37 +105,37 @@ def test_a_tensor_may_differ_by_its_tolerance_and_no_more(
     records = two_ranks()
     spoilt = records[1].tensors[f"{kind}/norm.weight"]
     spoilt[1, 2] += excess * TENSOR_TOLERANCE * spoilt.abs().max()
-    part = compared(records).parts[kind]
-    assert part.holds is holds
+    part = compared(records).largest_differences[kind]
+    assert part.is_within_tolerance is holds
     assert (part.where, part.rank) == ("norm.weight", 1)
 
 
 def test_a_copy_that_parts_on_one_rank_is_found() -> None:
     records = two_ranks()
     records[1].tensors["weight/norm.weight"].mul_(1.001)
-    (problem,) = compared(records).problems
-    assert problem.startswith("weight of norm.weight, rank 1: differs by 1.00e-03, allowed")
+    (problem,) = compared(records).failure_texts
+    assert problem.startswith("weight of norm.weight, rank 1: differs by 1.00e-03, more than")
 
 
 def test_rounding_of_a_gradient_that_is_zero_is_not_measured_by_itself() -> None:
     records = two_ranks()
     records[0].tensors["gradient/key.bias"].neg_()
     records[0].tensors["weight/key.bias"].neg_()
-    assert compared(records).holds
+    assert compared(records).is_within_tolerance
 
 
 def test_a_gradient_where_there_should_be_none_is_found() -> None:
     records = two_ranks()
     records[0].tensors["gradient/key.bias"].add_(1e-10)
     assert compared(records).gradient.where == "key.bias"
-    assert not compared(records).holds
+    assert not compared(records).is_within_tolerance
 
 
 def test_a_wrong_norm_alone_does_not_hold() -> None:
     records = two_ranks()
     records[1].gradient_norms[1] *= 5 / 6
     comparison = compared(records)
-    assert not comparison.holds
+    assert not comparison.is_within_tolerance
     assert comparison.gradient_norm.where == "step 2"
     assert comparison.gradient_norm.difference == pytest.approx(1 / 6)
 
@@ -144,19 +144,19 @@ def test_a_wrong_norm_alone_does_not_hold() -> None:
 def test_what_is_no_number_never_holds_even_on_both_sides(value: float) -> None:
     reference, records = one_process(), two_ranks()
     reference.losses[0][0] = records[0].losses[0][0] = value
-    assert not compare(reference, records).loss.holds
+    assert not compare_records(reference, records).loss.is_within_tolerance
 
     reference, records = one_process(), two_ranks()
     for one in [reference, *records]:
         one.tensors["gradient/norm.weight"][0, 0] = value
-    comparison = compare(reference, records)
-    assert not comparison.gradient.holds
+    comparison = compare_records(reference, records)
+    assert not comparison.gradient.is_within_tolerance
     assert comparison.gradient.where == "norm.weight"
 
     reference, records = one_process(), two_ranks()
     for one in [reference, *records]:
         one.gradient_norms[0] = value
-    assert not compare(reference, records).gradient_norm.holds
+    assert not compare_records(reference, records).gradient_norm.is_within_tolerance
 
 
 def test_nan_outweighs_any_difference() -> None:
@@ -170,21 +170,21 @@ def test_a_parameter_that_no_rank_has_is_named() -> None:
     records = two_ranks()
     for one in records:
         del one.tensors["gradient/norm.weight"]  # type: ignore[attr-defined]  # a dict here
-    assert compared(records).lacking == ("gradient/norm.weight: no rank has it",)
+    assert compared(records).lacking == ("gradient/norm.weight: on no rank",)
 
 
 def test_a_parameter_that_one_process_lacks_is_named() -> None:
     records = two_ranks()
     records[1].tensors["weight/extra"] = torch.ones(2)  # type: ignore[index]  # a dict here
-    assert compared(records).problems == [
-        "weight/extra: rank 1 has it, one process does not",
+    assert compared(records).failure_texts == [
+        "weight/extra: on rank 1, but not in one process",
     ]
 
 
 def test_a_part_of_a_parameter_is_not_the_parameter() -> None:
     records = two_ranks()
     records[1].tensors["weight/norm.weight"] = torch.ones(3, 2)  # type: ignore[index]  # a dict here
-    assert compared(records).problems == [
+    assert compared(records).failure_texts == [
         "weight/norm.weight: rank 1 has the shape (3, 2), not (3, 5)"
     ]
 
@@ -208,15 +208,15 @@ def test_steps_that_were_not_taken_are_named() -> None:
     for one in records:
         one.losses.pop()
     assert compared(records).lacking == (
-        "rank 0 took 1 steps, not 2",
-        "rank 1 took 1 steps, not 2",
+        "rank 0 took 1 steps, expected 2",
+        "rank 1 took 1 steps, expected 2",
     )
 
 
 def test_nothing_to_compare_does_not_hold() -> None:
     records = [record(0, [{}, {}], {})]
     comparison = compared(records)
-    assert not comparison.gradient.holds
+    assert not comparison.gradient.is_within_tolerance
     assert comparison.gradient.where == "nothing that both sides have"
     assert math.isnan(compare_losses(one_process(), records).difference)
 
@@ -226,12 +226,12 @@ def test_a_loss_that_is_not_finite_gives_one_message(at: int) -> None:
     reference, records = one_process(), two_ranks()
     for side in (reference, records[0])[at:]:
         side.losses[1][8] = math.nan
-    comparison = compare(reference, records)
+    comparison = compare_records(reference, records)
     who = ("one process", "rank 0")[at]
-    assert not comparison.holds
-    assert comparison.problems == [
-        f"{who}: the loss or gradient norm of step 2 is not finite: the run diverged, and "
-        "nothing can be compared"
+    assert not comparison.is_within_tolerance
+    assert comparison.failure_texts == [
+        f"{who}: the loss or gradient norm of step 2 is not finite: the run diverged "
+        "and cannot be compared"
     ]
 
 
@@ -253,4 +253,4 @@ def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
         (tmp_path / f"{name}.json").write_text(json.dumps(tree))
     read = read_records(tmp_path, 2)
     assert [one.losses for one in read] == [one.losses for one in written]
-    assert compare(copy.deepcopy(one_process()), read).holds
+    assert compare_records(copy.deepcopy(one_process()), read).is_within_tolerance

@@ -11,7 +11,7 @@ from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
 from components.data.manifest import Manifest
 from components.parity.prover import draw_data
-from components.train.batches import StepBatches
+from components.train.batches import RankBatches
 
 
 def composed(*words: str) -> Recipe:
@@ -19,10 +19,10 @@ def composed(*words: str) -> Recipe:
 
 
 def read(recipe: Recipe, folder: Path, rank: int, step: int) -> Tensor:
-    batches = StepBatches(
-        recipe=recipe, folder=folder, manifest=Manifest.read(folder), rank=rank
+    batches = RankBatches(
+        recipe=recipe, folder=folder, manifest=Manifest.from_folder(folder), rank=rank
     )
-    return batches.read(batches.positions(step), pinned=False)
+    return batches.read_samples(batches.list_sample_numbers(step), pinned=False)
 
 
 def drawn(recipe: Recipe, folder: Path) -> Path:
@@ -33,8 +33,8 @@ def drawn(recipe: Recipe, folder: Path) -> Path:
 def test_what_is_drawn_passes_the_check_of_prepared_data(tmp_path: Path) -> None:
     recipe = composed()
     folder = drawn(recipe, tmp_path / "data")
-    manifest = Manifest.read(folder)
-    manifest.verify(folder, contents=True)
+    manifest = Manifest.from_folder(folder)
+    manifest.verify_files(folder, contents=True)
     assert set(manifest.sources) == set(recipe.data.shares)
 
 
@@ -65,7 +65,7 @@ def test_another_seed_draws_other_tokens(tmp_path: Path) -> None:
 def test_documents_end_and_small_ids_are_common(tmp_path: Path) -> None:
     recipe = composed()
     tokens = read(recipe, drawn(recipe, tmp_path / "data"), 0, 0).flatten()
-    vocab_size = recipe.shape.vocab_size
+    vocab_size = recipe.decoder_spec.vocab_size
     assert tokens.min() >= 0
     assert tokens.max() < vocab_size
     assert (tokens == 0).sum() > 10

@@ -11,7 +11,7 @@ from command.composition.compose import compose_recipe
 from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe
 from components.parity import prover
-from components.parity.prover import RanksError, in_precision, on_one_process, start_ranks
+from components.parity.prover import RanksError, in_precision, start_ranks, to_single_process
 
 Start = Callable[[str, int], None]
 
@@ -22,7 +22,7 @@ def composed(*words: str) -> Recipe:
 
 def test_one_process_has_the_same_mathematics_and_microbatches() -> None:
     recipe = composed("cluster.ranks=8")
-    alone = on_one_process(recipe)
+    alone = to_single_process(recipe)
     assert alone.cluster.ranks == 1
     assert compute_fingerprint(alone) == compute_fingerprint(recipe)
     assert alone.parallelism.microbatch_sequences == recipe.parallelism.microbatch_sequences
@@ -45,7 +45,7 @@ def test_layouts_that_share_their_microbatches_share_one_reference(
     words: tuple[str, ...],
 ) -> None:
     size = "parallelism.microbatch_sequences=4"
-    assert on_one_process(composed(size, *words)) == on_one_process(composed(size))
+    assert to_single_process(composed(size, *words)) == to_single_process(composed(size))
 
 
 def test_a_precision_is_taken_for_all_three_sums() -> None:
@@ -81,13 +81,13 @@ def test_the_rank_that_failed_is_told_from_those_that_lost_it(start: Start) -> N
 
 
 def test_a_silent_failure_says_its_status(start: Start) -> None:
-    with pytest.raises(RanksError, match=r"exit status 3: nothing was said"):
+    with pytest.raises(RanksError, match=r"exit status 3: the log is empty"):
         start("raise SystemExit(3)", 1)
 
 
 def test_a_program_that_hangs_is_ended(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prover, "MOST_SECONDS", 1)
     began = time.perf_counter()
-    with pytest.raises(RanksError, match=r"no end within 1 seconds"):
+    with pytest.raises(RanksError, match=r"not finished within 1 seconds"):
         start("import time; time.sleep(120)", 1)
     assert time.perf_counter() - began < 30

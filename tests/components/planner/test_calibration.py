@@ -10,25 +10,25 @@ from benchmarks.planning.planner_accuracy import DATA, is_timed
 from components.errors import RecipeError
 from components.planner.calibration import MEMORY, SPEED, CalibrationStep, fit_memory, fit_speed
 from components.planner.memory import rank_memory
-from components.planner.software import OURS, corrected, read_software
+from components.planner.software import OURS, read_software, replace_constants
 from components.planner.time import plan_time
 from tests.components.planner.jobs import hopper
 
 SHIPPED = read_software(OURS)
 ROWS = [row for row in read_rows(DATA / "h100_layouts.csv") if is_timed(row)]
 # Far from what is shipped, and constants on which most layouts depend.
-SPEED_THERE = {"product_fraction": 0.45, "tensor_layer_seconds": 8e-3}
+SPEED_THERE = {"product_fraction": 0.45, "exposed_fraction": 0.5}
 MEMORY_THERE = {"fragmentation": 1.4, "base_bytes": 9e8}
 
 
 def measured_there(rows: Sequence[MeasuredLayout]) -> list[CalibrationStep]:
     """What these layouts would take if other constants were true."""
-    there = corrected(SHIPPED, SPEED_THERE, MEMORY_THERE)
+    there = replace_constants(SHIPPED, SPEED_THERE, MEMORY_THERE)
     return [
         CalibrationStep(
             job=row.job,
-            seconds=plan_time(row.job, hopper(), there.speed).total,
-            peak_bytes=rank_memory(row.job, 0, there.memory).peak,
+            seconds=plan_time(row.job, hopper(), there.speed).total_seconds,
+            peak_bytes=rank_memory(row.job, 0, there.memory).peak_bytes,
         )
         for row in rows
     ]
@@ -37,8 +37,8 @@ def measured_there(rows: Sequence[MeasuredLayout]) -> list[CalibrationStep]:
 @pytest.mark.long
 def test_constants_that_made_the_steps_are_found_again() -> None:
     fit = fit_speed(measured_there(ROWS[::16]), hopper(), SHIPPED)
-    assert fit.helps
-    assert fit.errors.before.median > 0.15
+    assert fit.is_improvement
+    assert fit.errors.before.median > 0.04
     assert fit.errors.held_out.median < 0.01
     for name, value in SPEED_THERE.items():
         assert fit.constants[name] == pytest.approx(value, rel=0.1)
@@ -57,9 +57,12 @@ def test_constants_of_memory_are_found_again() -> None:
 def test_half_of_real_measurements_lowers_the_error_on_the_other_half() -> None:
     rows = [row for row in ROWS if row.nodes in {1, 2, 8}][::4]
     steps = [CalibrationStep(job=row.job, seconds=row.seconds, peak_bytes=None) for row in rows]
-    fit = fit_speed(steps, hopper(), SHIPPED)
-    assert fit.helps
-    # Of three deals of the halves this was 0.68, 0.83 and less than 0.9 of it.
+    # The shipped constants saw these rows, so the fit begins with those of another machine.
+    elsewhere = replace_constants(
+        SHIPPED, {"product_fraction": 0.5, "launch_seconds": 1e-4}, {}
+    )
+    fit = fit_speed(steps, hopper(), elsewhere)
+    assert fit.is_improvement
     assert fit.errors.held_out.median < 0.9 * fit.errors.before.median
     assert fit.errors.held_out.mean < 0.6 * fit.errors.before.mean
     assert fit.errors.held_out.p90 < fit.errors.before.p90
@@ -85,12 +88,12 @@ def test_a_layout_measured_often_counts_once() -> None:
 def test_a_constant_of_which_the_steps_say_nothing_stays() -> None:
     alone = [row for row in ROWS if row.nodes == row.job.layout.tensor == 1][:30]
     fit = fit_speed(measured_there(alone), hopper(), SHIPPED)
-    for name in ("tensor_layer_seconds", "crossing_layer_seconds", "exposed_fraction"):
+    for name in ("call_seconds", "exposed_fraction"):
         shipped = getattr(SHIPPED.speed, name)
         assert fit.constants[name] == pytest.approx(shipped, rel=0.01, abs=1e-4)
 
 
 def test_three_layouts_are_too_few() -> None:
-    with pytest.raises(RecipeError, match=rf"3 layouts .* {len(SPEED)} constants need 18"):
+    with pytest.raises(RecipeError, match=rf"3 layouts .* {len(SPEED)} constants need 16"):
         fit_speed(measured_there(ROWS[::16])[:3], hopper(), SHIPPED)
     assert fit_memory(measured_there(ROWS[::16])[: 2 * len(MEMORY) - 1], SHIPPED) is None

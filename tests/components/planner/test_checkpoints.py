@@ -11,7 +11,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in 
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.build import build
+from components.build import build_node
 from components.checkpoint.metadata import RunProgress
 from components.checkpoint.saving import ShardState
 from components.config.recipe import Recipe
@@ -68,22 +68,22 @@ def test_a_checkpoint_is_as_large_as_the_plan_says(name: str, tmp_path: Path) ->
     """Tied and untied ends, padding rows, experts and learned positions are all written."""
     words = ("model.dim=64", "precision.compute=bfloat16", "parallelism.engine=mesh")
     recipe = compose(f"recipe={name}", *words)
-    decoder = build(recipe.model, "model")
+    decoder = build_node(recipe.model, "model")
     mesh = build_mesh("cpu", parallelism())
     parallel = DataParallel(
         [decoder],
         mesh,
         zero=0,
-        dtypes=StateDtypes.of(recipe.precision, torch.device("cpu")),
+        dtypes=StateDtypes.from_precision(recipe.precision, torch.device("cpu")),
         bucket_elements=10_000,
         overlap=True,
     )
     parameters = [(one.name, one.parameter) for one in parallel.shards]
-    optimizer = build(recipe.optimizer, "optimizer")(parameters=parameters)
+    optimizer = build_node(recipe.optimizer, "optimizer")(parameters=parameters)
     state = ShardState(parallel, optimizer)
     folder = save_checkpoint(tmp_path, state, RunProgress(0, 0))
     written = sum(numbers_bytes(file) for file in folder.glob("*.safetensors"))
-    counters = [one for name, one in state.tensors().items() if name.endswith(".step")]
+    counters = [one for name, one in state.collect_tensors().items() if name.endswith(".step")]
     assert written == checkpoint_bytes(job_from_recipe(recipe)) + 4 * len(counters)
 
 
@@ -120,9 +120,14 @@ def test_steps_stall_for_the_copy_or_for_all_of_it() -> None:
     run = run_figures(copy_gigabytes_per_second=5.0)
     goes_on = timed(job, recipe.cluster, run)
     waits = timed(job, recipe.cluster, run, asynchronous=False)
-    assert goes_on.stall == pytest.approx(size / (384 * 5e9))
-    assert goes_on.behind == goes_on.whole == waits.whole == waits.stall
-    assert waits.behind == 0.0
+    assert goes_on.stall_seconds == pytest.approx(size / (384 * 5e9))
+    assert (
+        goes_on.delay_seconds
+        == goes_on.write_and_hash_seconds
+        == waits.write_and_hash_seconds
+        == waits.stall_seconds
+    )
+    assert waits.delay_seconds == 0.0
 
 
 def test_writing_and_hashing_by_all_ranks_take_as_long_as_the_slower() -> None:
@@ -131,10 +136,10 @@ def test_writing_and_hashing_by_all_ranks_take_as_long_as_the_slower() -> None:
     job = job_from_recipe(recipe)
     saving = timed(job, cluster, run_figures(hash_gigabytes_per_second=2.0))
     size = checkpoint_bytes(job)
-    assert saving.write == saving.whole == pytest.approx(size / 61.6e9)
+    assert saving.write == saving.write_and_hash_seconds == pytest.approx(size / 61.6e9)
     assert saving.read == pytest.approx(2 * size / 100e9)  # to hash it, then to take it
     slow = timed(job, cluster, run_figures(hash_gigabytes_per_second=0.1))
-    assert slow.whole == slow.hashing == pytest.approx(size / (384 * 0.1e9))
+    assert slow.write_and_hash_seconds == slow.hashing == pytest.approx(size / (384 * 0.1e9))
     assert slow.read == pytest.approx(slow.hashing + size / 100e9)
 
 
@@ -143,10 +148,10 @@ def test_faster_storage_and_hashing_never_stall_longer() -> None:
     job, stalls = job_from_recipe(recipe), []
     for rate in (1.0, 10.0, 100.0):
         cluster = on_storage(recipe.cluster, write_gigabytes_per_second=rate)
-        stalls.append(timed(job, cluster, run_figures(), asynchronous=False).stall)
+        stalls.append(timed(job, cluster, run_figures(), asynchronous=False).stall_seconds)
     assert stalls == sorted(stalls, reverse=True)
     slow, fast = (run_figures(hash_gigabytes_per_second=rate) for rate in (1.0, 2.0))
-    assert timed(job, recipe.cluster, fast, asynchronous=False).stall < stalls[0]
+    assert timed(job, recipe.cluster, fast, asynchronous=False).stall_seconds < stalls[0]
     halves = [timed(job, recipe.cluster, run).hashing for run in (slow, fast)]
     assert halves[0] == 2 * halves[1]
 
@@ -166,7 +171,7 @@ def test_storage_that_nobody_measured_is_named_with_what_is_done_instead() -> No
         job_from_recipe(compose("recipe=teuken7b", "cluster=juwels")), unknown, run_figures()
     )
     assert saving.write is None
-    assert saving.whole == saving.hashing == saving.read
+    assert saving.write_and_hash_seconds == saving.hashing == saving.read
     write, read = missing_rates(unknown)
     assert write.path == "cluster.storage.write_gigabytes_per_second"
     assert "as long as hashing it" in write.problem

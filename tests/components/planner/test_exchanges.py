@@ -9,17 +9,17 @@ from components.config.model_spec.attention import AttentionSpec
 from components.distributed import collectives
 from components.distributed.context import ContextCore, SequencePart
 from components.distributed.mesh import build_mesh
-from components.dryrun.world import fake_world
-from components.model.attention import AttentionCore, ForwardScope
-from components.model.positions import Placement
+from components.dryrun.fake_world import fake_world
+from components.model.attention import AttentionContext, AttentionCore
+from components.model.positions import PositionEncoding
 from components.planner.activations import layer_bytes_per_token
 from components.planner.communication import (
     context_seconds,
     expert_bytes,
     expert_seconds,
     gather_bandwidth,
+    get_latency,
     key_value_bytes,
-    latency,
 )
 from components.planner.job import TrainingJob
 from components.planner.time import plan_time
@@ -64,15 +64,15 @@ def test_the_program_sends_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(collectives, "all_gather", gather)
     monkeypatch.setattr(collectives, "reduce_scatter", scatter)
     with fake_world(1, 4):
-        axis = build_mesh("cpu", parallelism(context=4)).axis("context")
+        axis = build_mesh("cpu", parallelism(context=4)).get_axis("context")
         core = ContextCore(AttentionCore(dropout=0.0, backends=BACKENDS), axis)
         part = LENGTH // 4
-        places = SequencePart(rank=1, ranks=4).places(part, torch.device("cpu"))
+        places = SequencePart(rank=1, ranks=4).position_ids(part, torch.device("cpu"))
         query, key, value = (
             torch.zeros(3, heads, part, HEAD_DIM, dtype=torch.bfloat16, requires_grad=True)
             for heads in (HEADS, GROUPS, GROUPS)
         )
-        scope = ForwardScope(placement=Placement(places=places), documents=None)
+        scope = AttentionContext(encoding=PositionEncoding(position_ids=places), documents=None)
         core(query, key, value, scope, first_head=0).sum().backward()
     sent = key_value_bytes(split(4))
     assert moved == {"gather": [sent], "scatter": [sent]}
@@ -81,12 +81,12 @@ def test_the_program_sends_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
 def kept_by_attention(core: AttentionCore, ranks: int) -> int:
     """Count what autograd and the next layer keep of one rank's tokens, but for normalizers."""
     part = LENGTH // ranks
-    places = SequencePart(rank=0, ranks=ranks).places(part, torch.device("cpu"))
+    places = SequencePart(rank=0, ranks=ranks).position_ids(part, torch.device("cpu"))
     query, key, value = (
         torch.zeros(3, heads, part, HEAD_DIM, dtype=torch.bfloat16, requires_grad=True)
         for heads in (HEADS, GROUPS, GROUPS)
     )
-    scope = ForwardScope(placement=Placement(places=places), documents=None)
+    scope = AttentionContext(encoding=PositionEncoding(position_ids=places), documents=None)
     kept: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def test_context_ranks_keep_what_is_counted(
     monkeypatch.setattr(collectives, "all_gather", lambda *_, **__: None)
     core = AttentionCore(dropout=0.0, backends=BACKENDS)
     with fake_world(1, ranks):
-        axis = build_mesh("cpu", parallelism(context=ranks)).axis("context")
+        axis = build_mesh("cpu", parallelism(context=ranks)).get_axis("context")
         tokens = 3 * LENGTH
         more = kept_by_attention(ContextCore(core, axis), ranks) * ranks / tokens
         more -= kept_by_attention(core, 1) / tokens
@@ -129,7 +129,7 @@ def test_a_gather_takes_the_others_parts_over_the_link_and_a_latency() -> None:
 
 def test_recomputed_attention_gathers_once_more() -> None:
     """Without recomputation once forward and once backward; free hosts make it visible."""
-    speed = ours().speed.model_copy(update={"layer_seconds": 0.0})
+    speed = ours().speed.model_copy(update={"launch_seconds": 0.0})
     slow = hopper().model_copy(
         update={"inside": hopper().inside.model_copy(update={"latency_seconds": 1.0})}
     )
@@ -168,7 +168,9 @@ def test_what_an_expert_rank_sends_is_counted_by_hand(
 ) -> None:
     """Of each token top 8 over four ranks; a bound sends so much more, all pairs at most."""
     mlp = SMALL.mlp.model_copy(update={"num_experts": 16, "top_k": 8})
-    where = layout(expert=4, num_layers=4, expert_dispatch=dispatch, expert_bound=bound)
+    where = layout(
+        expert=4, num_layers=4, expert_dispatch=dispatch, expert_capacity_factor=bound
+    )
     one = job(SMALL.model_copy(update={"mlp": mlp}), where, sequence_length=LENGTH)
     assert expert_bytes(one) == 2 * LENGTH * SMALL.dim * tokens
 
@@ -178,7 +180,9 @@ def test_rows_of_a_bounded_exchange_are_kept_with_their_padding(recompute: str) 
     mlp = SMALL.mlp.model_copy(update={"num_experts": 16, "top_k": 8})
     kept = []
     for bound in (None, 1.0, 1.5, 2.0):
-        where = layout(expert=4, num_layers=4, expert_dispatch="all_to_all", expert_bound=bound)
+        where = layout(
+            expert=4, num_layers=4, expert_dispatch="all_to_all", expert_capacity_factor=bound
+        )
         one = job(SMALL.model_copy(update={"mlp": mlp}), where, recompute=recompute)
         kept.append(layer_bytes_per_token(one))
     assert kept[0] == kept[1]
@@ -194,10 +198,10 @@ def test_ways_in_parts_take_what_a_channel_and_a_device_take_one_after_the_other
 ) -> None:
     where = layout(expert=4, num_layers=4, expert_overlap=parts)
     several = job(gpt(dim=4_096, num_layers=4, num_heads=8), where, sequence_length=4_096)
-    place = several.groups.along("expert")
+    place = several.rank_groups.find_group("expert")
     hardware = hopper()
     rate = gather_bandwidth(hardware, place, several.devices_per_node)
-    way = expert_bytes(several) / parts / rate + latency(hardware, place)
+    way = expert_bytes(several) / parts / rate + get_latency(hardware, place)
     computed = computed_per_way * way
     channel = [way * (part + 1) for part in range(parts)]  # all depart at once
     free, ended = channel[-1], 0.0

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from components.build import build
+from components.build import build_node
 from components.model.expert_products import grouped_products, sorted_products
 from components.planner.activations import _routed
 from tests.components.planner.jobs import gpt, job, layout
@@ -25,7 +25,7 @@ def test_experts_keep_what_autograd_saves(
     node |= {"num_experts": NUM_EXPERTS, "top_k": top_k, "activation": "silu", "gated": gated}
     node |= {"renormalize": False, "routing": "uniform", "z_loss": 0.0, "path": "loop"}
     node |= {"auxiliary_loss": 0.01, "auxiliary_scope": "layer"}
-    experts = build(node, "model.mlp")(dim=DIM).to(torch.bfloat16)
+    experts = build_node(node, "model.mlp")(dim=DIM).to(torch.bfloat16)
     monkeypatch.setattr(experts.mixture, "forward", products)
     weights = {parameter.untyped_storage().data_ptr() for parameter in experts.parameters()}
     tensors: list[Tensor] = []

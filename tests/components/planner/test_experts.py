@@ -14,8 +14,8 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.model_spec.feed_forward import FeedForwardSpec
 from components.config.recipe import Recipe
-from components.model.expert_products import Matrices, loop, sorted_products
-from components.planner.experts import copied_bytes, host_reads, started
+from components.model.expert_products import Matrices, mix_in_loop, sorted_products
+from components.planner.experts import copied_bytes, count_expert_starts, host_reads
 from components.planner.job import ExpertPath, TrainingJob
 from components.planner.passes import layer_parts, load_factor
 from components.planner.plan import plan_recipe
@@ -90,19 +90,19 @@ def of_experts(path: str, *, gated: bool = True, **changes: Any) -> TrainingJob:
 
 
 @pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("path", [loop, sorted_products])
+@pytest.mark.parametrize("path", [mix_in_loop, sorted_products])
 def test_what_the_host_starts_for_an_expert_is_counted_in_the_code(
     path: Callable[..., Tensor], gated: bool
 ) -> None:
-    one = of_experts("loop" if path is loop else "sorted", gated=gated)
+    one = of_experts("loop" if path is mix_in_loop else "sorted", gated=gated)
     four, eight = (passes(path, experts, gated=gated) for experts in (4, 8))
     added = [more - less for less, more in zip(four, eight, strict=True)]
-    assert tuple(started(one)) == (added[0], added[2])
-    assert tuple(copied_bytes(one)) == ((added[1], added[3]) if path is loop else (0, 0))
+    assert tuple(count_expert_starts(one)) == (added[0], added[2])
+    assert tuple(copied_bytes(one)) == ((added[1], added[3]) if path is mix_in_loop else (0, 0))
 
 
 def test_grouped_products_start_nothing_for_an_expert_and_the_loop_reads_for_each() -> None:
-    assert tuple(started(of_experts("grouped"))) == (0, 0)
+    assert tuple(count_expert_starts(of_experts("grouped"))) == (0, 0)
     assert [host_reads(of_experts(path)) for path in PATHS] == [4, 1, 0]
     assert host_reads(job(gpt(dim=64, num_layers=4, num_heads=4), layout())) == 0
 
@@ -124,7 +124,7 @@ def test_what_the_host_reads_beside_expert_ranks(
         expert=2,
         num_layers=4,
         expert_dispatch=dispatch,
-        expert_bound=bound,
+        expert_capacity_factor=bound,
         expert_overlap=parts,
     )
     found = [
@@ -134,11 +134,11 @@ def test_what_the_host_reads_beside_expert_ranks(
 
 
 def test_the_loop_copies_all_tokens_that_its_rank_has() -> None:
-    alone = copied_bytes(of_experts("loop")).both
+    alone = copied_bytes(of_experts("loop")).both_passes
     gathered = layout(expert=2, num_layers=4)
     exchanged = layout(expert=2, num_layers=4, expert_dispatch="all_to_all")
-    assert copied_bytes(of_experts("loop", where=gathered)).both == alone / 2 * 2
-    assert copied_bytes(of_experts("loop", where=exchanged)).both == alone / 2 * TOP_K
+    assert copied_bytes(of_experts("loop", where=gathered)).both_passes == alone / 2 * 2
+    assert copied_bytes(of_experts("loop", where=exchanged)).both_passes == alone / 2 * TOP_K
 
 
 def test_the_fullest_rank_has_what_chance_leaves_of_the_fullest_expert() -> None:
@@ -193,37 +193,37 @@ def recipe_of(*words: str) -> Recipe:
 def test_path_router_and_optimizer_each_change_the_step_by_what_the_plan_says() -> None:
     words = ("model.mlp.path=loop", "parallelism.expert_aware=false")
     plan = planned(*words)
-    found, step = plan.experts, plan.time
+    found, step = plan.planned_experts, plan.time
     assert found is not None
     assert step is not None
     even = planned(*words, "model.mlp.routing=uniform").time
     aware = planned("model.mlp.path=loop").time
     assert even is not None
     assert aware is not None
-    assert step.total - even.total == pytest.approx(found.load_seconds)
-    assert step.total - aware.total == pytest.approx(found.plain_seconds)
+    assert step.total_seconds - even.total_seconds == pytest.approx(found.load_seconds)
+    assert step.total_seconds - aware.total_seconds == pytest.approx(found.plain_seconds)
     assert min(found.load_seconds, found.plain_seconds, found.path_seconds) > 0
     said = {row[0]: row[1] for row in time_sheet(plan, now=None).rows}
-    assert said["experts"].startswith("in a loop that asks the host before each: ")
+    assert said["experts"].startswith("in a loop with a host synchronization before each: ")
     assert "assumed: 1.25 on the fullest expert" in said["  load"]
-    assert said["  plain optimizer"].startswith("12 expert ranks repeat dense state: ")
+    assert said["  plain optimizer"].startswith("12 expert ranks duplicate dense state: ")
 
 
 def test_a_dense_model_has_no_experts_row_and_an_even_one_says_so() -> None:
     recipe = recipe_of("model.mlp.routing=uniform")
     sheet = time_sheet(plan_recipe(recipe), now=None)
     said = {row[0]: row[1] for row in sheet.rows}
-    assert said["  load"] == "forced to be even"
+    assert said["  load"] == "forced to be uniform"
     dense = compose_recipe(read_point(["recipe=mula1b", "cluster=aurora"]))
-    assert plan_recipe(dense).experts is None
+    assert plan_recipe(dense).planned_experts is None
 
 
 def test_grouped_products_of_few_rows_fill_the_device_that_single_ones_do_not() -> None:
     few = of_experts("sorted", sequence_length=4_096)
     free = SPEED.model_copy(
-        update=dict.fromkeys(("layer_seconds", "start_seconds", "read_seconds"), 0.0)
+        update=dict.fromkeys(("launch_seconds", "call_seconds", "read_seconds"), 0.0)
     )
     jobs = (replace(few, expert_path=path) for path in PATHS[::-1])
-    seconds = [plan_time(one, hopper(), free).total for one in jobs]
+    seconds = [plan_time(one, hopper(), free).total_seconds for one in jobs]
     assert seconds == sorted(seconds)
     assert seconds[0] < seconds[-1]

@@ -42,7 +42,7 @@ def test_the_best_interval_loses_least_of_its_neighbours() -> None:
         stalls = work / interval * stall
         lost = expected_failures(work=work, interval=interval, restart=0.0, between=between)
         assert lost is not None
-        return stalls + lost.total
+        return stalls + lost.total_seconds
 
     best = best_interval(stall=stall, between=between)
     assert cost(best) < min(cost(best * 0.8), cost(best * 1.25))
@@ -65,7 +65,7 @@ def test_failures_drawn_at_random_cost_what_is_expected() -> None:
         total += clock
     lost = expected_failures(work=work, interval=interval, restart=restart, between=between)
     assert lost is not None
-    assert total / runs == pytest.approx(work + lost.total, rel=0.003)
+    assert total / runs == pytest.approx(work + lost.total_seconds, rel=0.003)
 
 
 @given(interval=hours, restart=hours, between=st.floats(30.0, 1e4).map(lambda h: h * HOUR))
@@ -77,7 +77,7 @@ def test_rarer_checkpoints_and_slower_restarts_lose_more_and_rarer_failures_less
             work=1e6, interval=interval, restart=restart, between=between
         )
         assert failures is not None
-        return failures.total
+        return failures.total_seconds
 
     before = lost(interval, restart, between)
     assert lost(interval * 1.2, restart, between) > before

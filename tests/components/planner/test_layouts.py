@@ -38,7 +38,7 @@ def listed(recipe: Recipe, *fixed: str) -> set[tuple[object, ...]]:
     layouts = Layouts(recipe, ranks=recipe.cluster.ranks, fixed=frozenset(fixed))
     found = [
         key(family.degrees.model_copy(update={"microbatch_sequences": size}))
-        for family in layouts.families()
+        for family in layouts.iterate_families()
         for size in family.sizes
     ]
     assert len(found) == len(set(found)) == layouts.legal
@@ -56,7 +56,7 @@ def brute_force(recipe: Recipe) -> Iterator[Parallelism]:
     settings: dict[str, Any] = {
         "zero": range(4),
         "sequence_parallel": (False, True),
-        "microbatch_sequences": range(1, recipe.derived.samples_per_step + 1),
+        "microbatch_sequences": range(1, recipe.derived_numbers.samples_per_step + 1),
         "recompute": {"none", "selective", "full", base.recompute},
         "schedule": ("1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"),
         "stages_per_rank": (1, 2, 4),
@@ -91,7 +91,7 @@ def is_listed_once(recipe: Recipe, degrees: Parallelism) -> bool:
     whole = degrees.schedule in SPLIT_SCHEDULES and not splits_backward(degrees)
     if whole and degrees.pipeline > 1 and degrees.schedule != base.schedule:
         return False  # made to split what stays whole
-    if recipe.shape.mlp.num_experts and (
+    if recipe.decoder_spec.mlp.num_experts and (
         degrees.microbatch_sequences != base.microbatch_sequences
     ):
         return False  # routers are balanced over each microbatch
@@ -130,7 +130,7 @@ def test_a_named_key_keeps_its_value_and_nothing_else_is_lost() -> None:
 
 
 def test_expert_ranks_stay_where_they_change_the_gradients() -> None:
-    words = ["recipe=mula7b_a1b", "cluster.ranks=8", "parallelism.expert_divisor=copies"]
+    words = ["recipe=mula7b_a1b", "cluster.ranks=8", "parallelism.expert_grad_average=replicas"]
     recipe = template(words)
     place = SEARCHED.index("expert")
     assert {one[place] for one in listed(recipe)} == {recipe.parallelism.expert}

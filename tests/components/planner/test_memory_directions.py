@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from components.config.model_spec.feed_forward import FeedForwardSpec
 from components.planner.job import TrainingJob
 from components.planner.memory import plan_memory
-from components.planner.states import held, states
+from components.planner.states import compute_states, count_parameters
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 MIDDLE = gpt(dim=4_096, num_layers=32, num_heads=32)
@@ -20,7 +20,7 @@ ORDER = ("fits", "tight", "does_not_fit")
 
 
 def peak(one: TrainingJob) -> float:
-    return plan_memory(one, hopper(), ours().memory).peak
+    return plan_memory(one, hopper(), ours().memory).fullest_rank_bytes
 
 
 @pytest.mark.long
@@ -51,8 +51,8 @@ def test_less_memory_never_makes_a_verdict_kinder(factor: float, tensor: int) ->
     one, machine = job(MIDDLE, layout(tensor=tensor)), hopper()
     assert machine.usable_bytes is not None
     less = machine.model_copy(update={"usable_bytes": int(machine.usable_bytes * factor)})
-    before = plan_memory(one, machine, ours().memory).verdict
-    after = plan_memory(one, less, ours().memory).verdict
+    before = plan_memory(one, machine, ours().memory).memory_verdict
+    after = plan_memory(one, less, ours().memory).memory_verdict
     assert ORDER.index(after) >= ORDER.index(before)
 
 
@@ -60,11 +60,11 @@ def test_expert_ranks_share_dense_state_only_if_the_optimizer_is_aware() -> None
     """Mula's EPSO: dense state over data x expert ranks, experts' over data ranks."""
     aware = job(MIXTURE, layout(data=4, expert=8, zero=1))
     plain = aware.with_layout(expert_aware=False)
-    parameters = held(aware, 0)
+    parameters = count_parameters(aware, 0)
     assert parameters.expert == 32 * 8 * 3 * 4_096 * 1_024
     state = 12 * parameters.expert / 4
     kept = [
         held_state.master + held_state.optimizer
-        for held_state in (states(aware, parameters), states(plain, parameters))
+        for held_state in (compute_states(aware, parameters), compute_states(plain, parameters))
     ]
     assert kept == [state + 12 * parameters.dense / 32, state + 12 * parameters.dense / 4]

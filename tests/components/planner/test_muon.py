@@ -7,11 +7,11 @@ import torch
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.build import build
+from components.build import build_node
 from components.config.recipe import Recipe
 from components.planner.interruptions import checkpoint_bytes
 from components.planner.job import job_from_recipe
-from components.planner.states import rank_parameters, states
+from components.planner.states import compute_states, rank_parameters
 from tests.components.layouts import parallelism
 
 SMALL = (
@@ -34,8 +34,10 @@ def composed(name: str, *words: str) -> Recipe:
 
 def held_bytes(recipe: Recipe) -> tuple[int, int]:
     """Take a step on one process: bytes of weights, and of state but for counters."""
-    model = build(recipe.model, "model")
-    optimizer = build(recipe.optimizer, "optimizer")(parameters=list(model.named_parameters()))
+    model = build_node(recipe.model, "model")
+    optimizer = build_node(recipe.optimizer, "optimizer")(
+        parameters=list(model.named_parameters())
+    )
     for weight in model.parameters():
         weight.grad = torch.zeros_like(weight)
     optimizer.step()
@@ -50,15 +52,15 @@ def test_the_plan_counts_the_state_that_a_step_leaves(words: tuple[str, ...]) ->
     recipe = composed(*words, *FLOAT32)
     job = job_from_recipe(recipe)
     weights, state = held_bytes(recipe)
-    found = states(job, rank_parameters(job, 0))
+    found = compute_states(job, rank_parameters(job, 0))
     norms = weights - found.weights  # beside the layers: a few vectors that no plan counts
-    assert 0 <= norms <= 4 * recipe.shape.dim * 4
+    assert 0 <= norms <= 4 * recipe.decoder_spec.dim * 4
     assert state == found.optimizer + 2 * norms
     assert checkpoint_bytes(job) == weights + state
 
 
 def test_ranks_share_ones_momentum_as_they_share_two_moments() -> None:
     job = job_from_recipe(composed("teuken7b", *FLOAT32))
-    alone = states(job, rank_parameters(job, 0))
+    alone = compute_states(job, rank_parameters(job, 0))
     shared = replace(job, layout=parallelism(data=4, zero=1))
-    assert states(shared, rank_parameters(shared, 0)).optimizer == alone.optimizer / 4
+    assert compute_states(shared, rank_parameters(shared, 0)).optimizer == alone.optimizer / 4

@@ -31,7 +31,7 @@ def test_the_stages_hold_every_parameter_of_the_model() -> None:
     ranks = [states.rank_parameters(model, rank) for rank in (0, 1)]
     held = sum(rank.dense + 2 * rank.expert for rank in ranks)
     shape = model.shape
-    norms = shape.norm.parameters(shape.dim)
+    norms = shape.norm.count_parameters(shape.dim)
     assert held + norms == shape.total_parameters + shape.padding_parameters
     assert ranks[0].expert == 4 * 8 * SHARED.expert_parameters(1_024) / 2
     assert ranks[1].expert == 6 * 8 * SHARED.expert_parameters(1_024) / 2
@@ -50,7 +50,7 @@ def test_the_last_stage_has_what_predicts_further_tokens_and_the_embedding(tied:
     )
     held = [states.rank_parameters(further, rank) for rank in (0, 1)]
     count = sum(rank.dense + 2 * rank.expert for rank in held)
-    norms, again = shape.norm.parameters(shape.dim), states.end_matrix(plain)
+    norms, again = shape.norm.count_parameters(shape.dim), states.end_matrix(plain)
     total = shape.total_parameters + shape.padding_parameters + further.shape.mtp_parameters
     assert count + norms == total + again
     assert held[1].expert == (6 + 2) * 8 * SHARED.expert_parameters(1_024) / 2
@@ -82,7 +82,7 @@ def test_a_shared_expert_is_two_products_more_of_all_tokens() -> None:
     model = mixture()
     alone = model.shape.mlp.model_copy(update={"shared_ffn_dim": None})
     without = replace(model, shape=model.shape.model_copy(update={"mlp": alone}))
-    flops = [sum(one.flops for one in layer_products(each)) for each in (model, without)]
+    flops = [sum(one.num_flops for one in layer_products(each)) for each in (model, without)]
     assert flops[0] - flops[1] == 2 * model.microbatch_tokens * 3 * 1_024 * 1_024
     kept = [activations.layer_bytes_per_token(each) for each in (model, without)]
     assert kept[0] - kept[1] == 2 * 4 * 1_024  # into the activation, its gate, and out of both
@@ -91,7 +91,7 @@ def test_a_shared_expert_is_two_products_more_of_all_tokens() -> None:
 def test_a_stage_takes_the_seconds_of_its_layers_of_both_kinds() -> None:
     model, speed = mixture(), ours().speed
     whole = layers_parts(model, 0, hopper(), speed)
-    experts, dense = (layer_parts(one, hopper(), speed) for one in (model, model.dense))
+    experts, dense = (layer_parts(one, hopper(), speed) for one in (model, model.dense_job))
     assert whole == pytest.approx({
         name: 4 * experts[name] + 2 * dense[name] for name in experts
     })
@@ -102,6 +102,8 @@ def test_a_stage_takes_the_seconds_of_its_layers_of_both_kinds() -> None:
 def test_activations_are_those_of_both_kinds() -> None:
     model, software = mixture(), ours().memory
     bare = software.model_copy(update={"fragmentation": 1.0, "stage_outputs": 0.0})
-    first = memory._activations(model, 0, bare) / activations.microbatches_kept(model, 0)
-    each = [activations.layer_bytes_per_token(one) for one in (model, model.dense)]
+    first = memory._activations(model, 0, bare) / activations.count_stored_microbatches(
+        model, 0
+    )
+    each = [activations.layer_bytes_per_token(one) for one in (model, model.dense_job)]
     assert first == pytest.approx((4 * each[0] + 2 * each[1]) * model.microbatch_tokens)

@@ -20,14 +20,14 @@ def test_every_rank_has_the_coordinates_of_the_device_mesh(order: tuple[str, ...
     degrees = {"data": 2, "expert": 3, "context": 2, "tensor": 2, "pipeline": 4}
     where = parallelism(**degrees, rank_order=order)
     groups = RankGroups(where, 8)
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=where.ranks)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=where.num_ranks)
     try:
         mesh = build_mesh("cpu", where)
-        for rank in range(where.ranks):
+        for rank in range(where.num_ranks):
             (place,) = (mesh.root.mesh == rank).nonzero().tolist()
             named = dict(zip(MESH_AXES, place, strict=True))
             named["data"] = named.pop("data_replicate") * 2 + named.pop("data_shard")
-            assert groups.coordinates(rank) == named
+            assert groups.find_coordinates(rank) == named
     finally:
         dist.destroy_process_group()
 
@@ -49,14 +49,14 @@ def test_the_first_copy_has_every_rank_of_one_model_and_no_other() -> None:
     groups = RankGroups(parallelism(data=3, tensor=2, pipeline=2, expert=2, context=2), 12)
     ranks = [rank for _, held in shown(groups.first_copy_nodes()) for rank in held]
     assert ranks == [
-        r for r in range(groups.layout.ranks) if groups.coordinates(r)["data"] == 0
+        r for r in range(groups.layout.num_ranks) if groups.find_coordinates(r)["data"] == 0
     ]
 
 
 def test_labels_name_the_axes_that_are_used() -> None:
     groups = RankGroups(parallelism(data=16, tensor=2, pipeline=2), 4)
-    assert groups.label(groups.first_copy_nodes()[1].devices[1], " ") == "d0 t1 p1"
-    assert groups.legend == "d data of 16, t tensor of 2, p pipeline of 2"
+    assert groups.format_label(groups.first_copy_nodes()[1].devices[1], " ") == "d0 t1 p1"
+    assert groups.label_legend == "d data of 16, t tensor of 2, p pipeline of 2"
     alone = RankGroups(parallelism(), 1)
-    assert alone.label(alone.first_copy_nodes()[0].devices[0], " ") == "all"
-    assert alone.legend == ""
+    assert alone.format_label(alone.first_copy_nodes()[0].devices[0], " ") == "all"
+    assert alone.label_legend == ""

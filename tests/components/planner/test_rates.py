@@ -58,21 +58,21 @@ def test_nanotron_s_388_teraflops_are_full_and_38_0_became_44_3_per_cent() -> No
     """The playbook's fourth row: the same model on a pipeline of two, tied ends twice."""
     rows = [row for row in read_rows(DATA / "h100_layouts.csv") if row.ran]
     fastest = rows[0]
-    rate = fastest.job.tokens_per_step / fastest.seconds / fastest.job.layout.ranks
+    rate = fastest.job.tokens_per_step / fastest.seconds / fastest.job.layout.num_ranks
     flops = flops_by_convention(fastest.job.shape, 4_096, pipeline=1)
     assert round(flops["full"] * rate / 1e12, 1) == 388.0
     piped = flops_by_convention(fastest.job.shape, 4_096, pipeline=2)
     assert round(flops["ends_twice"] / 1e9, 2) == round(flops["full"] / 1e9, 2)
     assert piped["ends_twice"] / 1e9 == pytest.approx(11.276, rel=2e-4)
     assert rows[3].job.layout.pipeline == 2
-    rate = rows[3].job.tokens_per_step / rows[3].seconds / rows[3].job.layout.ranks
+    rate = rows[3].job.tokens_per_step / rows[3].seconds / rows[3].job.layout.num_ranks
     assert round(piped["full"] * rate / 989e12, 3) == 0.380
     assert round(piped["ends_twice"] * rate / 989e12, 3) == 0.443
 
 
 def test_megatron_prints_1_73_times_what_teuken_computes() -> None:
     recipe = compose_recipe(read_point(["recipe=teuken7b", "scale=full"]))
-    flops = flops_by_convention(recipe.shape, 4_096, pipeline=2)
+    flops = flops_by_convention(recipe.decoder_spec, 4_096, pipeline=2)
     assert round(flops["full"] / 1e9, 1) == 51.2
     assert round(flops["causal"] / 1e9, 1) == 47.9
     assert round(flops["megatron_logged_fourfold"] / 1e9, 1) == 88.4
@@ -95,7 +95,7 @@ def test_bloom_s_formula_gives_the_teraflops_of_its_log(seconds: float, printed:
     """Megatron-DeepSpeed's 96 B s L h^2 (1 + s / 6 h + V / 16 L h), on 384 A100s of 312."""
     recipe = compose_recipe(read_point(["recipe=bloom176b", "scale=full"]))
     tokens = recipe.budget.global_batch_tokens
-    flops = flops_by_convention(recipe.shape, recipe.budget.sequence_length, pipeline=12)
+    flops = flops_by_convention(recipe.decoder_spec, recipe.budget.sequence_length, pipeline=12)
     logged = flops["megatron_logged_fourfold"] * tokens / seconds / 384 / 1e12
     assert logged == pytest.approx(printed, rel=1e-4)
     assert round(logged / 312, 3) == {105.22: 0.478, 104.70: 0.48}[seconds]

@@ -7,7 +7,7 @@ import pytest
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
-from components.config.resolve import relayout
+from components.config.resolve import update_recipe
 from components.config.schema.cluster import Hardware
 from components.errors import RecipeError
 from components.planner.activations import layer_bytes_per_token
@@ -16,7 +16,7 @@ from components.planner.memory import plan_memory
 from components.planner.passes import layer_parts, recompute_fraction
 from components.planner.plan import plan_recipe
 from components.planner.rates import price_recompute
-from components.planner.recompute import NOTHING, Choice, choices, least_that_fits
+from components.planner.recompute import NOTHING, Choice, least_that_fits, list_choices
 from components.planner.search import penalise_tight
 from components.planner.time import StepPlan, plan_time
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
@@ -50,14 +50,14 @@ def test_of_all_that_fits_the_quickest_is_chosen_and_less_memory_never_quickens(
     assert isinstance(hardware, Hardware)
 
     def cost(choice: Choice) -> float:
-        memory = plan_memory(choice.of(one), hardware, software.memory)
-        if memory.verdict == "does_not_fit":
+        memory = plan_memory(choice.apply_to(one), hardware, software.memory)
+        if not memory.is_within_limit:
             return float("inf")
-        total = plan_time(choice.of(one), hardware, software.speed).total
-        return penalise_tight(total, memory.verdict)
+        total = plan_time(choice.apply_to(one), hardware, software.speed).total_seconds
+        return penalise_tight(total, memory.memory_verdict)
 
     found = least_that_fits(recipe)
-    assert cost(found) == min(map(cost, choices(one)))
+    assert cost(found) == min(map(cost, list_choices(one)))
     assert cost(found) < float("inf")
     if usable == 200.0:
         assert found == NOTHING
@@ -71,11 +71,11 @@ def test_what_auto_becomes_is_in_the_recipe_and_stays_when_a_run_goes_on() -> No
     assert recipe.parallelism.recompute == "selective"
     again = Recipe.model_validate(recipe.model_dump(mode="json"))
     assert again.parallelism == recipe.parallelism
-    moved = relayout(recipe, {"parallelism.tensor": 2})
+    moved = update_recipe(recipe, {"parallelism.tensor": 2})
     assert moved.parallelism.recompute == "selective"
     assert moved.parallelism.recompute_every == recipe.parallelism.recompute_every
-    with pytest.raises(RecipeError, match="auto was answered when the run began"):
-        relayout(recipe, {"parallelism.recompute": "auto"})
+    with pytest.raises(RecipeError, match="auto was resolved when the run started"):
+        update_recipe(recipe, {"parallelism.recompute": "auto"})
 
 
 def test_a_searched_layout_answers_auto_too() -> None:
@@ -100,8 +100,8 @@ def test_a_miniature_goes_without() -> None:
         ),
         (
             (*TEUKEN, "cluster=local", "scale=full"),
-            r"parallelism.recompute: auto, but nobody has measured the cluster 'local': what "
-            r"fits\?\n  set parallelism.recompute=none",
+            r"parallelism.recompute: auto, but cluster 'local' has no measured hardware "
+            r"profile\n  set parallelism.recompute=none",
         ),
     ],
     ids=["nothing fits", "nobody knows"],
@@ -119,10 +119,10 @@ def test_where_no_time_is_known_the_first_that_fits_is_chosen() -> None:
     cluster = recipe.cluster.model_copy(update={"hardware": blind})
     recipe = recipe.model_copy(update={"cluster": cluster})
     found = least_that_fits(recipe)
-    chosen = found.of(job_from_recipe(recipe))
+    chosen = found.apply_to(job_from_recipe(recipe))
     memory = plan_memory(chosen, blind, ours().memory)
     assert found.recompute == "full"
-    assert memory.verdict == "tight"  # of all choices the smallest
+    assert memory.memory_verdict == "tight"  # of all choices the smallest
     step = StepPlan(recipe=recipe, job=chosen, memory=memory)
     price = price_recompute(step, blind, ours())
     assert price is not None
@@ -131,7 +131,7 @@ def test_where_no_time_is_known_the_first_that_fits_is_chosen() -> None:
 
 def test_zero_bubble_has_no_choice() -> None:
     where = layout(pipeline=2, schedule="zero_bubble", stages_per_rank=2, num_layers=24)
-    assert list(choices(job(GPT, where))) == [NOTHING]
+    assert list(list_choices(job(GPT, where))) == [NOTHING]
 
 
 @pytest.mark.parametrize(
@@ -193,11 +193,15 @@ def test_the_plan_prices_what_it_recomputes() -> None:
     }
     none = plans["none"]
     assert none.time is not None
-    assert none.recomputation is None
+    assert none.planned_recomputation is None
     for again in ("selective", "full"):
         plan = plans[again]
-        price = plan.recomputation
+        price = plan.planned_recomputation
         assert plan.time is not None
         assert price is not None
-        assert price.extra_seconds == pytest.approx(plan.time.total - none.time.total)
-        assert price.saved_bytes == round(none.memory.peak - plan.memory.peak)
+        assert price.extra_seconds == pytest.approx(
+            plan.time.total_seconds - none.time.total_seconds
+        )
+        assert price.saved_bytes == round(
+            none.memory.fullest_rank_bytes - plan.memory.fullest_rank_bytes
+        )

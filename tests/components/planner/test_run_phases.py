@@ -33,44 +33,50 @@ def planned(**phases: dict[str, Any]) -> Plan:
 
 def test_a_phase_that_changes_nothing_costs_what_its_steps_cost_before() -> None:
     plain, cut = planned(), planned(same={"from_tokens": HALF})
-    assert plain.bill is not None
-    assert cut.bill is not None
+    assert plain.cost_estimate is not None
+    assert cut.cost_estimate is not None
     assert plain.run is not None
     assert cut.run is not None
-    assert cut.bill.steps == plain.bill.steps
-    assert cut.bill.useful_days == pytest.approx(plain.bill.useful_days)
-    assert cut.run.work.evaluation == pytest.approx(plain.run.work.evaluation)
+    assert cut.cost_estimate.steps == plain.cost_estimate.steps
+    assert cut.cost_estimate.useful_days == pytest.approx(plain.cost_estimate.useful_days)
+    assert cut.run.work.evaluation_seconds == pytest.approx(plain.run.work.evaluation_seconds)
     # It begins with a job of its own, and the checkpoint before it is due at the border.
-    assert plain.bill.jobs is not None
-    assert cut.bill.jobs is not None
-    assert 0 <= cut.bill.jobs - plain.bill.jobs <= 1
-    assert 0 <= cut.bill.checkpoints.count - plain.bill.checkpoints.count <= 1
-    assert plain.phases == ()
-    assert phases_sheet(plain.phases).rows == []
+    assert plain.cost_estimate.jobs is not None
+    assert cut.cost_estimate.jobs is not None
+    assert 0 <= cut.cost_estimate.jobs - plain.cost_estimate.jobs <= 1
+    assert 0 <= cut.cost_estimate.checkpoints.count - plain.cost_estimate.checkpoints.count <= 1
+    assert plain.planned_phases == ()
+    assert phases_sheet(plain.planned_phases).rows == []
     assert "phases" not in plain.as_json()
 
 
 def test_each_phase_has_the_step_of_a_run_of_its_own_and_all_add_up() -> None:
     plan = planned(long=LONG)
-    recipe = plan.steps[1].recipe.whole
+    recipe = plan.steps[1].recipe.whole_run
     alone = base().model_dump(mode="json")
     alone["budget"]["sequence_length"] = 65_536
     alone["parallelism"] |= {"context": 8, "data": 16, "data_shard": 16}
     other = plan_recipe(check_recipe(alone))
     assert plan.steps[1].time == other.time
     assert plan.steps[1].memory == other.memory
-    assert plan.fullest.peak == max(plan.memory.peak, other.memory.peak)
-    first, long = plan.phases
+    assert plan.largest_memory.fullest_rank_bytes == max(
+        plan.memory.fullest_rank_bytes, other.memory.fullest_rank_bytes
+    )
+    first, long = plan.planned_phases
     assert (first.name, long.name) == ("", "long")
     assert long.tokens_per_step == first.tokens_per_step == 4_194_304
     degrees = {"data": 16, "tensor": 2, "pipeline": 2, "expert": 1, "context": 8}
     assert long.model_dump()["layout"] == degrees
     assert other.time is not None
-    assert long.device_hours == pytest.approx(long.steps * other.time.total / HOUR * 512)
-    assert plan.bill is not None
-    total = plan.bill.useful_days * 24 * 512
+    assert long.device_hours == pytest.approx(
+        long.steps * other.time.total_seconds / HOUR * 512
+    )
+    assert plan.cost_estimate is not None
+    total = plan.cost_estimate.useful_days * 24 * 512
     assert (first.device_hours or 0) + (long.device_hours or 0) == pytest.approx(total)
-    assert first.tokens + long.tokens == recipe.clock.tokens_after(recipe.derived.steps)
+    assert first.tokens + long.tokens == recipe.token_clock.tokens_after(
+        recipe.derived_numbers.steps
+    )
     rows = phases_sheet((first, long)).rows
     assert [row[0] for row in rows] == ["first", "long", "all"]
     assert rows[1][5] == "d16 t2 p2 c8"
@@ -85,7 +91,7 @@ def test_a_machine_whose_steps_nobody_can_predict_still_has_the_memory_of_each_p
     plan = plan_recipe(check_recipe({**tree, "phases": {"long": LONG}}))
     assert plan.time is None
     assert [one.time for one in plan.steps] == [None, None]
-    first, long = plan.phases
+    first, long = plan.planned_phases
     assert first.device_hours is long.device_hours is None
-    assert long.peak_bytes == round(plan.steps[1].memory.peak)
+    assert long.peak_bytes == round(plan.steps[1].memory.fullest_rank_bytes)
     assert phases_sheet((first, long)).rows[-1][-1] == ""

@@ -25,8 +25,8 @@ def planned(*words: str) -> Plan:
 
 
 def billed(plan: Plan) -> CostEstimate:
-    assert plan.bill is not None
-    return plan.bill
+    assert plan.cost_estimate is not None
+    return plan.cost_estimate
 
 
 def timeline_of(plan: Plan) -> RunTimeline:
@@ -59,20 +59,25 @@ def test_bloom_s_run_by_hand() -> None:
     bill, work = billed(plan), timeline_of(plan).work
     saving = work.saving
     # 365.4e9 tokens, every 419,430,400; the run ends between two of them.
-    assert (work.steps, work.checkpoints, work.evaluations) == (95_000, 872, 89)
+    assert (work.num_steps, work.num_checkpoints, work.num_evaluations) == (95_000, 872, 89)
     assert saving.write == pytest.approx(40.0, abs=0.1)  # as published
     assert bill.start_up_seconds == pytest.approx(11 + 0.52 * 384)
     assert bill.failures.count is not None
     assert bill.failures.each_seconds is not None
     between = 8_064 * 3_600 / 48
-    each = work.seconds / 872 / 2 + bill.start_up_seconds + saving.read + saving.whole
+    each = (
+        work.total_seconds / 872 / 2
+        + bill.start_up_seconds
+        + saving.read
+        + saving.write_and_hash_seconds
+    )
     assert bill.failures.each_seconds == pytest.approx(each)
-    interrupted = work.seconds + bill.failures.count * each
+    interrupted = work.total_seconds + bill.failures.count * each
     assert bill.failures.count == pytest.approx(interrupted / between)
     assert bill.checkpoints.best_interval_seconds == pytest.approx(
-        (2 * saving.stall * between) ** 0.5
+        (2 * saving.stall_seconds * between) ** 0.5
     )
-    assert saving.whole < (2 * saving.stall * between) ** 0.5
+    assert saving.write_and_hash_seconds < (2 * saving.stall_seconds * between) ** 0.5
 
 
 def test_checkpoints_faster_than_the_disk_wait_for_it() -> None:
@@ -81,14 +86,18 @@ def test_checkpoints_faster_than_the_disk_wait_for_it() -> None:
         for more in ((), ("checkpoint.asynchronous=false",))
     )
     seldom = timeline_of(planned(*BLOOM)).work
-    assert seldom.stall == seldom.saving.stall == seldom.saving.copy
+    assert seldom.stall_seconds == seldom.saving.stall_seconds == seldom.saving.copy
     work = often.work
-    useful = work.useful + work.evaluations * work.evaluation
-    slow = replace(work, saving=replace(work.saving, write=10 * work.saving.whole))
-    wait = slow.saving.whole - useful / work.checkpoints
-    assert slow.stall == pytest.approx(work.saving.stall + wait)
-    assert slow.interval == pytest.approx(slow.saving.whole + slow.saving.stall)
-    assert waits.work.stall == waits.work.saving.whole
+    useful = work.step_seconds + work.num_evaluations * work.evaluation_seconds
+    slow = replace(
+        work, saving=replace(work.saving, write=10 * work.saving.write_and_hash_seconds)
+    )
+    wait = slow.saving.write_and_hash_seconds - useful / work.num_checkpoints
+    assert slow.stall_seconds == pytest.approx(work.saving.stall_seconds + wait)
+    assert slow.checkpoint_interval == pytest.approx(
+        slow.saving.write_and_hash_seconds + slow.saving.stall_seconds
+    )
+    assert waits.work.stall_seconds == waits.work.saving.write_and_hash_seconds
     best = [run.cost.checkpoints.best_interval_seconds for run in (often, waits)]
     assert best[0] is not None
     assert best[1] is not None
@@ -100,8 +109,8 @@ def test_rarer_checkpoints_stall_less_and_lose_more() -> None:
         timeline_of(planned(*BLOOM, f"checkpoint.every_tokens={tokens}"))
         for tokens in (419_430_400, 4_194_304_000)
     )
-    assert rarely.work.checkpoints < often.work.checkpoints
-    assert rarely.work.seconds < often.work.seconds
+    assert rarely.work.num_checkpoints < often.work.num_checkpoints
+    assert rarely.work.total_seconds < often.work.total_seconds
     lost = [run.cost.failures.each_seconds for run in (often, rarely)]
     assert lost[0] is not None
     assert lost[1] is not None

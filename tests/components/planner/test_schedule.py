@@ -14,13 +14,19 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from components.config.batch_ramp import fits_schedule
 from components.config.stages import SPLIT_SCHEDULES, StagePlacement, style_of
 from components.distributed.pipeline import SCHEDULES
-from components.planner.activations import microbatches_kept
+from components.planner.activations import count_stored_microbatches
 from components.planner.memory import deciding_ranks
-from components.planner.schedule import Action, Kind, Order, most_in_flight, orders
+from components.planner.schedule import (
+    Action,
+    PassKind,
+    RankActions,
+    list_actions,
+    most_in_flight,
+)
 from tests.components.layouts import parallelism
 from tests.components.planner.jobs import gpt, job, layout
 
-KINDS: dict[str, Kind] = {"F": "forward", "B": "backward", "I": "input", "W": "weights"}
+KINDS: dict[str, PassKind] = {"F": "forward", "B": "backward", "I": "input", "W": "weights"}
 SMALL = gpt(dim=64, num_layers=120, num_heads=4)
 
 
@@ -69,7 +75,7 @@ class Recorder(PipelineStage):
         assert scale
 
 
-def executed(schedule: str, pipeline: int, microbatches: int) -> tuple[Order, ...]:
+def executed(schedule: str, pipeline: int, microbatches: int) -> tuple[RankActions, ...]:
     """Run torch's schedule of single stages: what it prints of 1F1B numbers a rank wrongly."""
     made = []
     for rank in range(pipeline):
@@ -83,16 +89,16 @@ def executed(schedule: str, pipeline: int, microbatches: int) -> tuple[Order, ..
 
 def listed_by_torch(
     schedule: str, pipeline: int, microbatches: int, stages: int
-) -> tuple[Order, ...]:
+) -> tuple[RankActions, ...]:
     """Ask torch for its list, and leave out the slots in which a rank waits."""
     where = StagePlacement(pipeline=pipeline, stages_per_rank=stages, style=style_of(schedule))
     held = [
-        PipelineStage(nn.Identity(), stage, where.count, torch.device("cpu"))
+        PipelineStage(nn.Identity(), stage, where.num_stages, torch.device("cpu"))
         for stage in where.stages_of(0)
     ]
     made = SCHEDULES[schedule](held, microbatches)
-    ranks = [made.stage_index_to_group_rank[stage] for stage in range(where.count)]
-    assert ranks == [where.rank_of(stage) for stage in range(where.count)]
+    ranks = [made.stage_index_to_group_rank[stage] for stage in range(where.num_stages)]
+    assert ranks == [where.rank_of(stage) for stage in range(where.num_stages)]
     return tuple(tuple(flat(made.pipeline_order[rank])) for rank in range(pipeline))
 
 
@@ -119,7 +125,7 @@ def test_each_rank_of_one_stage_computes_in_the_order_that_torch_runs(
     pipeline: int, schedule: str
 ) -> None:
     for microbatches in counts(schedule, pipeline):
-        ours = orders(parallelism(schedule=schedule, pipeline=pipeline), microbatches)
+        ours = list_actions(parallelism(schedule=schedule, pipeline=pipeline), microbatches)
         assert ours == executed(schedule, pipeline, microbatches), microbatches
 
 
@@ -133,7 +139,7 @@ def test_each_rank_of_several_stages_computes_in_the_order_that_torch_lists(
 ) -> None:
     for microbatches in counts(schedule, pipeline):
         where = parallelism(schedule=schedule, pipeline=pipeline, stages_per_rank=stages)
-        ours = orders(where, microbatches)
+        ours = list_actions(where, microbatches)
         theirs = listed_by_torch(schedule, pipeline, microbatches, stages)
         assert ours == theirs, microbatches
 
@@ -157,8 +163,8 @@ def test_the_microbatches_in_flight_are_those_that_memory_counts(
                 splits_backward=splits,
             )
             one = job(SMALL, where, microbatches=microbatches)
-            listed = orders(one.layout, microbatches, splits_backward=splits)
-            kept = [microbatches_kept(one, rank) for rank in range(pipeline)]
+            listed = list_actions(one.layout, microbatches, splits_backward=splits)
+            kept = [count_stored_microbatches(one, rank) for rank in range(pipeline)]
             assert kept == [most_in_flight(order) / stages for order in listed]
             decides = max(kept[rank] for rank in deciding_ranks(one))
             assert decides == max(kept)
@@ -166,7 +172,9 @@ def test_the_microbatches_in_flight_are_those_that_memory_counts(
 
 @pytest.mark.parametrize("schedule", sorted(SPLIT_SCHEDULES))
 def test_whole_backward_passes_come_where_torch_would_begin_split_ones(schedule: str) -> None:
-    listed = partial(orders, parallelism(schedule=schedule, pipeline=4, stages_per_rank=2), 8)
+    listed = partial(
+        list_actions, parallelism(schedule=schedule, pipeline=4, stages_per_rank=2), 8
+    )
     split, whole = listed(), listed(splits_backward=False)
     for before, after in zip(split, whole, strict=True):
         kept = [action for action in before if action.kind != "weights"]

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from command.arguments import read_point
-from command.composition.compose import compose, compose_recipe
+from command.composition.compose import compose_recipe, compose_run
 from command.composition.layout_search import SearchResult
 from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe
@@ -16,7 +16,7 @@ from components.planner.plan import plan_recipe
 from components.planner.search import BEST, Prices, penalise_tight, search_layouts
 from components.planner.software import OURS, read_software
 from components.planner.time import plan_time
-from tests.recipes.test_plans import RECIPES
+from tests.recipes.compositions import RECIPES
 
 # The profile of Jean Zay's H100s has no rate of its links.
 UNTIMED = {"lucie_7b", "lucie_7b_long", "lucie_7b_annealed"}
@@ -31,9 +31,9 @@ TIMED = list({re.split(r"[\d_]", name)[0]: name for name in KEPT}.values())
 
 @cache
 def searched(name: str) -> SearchResult:
-    home = compose_recipe(read_point([f"recipe={name}", "scale=full"])).home
+    home = compose_recipe(read_point([f"recipe={name}", "scale=full"])).reference_cluster
     point = [f"recipe={name}", f"cluster={home}", "parallelism=auto"]
-    found = compose(read_point(point)).search
+    found = compose_run(read_point(point)).search
     assert found is not None
     return found
 
@@ -55,14 +55,14 @@ def test_at_home_the_first_choice_is_no_slower_and_has_the_same_mathematics(name
     best, paper = plan_recipe(found.recipe), plan_recipe(published)
     assert best.time is not None
     assert paper.time is not None
-    assert best.time.total == pytest.approx(found.search.best[0].seconds)
-    assert best.memory.peak == pytest.approx(found.search.best[0].peak)
-    if paper.memory.verdict != "does_not_fit":
-        assert found.search.best[0].cost <= penalise_tight(
-            paper.time.total, paper.memory.verdict
+    assert best.time.total_seconds == pytest.approx(found.search.best[0].seconds)
+    assert best.memory.fullest_rank_bytes == pytest.approx(found.search.best[0].peak)
+    if paper.memory.is_within_limit:
+        assert found.search.best[0].weighted_seconds <= penalise_tight(
+            paper.time.total_seconds, paper.memory.memory_verdict
         )
-    if paper.memory.verdict == "fits":
-        assert best.time.total <= paper.time.total
+    if paper.memory.memory_verdict == "fits":
+        assert best.time.total_seconds <= paper.time.total_seconds
 
 
 @pytest.mark.quick(*QUICK)
@@ -72,10 +72,10 @@ def test_at_home_tensor_ranks_stay_inside_a_node_and_the_pipeline_goes_across(
 ) -> None:
     groups = searched(name).recipe.rank_groups
     layout = groups.layout
-    assert groups.along("tensor").nodes == 1
-    more_than_a_node = layout.ranks > groups.devices_per_node
+    assert groups.find_group("tensor").nodes == 1
+    more_than_a_node = layout.num_ranks > groups.devices_per_node
     if layout.pipeline > 1 and more_than_a_node and layout.rank_order[0] == "pipeline":
-        assert groups.along("pipeline").nodes > 1
+        assert groups.find_group("pipeline").nodes > 1
 
 
 @pytest.mark.long
@@ -86,16 +86,16 @@ def test_bounds_and_shared_parts_give_the_order_of_pricing_every_layout_alone() 
     search = search_layouts(recipe, ranks=32, fixed=frozenset({"recompute"}))
     prices, costs, fitting = Prices(recipe), set(), 0
     layouts = Layouts(recipe, ranks=32, fixed=frozenset({"recompute"}))
-    for family in layouts.families():
+    for family in layouts.iterate_families():
         for size in family.sizes:
-            job = prices.job(family.degrees, size)
+            job = prices.build_job(family.degrees, size)
             memory = plan_memory(job, hardware, software.memory)
-            if memory.verdict != "does_not_fit":
+            if memory.is_within_limit:
                 fitting += 1
-                seconds = plan_time(job, hardware, software.speed).total
-                costs.add(round(penalise_tight(seconds, memory.verdict), 9))
+                seconds = plan_time(job, hardware, software.speed).total_seconds
+                costs.add(round(penalise_tight(seconds, memory.memory_verdict), 9))
     assert search.fitting == fitting
-    assert [round(one.cost, 9) for one in search.best] == sorted(costs)[:BEST]
+    assert [round(one.weighted_seconds, 9) for one in search.best] == sorted(costs)[:BEST]
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero_bubble"])
@@ -109,7 +109,7 @@ def test_the_fullest_rank_is_among_the_deciding_ones(schedule: str) -> None:
     plan, software = plan_recipe(recipe), read_software(OURS)
     some = [rank_memory(plan.job, rank, software.memory) for rank in deciding_ranks(plan.job)]
     assert len(some) < plan.job.layout.pipeline
-    assert max(rank.peak for rank in some) == plan.memory.peak
+    assert max(rank.peak_bytes for rank in some) == plan.memory.fullest_rank_bytes
 
 
 def test_a_tight_layout_comes_first_only_where_it_is_a_sixth_faster() -> None:

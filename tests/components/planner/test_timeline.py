@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from components.config.batch_ramp import fits_schedule
 from components.planner.passes import rank_seconds
-from components.planner.schedule import bubble_fraction, orders
+from components.planner.schedule import bubble_fraction, list_actions
 from components.planner.time import plan_time, stage_seconds, timeline_of
-from components.planner.timeline import PassSeconds, Timeline, simulate
+from components.planner.timeline import PassSeconds, Timeline, simulate_step
 from tests.components.layouts import parallelism
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
@@ -33,9 +33,9 @@ def drawn(
     where = parallelism(
         schedule=schedule, pipeline=len(seconds) // stages, stages_per_rank=stages
     )
-    listed = orders(where, microbatches, splits_backward=splits)
+    listed = list_actions(where, microbatches, splits_backward=splits)
     passes = [PassSeconds(forward=each, backward=2 * each, weights=each) for each in seconds]
-    return simulate(listed, passes)
+    return simulate_step(listed, passes)
 
 
 @pytest.mark.parametrize("splits", [True, False], ids=["split", "whole"])
@@ -52,7 +52,7 @@ def test_equal_stages_wait_as_long_as_the_paper_of_the_schedule_says(
             where = parallelism(schedule=schedule, pipeline=pipeline, stages_per_rank=stages)
             bubble = bubble_fraction(where, microbatches, splits_backward=splits)
             work = 3 * stages * microbatches
-            assert timeline.seconds / work - 1 == pytest.approx(bubble, abs=1e-9)
+            assert timeline.total_seconds / work - 1 == pytest.approx(bubble, abs=1e-9)
             for rank in range(pipeline):
                 waits = bubble / (1 + bubble)
                 assert timeline.waiting_fraction(rank) == pytest.approx(waits, abs=1e-9)
@@ -98,8 +98,8 @@ def test_on_unequal_stages_gpipe_takes_what_the_formula_says_and_1f1b_no_longer(
 ) -> None:
     microbatches = rounds * len(seconds)
     formula = 3 * (max(seconds) * (microbatches - 1) + sum(seconds))
-    assert drawn("gpipe", 1, microbatches, seconds).seconds == pytest.approx(formula)
-    lean = drawn("1f1b", 1, microbatches, seconds).seconds
+    assert drawn("gpipe", 1, microbatches, seconds).total_seconds == pytest.approx(formula)
+    lean = drawn("1f1b", 1, microbatches, seconds).total_seconds
     busy = 3 * max(seconds) * microbatches
     assert busy * (1 - 1e-12) <= lean <= formula * (1 + 1e-12)
 
@@ -116,7 +116,7 @@ def test_1f1b_hides_filling_behind_a_slow_stage_in_the_middle() -> None:
         ("b", 1, 12.0, 16.0),
         ("b", 2, 16.0, 20.0),
     ]
-    assert timeline.seconds == 22.0 < 3 * (2 * 3 + 1 + 1)
+    assert timeline.total_seconds == 22.0 < 3 * (2 * 3 + 1 + 1)
 
 
 @pytest.mark.parametrize("recompute", ["none", "full", ("attention",), ("mlp", "norms")])
@@ -148,5 +148,5 @@ def test_weight_gradients_come_apart_only_for_zero_bubble() -> None:
 def test_a_planned_step_lasts_as_long_as_its_timeline(schedule: str) -> None:
     one, machine = job(GPT, layout(pipeline=4, schedule=schedule)), hopper()
     planned = plan_time(one, machine, SPEED)
-    drawn_seconds = timeline_of(one, machine, SPEED).seconds
+    drawn_seconds = timeline_of(one, machine, SPEED).total_seconds
     assert drawn_seconds == pytest.approx(planned.microbatches + planned.bubble)

@@ -48,4 +48,4 @@ def test_a_node_that_was_killed_while_it_copied_is_bad_without_a_reason(
     tmp_path: Path,
 ) -> None:
     (found,) = check_copies(tmp_path, "node1", {NODE_FOLDER: "/nowhere"})
-    assert (found.verdict, found.found) == ("bad", "no copy: nobody said why")
+    assert (found.verdict, found.found) == ("bad", "no copy: no error recorded")

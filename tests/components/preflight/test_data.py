@@ -22,7 +22,7 @@ def place(tmp_path: Path, folder: RunFolder) -> Path:
     records = tuple(record_file(file) for file in sorted(place.iterdir()))
     tokenizer = TokenizerRecord(settings={}, files=records, vocab_size=2, eod_id=0)
     manifest = Manifest(key="k" * 64, tokenizer=tokenizer, held_out_fraction=0.1, sources={})
-    manifest.write(place)
+    manifest.save_manifest(place)
     folder.write_json("data.json", {"folder": str(place), "key": manifest.key})
     return place
 
@@ -47,7 +47,7 @@ def test_one_edited_byte_is_found_by_its_hash(
     (place / "b.model").write_bytes(text)
     assert look(compose, rules, folder) == (
         "bad",
-        "was edited: its sha256 is not the manifest's",
+        "was changed: its sha256 is not the manifest's",
     )
     few = rules.model_copy(update={"hashed_bytes": 0})
     assert look(compose, few, folder)[0] == "ok"  # the sizes are right

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from components.config.schema.cluster import Preflight
+from components.distributed.devices import free_bytes
 from components.preflight.devices import (
     check_count,
     check_memory,
     devices_here,
-    free_bytes,
     slowest_teraflops,
 )
 from tests.components.preflight.conftest import Compose
@@ -52,8 +52,8 @@ def test_a_cpu_is_one_device_whatever_its_ranks(compose: Compose) -> None:
 def test_free_memory_is_compared_with_the_profiles(
     compose: Compose, rules: Preflight, share: float, verdict: str
 ) -> None:
-    asked = round(share * free_bytes(CPU)[1])
-    words = (*JUWELS, "cluster.device=cpu", f"cluster.hardware.memory_bytes={asked}")
+    num_bytes = round(share * free_bytes(CPU)[1])
+    words = (*JUWELS, "cluster.device=cpu", f"cluster.hardware.memory_bytes={num_bytes}")
     assert check_memory(compose(*words).cluster, rules, [CPU]).verdict == verdict
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from components.config.recipe import Recipe
 from components.config.schema.cluster import Preflight
-from components.preflight.verdict import NodeReport, PreflightVerdict, Rates, judge
+from components.preflight.verdict import NodeReport, PreflightVerdict, Rates, judge_nodes
 from tests.components.preflight.conftest import Compose, finding, report
 
 NAMES = ("n1", "n2", "n3")
@@ -33,18 +33,22 @@ def judged(
     links: Mapping[str, Rates] = {},
 ) -> PreflightVerdict:
     by_name = {one.node: one for one in reports}
-    return judge(recipe.cluster, rules, NAMES, by_name, links, needed=2, seconds=1.0)
+    return judge_nodes(recipe.cluster, rules, NAMES, by_name, links, needed=2, seconds=1.0)
 
 
 def bad(verdict: PreflightVerdict) -> dict[str, list[str]]:
-    return {one.node: [f.check for f in one.bad] for one in verdict.nodes if one.bad}
+    return {
+        one.node: [f.check for f in one.bad_findings]
+        for one in verdict.nodes
+        if one.bad_findings
+    }
 
 
 def test_a_node_that_does_not_answer_is_bad(bare: Recipe, rules: Preflight) -> None:
     found = judged(bare, rules, [report("n1"), report("n3")])
     assert bad(found) == {"n2": ["answer"]}
-    assert found.holds
-    assert list(found.reasons()) == ["n2: answer: silent, expected an answer within 120 s"]
+    assert found.has_enough_nodes
+    assert list(found.iter_reasons()) == ["n2: answer: silent, expected an answer within 120 s"]
 
 
 def test_a_product_a_hundred_times_slower_than_the_profile_says_is_bad(
@@ -53,7 +57,7 @@ def test_a_product_a_hundred_times_slower_than_the_profile_says_is_bad(
     rates = {"n1": 271.0, "n2": 0.71 * 271, "n3": 2.71}
     found = judged(measured, rules, [report(name, rate=rate) for name, rate in rates.items()])
     assert bad(found) == {"n3": ["product"]}
-    (slow,) = found.nodes[2].bad
+    (slow,) = found.nodes[2].bad_findings
     assert slow.expected == "at least 190, 0.7 of the profile's 271"
 
 
@@ -127,7 +131,7 @@ def test_a_node_is_slow_that_is_slow_with_both_its_neighbours(
     }
     found = judged(measured, rules, [report(name, rate=271.0) for name in NAMES], links)
     assert bad(found) == {"n3": ["link"]}
-    (slow,) = found.nodes[2].bad
+    (slow,) = found.nodes[2].bad_findings
     assert (slow.found, slow.expected) == ("0.5 GB/s", "at least 5, 0.2 of the profile's 25")
 
 
@@ -139,10 +143,12 @@ def test_without_a_profile_a_link_only_has_to_be_there(bare: Recipe, rules: Pref
     }
     found = judged(bare, rules, [report(name) for name in NAMES], links)
     assert bad(found) == {"n3": ["link"]}
-    assert found.nodes[2].bad[0].found == "no answer of n1, n2"
+    assert found.nodes[2].bad_findings[0].found == "no answer of n1, n2"
 
 
-@pytest.mark.parametrize(("others", "remedy"), [("ok", "tell the site"), ("bad", "mend it")])
+@pytest.mark.parametrize(
+    ("others", "remedy"), [("ok", "report this node to the site"), ("bad", "mend it")]
+)
 def test_data_that_other_nodes_read_whole_are_not_to_be_prepared_again(
     others: str, remedy: str, bare: Recipe, rules: Preflight
 ) -> None:
@@ -152,4 +158,4 @@ def test_data_that_other_nodes_read_whole_are_not_to_be_prepared_again(
         for name, verdict in seen
     ]
     found = judged(bare, rules, said)
-    assert remedy in found.nodes[1].bad[0].remedy
+    assert remedy in found.nodes[1].bad_findings[0].remedy

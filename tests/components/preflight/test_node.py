@@ -23,6 +23,6 @@ def test_a_node_that_is_listed_by_another_name_is_known_by_its_tasks_number() ->
 
 def test_a_node_that_neither_name_nor_number_tells_is_refused() -> None:
     with pytest.raises(
-        RecipeError, match="RANK: no launcher says which node of the job this is"
+        RecipeError, match="RANK: no launcher sets the node's number in the job"
     ):
         name_among(NAMES, {})

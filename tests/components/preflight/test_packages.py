@@ -82,7 +82,9 @@ def test_without_a_run_the_locks_lines_for_this_python_count(folder: RunFolder) 
 def test_torch_and_python_outside_the_range_are_found(
     torch: str, python: str, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_checks, "installed", lambda: {PYTHON: python, TORCH: torch})
+    monkeypatch.setattr(
+        node_checks, "read_installed_versions", lambda: {PYTHON: python, TORCH: torch}
+    )
     found = check_versions()
     assert found.verdict == verdict
     assert found.found == f"Python {python}, torch {torch}"

@@ -16,23 +16,23 @@ import resource, sys
 from pathlib import Path
 from components.preflight.node_checks import check_place
 resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, 4_096))
-found = check_place("run folder", Path(sys.argv[1]), 0, "rule")
+found = check_place("run folder", Path(sys.argv[1]), 0)
 sys.stdout.write(f"{found.verdict} {found.found}")
 """
 
 
 def test_a_folder_with_room_is_good_and_left_as_it_was(tmp_path: Path) -> None:
-    assert check_place("run folder", tmp_path, 1, "rule").verdict == "ok"
+    assert check_place("run folder", tmp_path, 1).verdict == "ok"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_disk_without_room_for_the_checkpoints_is_bad(tmp_path: Path) -> None:
-    found = check_place("run folder", tmp_path, 2**60, "rule")
+    found = check_place("run folder", tmp_path, 2**60)
     assert (found.verdict, found.expected) == ("bad", f"writable, {2**60 / GIB:.1f} GiB free")
 
 
 def test_a_folder_that_is_not_there_is_bad(tmp_path: Path) -> None:
-    found = check_place("temporary folder", tmp_path / "gone", 0, "rule")
+    found = check_place("temporary folder", tmp_path / "gone", 0)
     assert (found.verdict, "No such file" in found.found) == ("bad", True)
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from components.errors import RecipeError
-from components.preflight.node import hub, look_alone, rules_of
+from components.preflight.node import gather_reports, look_alone, rules_of, serve_store
 from components.preflight.verdict import (
     HOSTS,
     NodeVerdict,
@@ -31,9 +31,13 @@ def verdict(needed: int, *wrong: tuple[str, ...]) -> PreflightVerdict:
 
 def test_it_holds_as_long_as_enough_nodes_are_good() -> None:
     wrong = ((), ("clock",), ())
-    assert [verdict(needed, *wrong).holds for needed in (1, 2, 3)] == [True, True, False]
-    assert verdict(2, *wrong).good == ("n1", "n3")
-    assert verdict(2, *wrong).bad == ("n2",)
+    assert [verdict(needed, *wrong).has_enough_nodes for needed in (1, 2, 3)] == [
+        True,
+        True,
+        False,
+    ]
+    assert verdict(2, *wrong).good_nodes == ("n1", "n3")
+    assert verdict(2, *wrong).bad_nodes == ("n2",)
 
 
 def test_what_no_node_passes_is_not_the_nodes_fault() -> None:
@@ -61,9 +65,9 @@ def test_nodes_that_say_nothing_are_waited_for_no_longer_than_they_may(
     compose: Compose,
 ) -> None:
     recipe = compose("cluster.preflight.answer_seconds=0.2")
-    with hub(0) as gathering:
-        found = gathering.gather(recipe, ["n1", "n2"], needed=2)
-    assert (found.of_all, found.holds) == (("answer",), False)
+    with serve_store(0) as store:
+        found = gather_reports(store, recipe, ["n1", "n2"], needed=2)
+    assert (found.of_all, found.has_enough_nodes) == (("answer",), False)
     assert 0.2 <= found.seconds < 5
 
 
@@ -74,7 +78,7 @@ def test_a_node_alone_has_no_clock_and_no_link_to_compare(
     assert [one.check for one in node.findings] == [
         *("devices", "memory", "run folder", "temporary folder"),
         *("packages", "versions", "data"),
-        *("network", "cores", "product"),
+        *("cores", "product"),
     ]
 
 

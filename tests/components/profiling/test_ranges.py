@@ -4,7 +4,7 @@ from torch import nn
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.build import build
+from components.build import build_node
 from components.profiling.parts import Ranges
 from tests.components.profiling.conftest import DENSE
 
@@ -14,12 +14,12 @@ def hooks(model: nn.Module) -> int:
 
 
 def test_a_model_is_left_as_it_was() -> None:
-    decoder = build(compose_recipe(read_point(list(DENSE))).model, "model")
+    decoder = build_node(compose_recipe(read_point(list(DENSE))).model, "model")
     before = hooks(decoder)
     ranges = Ranges([decoder])
     # A layer has itself, two norms, attention and its core, an MLP; around them are the
     # decoder, its last norm and its readouts.
     readouts = sum(name.endswith("readout") for name, _ in decoder.named_modules())
     assert hooks(decoder) == before + 2 * (2 * 6 + 2 + readouts)
-    ranges.remove()
+    ranges.remove_hooks()
     assert hooks(decoder) == before

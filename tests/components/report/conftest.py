@@ -17,8 +17,8 @@ SOURCES = ("de", "en", "fi", "mt", "python")
 def recipe_tree() -> dict[str, Any]:
     return {
         "name": "walnut7b",
-        "why": "Does a wide cake rise as well as a deep one?",
-        "home": "booster",
+        "description": "Does a wide cake rise as well as a deep one?",
+        "reference_cluster": "booster",
         "model": {
             "_target_": "components.model.decoder.Decoder",
             "num_layers": 4, "num_heads": 8, "num_kv_heads": 2, "dim": 128, "ffn_dim": 420,
@@ -111,12 +111,12 @@ def mark_line(kind: str, step: int, **evidence: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write_journal(folder: Path, lines: Sequence[dict[str, Any]], tail: str = "") -> None:
+def write_history(folder: Path, lines: Sequence[dict[str, Any]], tail: str = "") -> None:
     """Deal the lines to the two files, a second apart; ``tail`` ends the measurements."""
-    texts = {"metrics.jsonl": "", "journal.jsonl": ""}
+    texts = {"metrics.jsonl": "", "events.jsonl": ""}
     for time, line in enumerate(lines):
         measured = line["kind"] in {"step", "held_out", "energy"}
-        name = "metrics.jsonl" if measured else "journal.jsonl"
+        name = "metrics.jsonl" if measured else "events.jsonl"
         texts[name] += json.dumps({"time": float(time), **line}) + "\n"
     texts["metrics.jsonl"] += tail
     for name, text in texts.items():
@@ -154,7 +154,7 @@ def earlier_results_tree(steps: int, **changed: Any) -> dict[str, Any]:
     return results_tree(steps) | {"held_out": held_out | changed}
 
 
-def journal_lines(steps: int) -> list[dict[str, Any]]:
+def history_lines(steps: int) -> list[dict[str, Any]]:
     lines = [held_out_line(0)]
     for step in range(1, steps + 1):
         lines.append(step_line(step))
@@ -189,8 +189,8 @@ def write_run(tmp_path: Path) -> WriteRun:
             files["results.json"] = results or results_tree(60)
         for file, tree in files.items():
             (folder / file).write_text(json.dumps(tree))
-        journal = journal_lines(60) if lines is None else lines
-        write_journal(folder, journal, tail)
+        history = history_lines(60) if lines is None else lines
+        write_history(folder, history, tail)
         return folder
 
     return write

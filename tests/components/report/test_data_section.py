@@ -8,7 +8,7 @@ import pytest
 from components.report.data_card import data_grid, data_sections
 from components.report.outcome import load_entries
 from components.report.page import write_report
-from components.run.ownership import seal_of, sign
+from components.run.ownership import seal_of, sign_file
 from tests.components.report.conftest import WriteRun
 
 KEY = "abcdef0123456789"
@@ -36,7 +36,7 @@ def prepare(folder: Path, key: str = KEY) -> Path:
 
 def trained_on(run: Path, folder: Path) -> Path:
     (run / "data.json").write_text(json.dumps({"folder": str(folder), "key": KEY}))
-    sign(run / "data.json")
+    sign_file(run / "data.json")
     return run
 
 
@@ -88,7 +88,7 @@ def test_data_that_moved_or_changed_leave_their_key_alone(
         [section] = data_sections(load_entries([run]))
         assert (section["key"], section["cards"], section["sources"].rows) == (KEY, (), ())
     html = write_report([gone], tmp_path / "report.html").read_text("utf-8")
-    assert "Its card is not there any more." in html
+    assert "The card no longer exists." in html
 
 
 def test_a_run_of_an_older_version_has_no_section(write_run: WriteRun) -> None:

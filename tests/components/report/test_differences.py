@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from components.report.differences import differences_by_group, verdict
+from components.report.differences import describe_groups, differences_by_group
 from components.report.outcome import load_entries, load_run
 from tests.components.report.conftest import WriteRun, recipe_tree
-from tests.recipes.test_plans import at_home
+from tests.recipes.compositions import at_home
 
 
 def grouped(*folders: Any) -> dict[str, list[str]]:
@@ -23,19 +23,19 @@ def test_each_key_stands_under_what_it_decides(write_run: WriteRun) -> None:
         "optimizer": {"lr": 1e-3, "betas": [0.9, 0.95]},
         "parallelism": {"data": 4, "tensor": 1, "pipeline": 1},
         "cluster": {"name": "elsewhere"},
-        "home": "elsewhere",
+        "reference_cluster": "elsewhere",
         "grandmother": "unknown",
     }
     folders = [write_run("a"), write_run("b", recipe=other)]
     assert grouped(*folders) == {
         "changes the mathematics": ["optimizer.lr"],
         "changes the layout": ["parallelism.data", "parallelism.tensor"],
-        "only the machine": ["cluster.name"],
-        "only what is said or measured": ["home"],
-        "of another version of the code": ["grandmother"],
+        "affects only the machine": ["cluster.name"],
+        "affects only descriptions and measurements": ["reference_cluster"],
+        "from another version of the code": ["grandmother"],
     }
     parts = differences_by_group(load_entries(folders))
-    assert verdict(parts) == "mathematics: differs, layout: differs, machine: differs"
+    assert describe_groups(parts) == "mathematics: differs, layout: differs, machine: differs"
 
 
 def test_a_degree_that_changes_what_experts_compute_is_mathematics(
@@ -61,4 +61,4 @@ def test_equal_recipes_have_no_table(write_run: WriteRun, count: int) -> None:
     runs = [write_run(str(place)) for place in range(count)]
     assert load_run(runs[0]).recipe["name"] == "walnut7b"
     assert differences_by_group(load_entries(runs)) == []
-    assert verdict(()) == "mathematics: the same, layout: the same, machine: the same"
+    assert describe_groups(()) == "mathematics: the same, layout: the same, machine: the same"

@@ -12,7 +12,7 @@ from tests.components.report.conftest import (
     TOKENS_PER_STEP,
     WriteRun,
     energy_line,
-    journal_lines,
+    history_lines,
     recipe_tree,
     results_tree,
 )
@@ -30,20 +30,20 @@ def test_runs_stand_beside_each_other_and_what_is_not_known_is_not_guessed(
     write_run: WriteRun,
 ) -> None:
     measured = write_run(
-        "a", lines=[*journal_lines(60), WHOLE], results=results_tree(60) | SOURCES
+        "a", lines=[*history_lines(60), WHOLE], results=results_tree(60) | SOURCES
     )
     first, second = columns(measured, write_run("b"))
     tokens = 60 * TOKENS_PER_STEP
     assert first == {
         "energy of the devices": "1.2 kWh",
         "mean power of a device": "300 W",
-        "part of the devices' time that was counted": "100.0%",
+        "measured share of the devices' time": "100.0%",
         "joules per token, devices": f"{4_320_000 / tokens:.4g} J",
-        "devices, counted by": "NVML",
+        "devices, measured by": "NVML",
         "energy of the hosts": "0.1 kWh",
         "mean power of a host": "200 W",
-        "part of the hosts' time that was counted": "50.0%",
-        "hosts, counted by": "RAPL <of all>",
+        "measured share of the hosts' time": "50.0%",
+        "hosts, measured by": "RAPL <of all>",
     }
     assert second.pop("energy of the devices") == "not measured"
     assert second.pop("energy of the hosts") == "not measured"
@@ -54,10 +54,10 @@ def test_runs_stand_beside_each_other_and_what_is_not_known_is_not_guessed(
 
 def test_energy_of_a_part_of_the_time_gives_no_share_of_a_token(write_run: WriteRun) -> None:
     part = energy_line(60, devices=(4_320_000, 14_400, 28_800), hosts=(None, 0, 7_200))
-    (shown,) = columns(write_run(lines=[*journal_lines(60), part], killed=True))
+    (shown,) = columns(write_run(lines=[*history_lines(60), part], killed=True))
     assert shown["joules per token, devices"] == "—"
-    assert shown["part of the devices' time that was counted"] == "50.0%"
-    assert shown["part of the hosts' time that was counted"] == "0.0%"
+    assert shown["measured share of the devices' time"] == "50.0%"
+    assert shown["measured share of the hosts' time"] == "0.0%"
 
 
 def test_emissions_are_the_energy_of_all_devices_times_the_profile_s_figures(
@@ -70,13 +70,13 @@ def test_emissions_are_the_energy_of_all_devices_times_the_profile_s_figures(
     recipe |= {"published": {"kg_co2e": published}}
     part = energy_line(60, devices=(4_320_000, 14_400, 28_800), hosts=(None, 0, 7_200))
     whole, half = (
-        write_run(name, lines=[*journal_lines(60), line], recipe=recipe)
+        write_run(name, lines=[*history_lines(60), line], recipe=recipe)
         for name, line in (("whole", WHOLE), ("half", part))
     )
     shown, counted = columns(whole, half)
-    assert shown["energy of the devices with what the site adds"] == "1.8 kWh"
+    assert shown["energy of the devices with site overhead"] == "1.8 kWh"
     assert shown["CO2e of the devices' energy"] == "0.6 kg"
-    assert shown["CO2e with what the site adds"] == "0.9 kg"
+    assert shown["CO2e with site overhead"] == "0.9 kg"
     assert counted["CO2e of the devices' energy"] == "unknown"
     (row,) = published_grid(load_entries([whole, half])).rows
     assert row == ("kg co2e", "24,690 kg CO2e", "paper", "0.6 kg", "—")
@@ -89,7 +89,7 @@ def test_published_energy_stands_beside_that_of_all_devices(
     line = energy_line(60, devices=(4_320_000, 14_400, seconds), hosts=(None, 0, 3_600))
     published = {"energy_kwh": {"value": 433_196, "unit": "kWh", "source": "card"}}
     run = write_run(
-        lines=[*journal_lines(60), line], recipe=recipe_tree() | {"published": published}
+        lines=[*history_lines(60), line], recipe=recipe_tree() | {"published": published}
     )
     (row,) = published_grid(load_entries([run])).rows
     assert row == ("energy kwh", "433,196 kWh", "card", shown)
@@ -98,7 +98,7 @@ def test_published_energy_stands_beside_that_of_all_devices(
 def test_the_page_shows_the_table_and_escapes_what_a_machine_said(
     write_run: WriteRun, tmp_path: Path
 ) -> None:
-    run = write_run(lines=[*journal_lines(60), WHOLE], results=results_tree(60) | SOURCES)
+    run = write_run(lines=[*history_lines(60), WHOLE], results=results_tree(60) | SOURCES)
     html = write_report([run], tmp_path / "report.html").read_text("utf-8")
     assert "<td>1.2 kWh</td>" in html
     assert "RAPL &lt;of all&gt;" in html

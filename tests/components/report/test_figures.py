@@ -12,7 +12,7 @@ from components.report import figures
 from components.report.outcome import load_entries
 from tests.components.report.conftest import (
     earlier_results_tree,
-    journal_lines,
+    history_lines,
     mark_line,
     of_an_earlier_version,
     results_tree,
@@ -23,7 +23,7 @@ _POINTS = 20
 
 @given(st.lists(st.floats(), min_size=_POINTS + 1, max_size=200))
 def test_thinning_keeps_the_extremes_the_order_and_the_divergence(values):
-    kept = figures.thinned(values, _POINTS)
+    kept = figures.thin_points(values, _POINTS)
     finite = [value for value in values if math.isfinite(value)]
     assert kept == sorted(set(kept))
     assert len(kept) <= 1.5 * _POINTS
@@ -34,14 +34,14 @@ def test_thinning_keeps_the_extremes_the_order_and_the_divergence(values):
 
 
 def test_a_short_run_is_drawn_whole():
-    assert figures.thinned([3.0, 1.0, 2.0], 3) == [0, 1, 2]
+    assert figures.thin_points([3.0, 1.0, 2.0], 3) == [0, 1, 2]
 
 
 def test_loss_chart_shows_training_both_means_and_the_unigram(write_run):
     entries = load_entries([write_run()])
-    chart, measured = figures.loss_figure(entries), entries[0].run.journal.held_out
+    chart, measured = figures.loss_figure(entries), entries[0].run.history.held_out
     training, weighted, plain = chart.data
-    assert list(training.y) == [step.loss for step in entries[0].run.journal.steps]
+    assert list(training.y) == [step.loss for step in entries[0].run.history.steps]
     assert list(weighted.x) == list(plain.x) == [m.tokens for m in measured]
     assert list(weighted.y) == [m.weighted_loss for m in measured]
     assert list(plain.y) == [m.loss for m in measured]
@@ -54,7 +54,7 @@ def test_loss_chart_shows_training_both_means_and_the_unigram(write_run):
 
 
 def test_the_chart_of_an_earlier_versions_run_has_the_plain_mean_alone(write_run):
-    lines = [*map(of_an_earlier_version, journal_lines(60))]
+    lines = [*map(of_an_earlier_version, history_lines(60))]
     chart = figures.loss_figure(
         load_entries([write_run(lines=lines, results=earlier_results_tree(60))])
     )
@@ -66,12 +66,12 @@ def test_runs_keep_their_colour_in_every_chart(write_run):
     entries = load_entries([write_run("a"), write_run("b")])
     for field in ("lr", "gradient_norm", "tokens_per_second"):
         assert [t.line.color for t in figures.step_figure(entries, field).data] == [
-            figures.colour(0),
-            figures.colour(1),
+            figures.choose_color(0),
+            figures.choose_color(1),
         ]
     held_out = [t for t in figures.loss_figure(entries).data if t.showlegend]
     assert [(t.name, t.line.color) for t in held_out] == [
-        ("a", figures.colour(0)), ("b", figures.colour(1)),
+        ("a", figures.choose_color(0)), ("b", figures.choose_color(1)),
     ]  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def test_runs_are_told_apart_without_colours_too(write_run):
     assert chart is not None
     figures.tell_apart(chart, entries)
     assert [trace.marker.symbol for trace in chart.data[-3:]] == ["circle", "square", "diamond"]
-    assert [figures.mark(place) for place in range(3)] == ["●", "■", "◆"]
+    assert [figures.choose_mark(place) for place in range(3)] == ["●", "■", "◆"]
 
 
 def test_many_runs_are_not_listed_beside_their_curves(write_run):
@@ -124,7 +124,7 @@ def test_the_training_loss_stands_beside_the_mean_that_it_compares_with(write_ru
     chart = figures.sources_figure(entries)
     assert chart is not None
     marks = {t.name: dict(zip(t.y, t.x, strict=True)) for t in chart.data}
-    last = entries[0].run.journal.steps[-1].loss
+    last = entries[0].run.history.steps[-1].loss
     assert marks["training, last step"] == {"weighted as the mixture": last}
     held_out = marks["held-out, last"]
     assert held_out["weighted as the mixture"] == pytest.approx(last + 0.42)

@@ -26,14 +26,14 @@ from components.report.html import figure_html
 from components.report.page import write_report
 from components.report.plan_page import plan_document
 from components.report.prediction import PredictedRecipe, prediction_document
-from components.report.proposal import LadderSays, propose
+from components.report.proposal import LadderSummary, build_proposal
 from components.report.tree import PlacedNode, write_tree
-from components.scaling.prediction import predict
+from components.scaling.prediction import predict_target
 from tests.command.study import test_ladder, test_page
 from tests.components.report.conftest import (
     WriteRun,
     environment_tree,
-    journal_lines,
+    history_lines,
     mark_line,
     recipe_tree,
     results_tree,
@@ -41,7 +41,7 @@ from tests.components.report.conftest import (
 from tests.components.report.outline import Outline
 from tests.components.report.test_layout import card_tree
 from tests.components.report.test_plan_page import planned
-from tests.recipes.test_plans import at_home
+from tests.recipes.compositions import at_home
 
 ROOT = Path(__file__).parents[3]
 CHROMIUM = shutil.which("chromium")
@@ -98,7 +98,7 @@ def _run(write_run: WriteRun, name: str, planted: Callable[[Any], Any], place: i
     mixture = {
         planted("en"): {"promised_share": 0.5, "share": 0.5, "samples": 9, "epochs": 1.0}
     }
-    lines = planted([*journal_lines(3), mark_line("skip", 3, why="x", nodes=["n1"])])
+    lines = planted([*history_lines(3), mark_line("skip", 3, why="x", nodes=["n1"])])
     run = write_run(
         name,
         recipe=planted(recipe_tree()) | kept,
@@ -177,16 +177,16 @@ def _study(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Pa
         shown = [k for k, v in part if isinstance(v, str)]
         part = part.model_copy(update={k: planted(getattr(part, k)) for k in shown})
         study = study.model_copy(update={name: part})
-    study = study.model_copy(update={"why": planted("why"), "name": planted("weak")})
+    study = study.model_copy(update={"description": planted("why"), "name": planted("weak")})
     tries = [replace(one, why=planted(one.why)) for one in tries]
     return write_study(study, tries, [planted("cluster=x")], page)
 
 
 def _prediction(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
     sizes = [(n, n * r) for n in (10**5, 2 * 10**5, 4 * 10**5) for r in (10, 30, 90)]
-    rows = [(n, d, test_ladder.PLANTED.loss(n, d), n * d > 3e12) for n, d in sizes]
-    rows.append((10**6, 10**8, test_ladder.PLANTED.loss(10**6, 10**8), True))
-    found, law = predict(rows, 10**9, 10**11)
+    rows = [(n, d, test_ladder.PLANTED.predict_loss(n, d), n * d > 3e12) for n, d in sizes]
+    rows.append((10**6, 10**8, test_ladder.PLANTED.predict_loss(10**6, 10**8), True))
+    found, law = predict_target(rows, 10**9, 10**11)
     said = PredictedRecipe(
         title="t", unit="nats", convention="c", notes=("n",), rows=(("a", "b"),), again="again"
     )
@@ -198,9 +198,9 @@ def _prediction(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) 
 
 def _proposal(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
     plan = _planted(plan_recipe(at_home("teuken7b")), planted)
-    recipe = plan.recipe.model_copy(update={"why": planted(plan.recipe.why)})
-    says = LadderSays(study="s", rows=(("a", "b"),), notes=("n",))
-    return write_document(propose(recipe, plan, planted(says)), page)
+    recipe = plan.recipe.model_copy(update={"description": planted(plan.recipe.description)})
+    says = LadderSummary(study="s", rows=(("a", "b"),), notes=("n",))
+    return write_document(build_proposal(recipe, plan, planted(says)), page)
 
 
 # By the function that returns or writes pages of this kind.
@@ -210,11 +210,11 @@ WRITERS: dict[str, dict[str, Writer]] = {
     "plan_document": {"plan": _plan},
     "study_document": {"study": _study},
     "prediction_document": {"prediction": _prediction},
-    "propose": {"proposal": _proposal},
+    "build_proposal": {"proposal": _proposal},
 }
 PAGES = {name: write for kinds in WRITERS.values() for name, write in kinds.items()}
 # Plotly's script; what the others return; the choice of a plan or its prediction.
-_OWN = {"share_script", "write_document", "document"}
+_OWN = {"share_script", "write_document", "build_document"}
 
 
 def test_every_function_that_makes_a_page_has_a_trial() -> None:

@@ -13,14 +13,14 @@ _POWERS = {"": 1, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 @given(st.integers(min_value=1, max_value=10**15))
 def test_a_short_count_is_within_half_a_percent_and_three_digits(value):
-    number, _, unit = numbers.count(value).partition(" ")
+    number, _, unit = numbers.format_count(value).partition(" ")
     assert float(number.replace(",", "")) * _POWERS[unit] == pytest.approx(value, rel=0.0051)
     assert value >= 10**15 or len(number.replace(".", "").replace(",", "")) <= 4
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_no_digit_of_a_stated_number_is_dropped(value):
-    assert float(numbers.exact(value).replace(",", "")) == value
+    assert float(numbers.format_exact(value).replace(",", "")) == value
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_no_digit_of_a_stated_number_is_dropped(value):
     ],
 )  # fmt: skip
 def test_stated_values(value, text):
-    assert numbers.exact(value) == text
+    assert numbers.format_exact(value) == text
 
 
 @pytest.mark.parametrize(
@@ -40,19 +40,19 @@ def test_stated_values(value, text):
     [(0, "0"), (999, "999"), (999_700, "1.00 M"), (12_345.6, "12.3 k"), (None, "—")],
 )
 def test_counts_at_the_borders(value, text):
-    assert numbers.count(value) == text
+    assert numbers.format_count(value) == text
 
 
 def test_rates_carry_an_si_prefix():
-    assert numbers.rate(35.13e12, "FLOP/s") == "35.1 TFLOP/s"
-    assert numbers.rate(12.0, "FLOP/s") == "12 FLOP/s"
-    assert numbers.rate(None, "FLOP/s") == "—"
+    assert numbers.format_rate(35.13e12, "FLOP/s") == "35.1 TFLOP/s"
+    assert numbers.format_rate(12.0, "FLOP/s") == "12 FLOP/s"
+    assert numbers.format_rate(None, "FLOP/s") == "—"
 
 
 def test_a_loss_that_is_no_number_says_so():
-    assert numbers.loss(math.nan) == "nan"
-    assert numbers.count(math.inf) == "inf"
-    assert numbers.measured(math.nan) == "nan"
+    assert numbers.format_loss(math.nan) == "nan"
+    assert numbers.format_count(math.inf) == "inf"
+    assert numbers.format_measured(math.nan) == "nan"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_loss_that_is_no_number_says_so():
     [(4096, "4,096"), (4096.4, "4,096"), (0.51234, "0.5123"), (3e20, "3e+20")],
 )
 def test_measured_values(value, text):
-    assert numbers.measured(value) == text
+    assert numbers.format_measured(value) == text
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_measured_values(value, text):
     ],
 )  # fmt: skip
 def test_durations(seconds, text):
-    assert numbers.duration(seconds) == text
+    assert numbers.format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -83,4 +83,4 @@ def test_durations(seconds, text):
     ],
 )  # fmt: skip
 def test_parts_of_a_step_have_three_digits_and_no_exponent(seconds, text):
-    assert numbers.brief(seconds) == text
+    assert numbers.format_step_seconds(seconds) == text

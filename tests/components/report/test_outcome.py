@@ -7,13 +7,19 @@ from statistics import median
 import pytest
 
 from components.errors import RecipeError
-from components.report.outcome import flat, load_entries, load_run, outcome_of, short_labels
-from components.report.tables import incidents
+from components.report.outcome import (
+    flatten_tree,
+    load_entries,
+    load_run,
+    outcome_of,
+    short_labels,
+)
+from components.report.tables import count_incidents
 from tests.components.report.conftest import (
     SOURCES,
     earlier_results_tree,
     held_out_line,
-    journal_lines,
+    history_lines,
     of_an_earlier_version,
     step_line,
 )
@@ -25,7 +31,7 @@ def test_a_finished_run_speaks_through_its_results(write_run):
     assert run.recipe["name"] == "walnut7b"
     assert (out.status, out.steps, out.held_out.rising) == ("finished", 60, False)
     assert (out.held_out.step, out.held_out.unigram) == (60, 6.543)
-    assert out.training_loss == run.journal.steps[-1].loss
+    assert out.training_loss == run.history.steps[-1].loss
     sources = (out.first_by_source, out.held_out.by_source, out.held_out.unigram_by_source)
     assert {frozenset(one) for one in sources} == {frozenset(SOURCES)}
 
@@ -33,9 +39,9 @@ def test_a_finished_run_speaks_through_its_results(write_run):
 def test_a_killed_run_speaks_through_its_journal(write_run):
     run = load_run(write_run(killed=True))
     out = outcome_of(run)
-    rate = median(step.tokens_per_second for step in run.journal.steps)
+    rate = median(step.tokens_per_second for step in run.history.steps)
     assert (out.status, out.steps, out.tokens) == ("unfinished", 60, 60 * 8192)
-    last = run.journal.held_out[-1]
+    last = run.history.held_out[-1]
     assert (out.held_out.step, out.held_out.tokens) == (60, 60 * 8192)
     assert (out.held_out.final, out.held_out.final_unweighted) == (
         last.weighted_loss,
@@ -44,7 +50,7 @@ def test_a_killed_run_speaks_through_its_journal(write_run):
     assert out.tokens_per_second_per_device == rate / 4
     assert out.flops_per_second == {"full": 8_000_000 * rate, "causal": 7_600_000 * rate}
     assert (out.held_out.unigram, out.held_out.rising) == (None, None)
-    assert out.seconds == run.journal.goodput.wall_seconds
+    assert out.seconds == run.history.goodput.wall_seconds
 
 
 def test_a_run_killed_before_its_first_evaluation_has_the_untrained_loss_as_such(write_run):
@@ -55,7 +61,7 @@ def test_a_run_killed_before_its_first_evaluation_has_the_untrained_loss_as_such
 
 
 def test_an_earlier_version_stated_plain_means_whose_step_the_journal_has(write_run):
-    lines = [*map(of_an_earlier_version, journal_lines(60))]
+    lines = [*map(of_an_earlier_version, history_lines(60))]
     out = outcome_of(load_run(write_run(lines=lines, results=earlier_results_tree(60))))
     plain = held_out_line(60)["loss"]
     assert (out.held_out.final, out.held_out.final_unweighted) == (None, plain)
@@ -94,11 +100,11 @@ def test_losses_that_are_no_number_are_counted(write_run):
     )
     (folder / "metrics.jsonl").write_text(line)
     (entry,) = load_entries([folder])
-    assert incidents(entry)["steps whose loss is no number"] == "1"
+    assert count_incidents(entry)["steps with a non-finite loss"] == "1"
 
 
 def test_refuses_a_folder_that_is_no_run(tmp_path):
-    with pytest.raises(RecipeError, match=r"is no run folder: it has no recipe\.json"):
+    with pytest.raises(RecipeError, match=r"not a run folder: recipe\.json is missing"):
         load_run(tmp_path)
 
 
@@ -114,7 +120,7 @@ def test_refuses_a_folder_that_was_not_copied_whole(write_run, file):
     ("text", "problem"),
     [
         ("{", "is not JSON: Expecting property name"),
-        ("[1]", "holds a list, not a mapping"),
+        ("[1]", "is a list, not a mapping"),
         (json.dumps({"status": "finished"}), None),
     ],
 )
@@ -130,7 +136,9 @@ def test_refuses_results_that_are_no_mapping(write_run, text, problem):
 
 def test_refuses_a_recipe_without_its_heading(write_run):
     folder = write_run()
-    (folder / "recipe.json").write_text('{"name": "x", "why": "y", "scale": {}, "cluster": {}}')
+    (folder / "recipe.json").write_text(
+        '{"name": "x", "description": "y", "scale": {}, "cluster": {}}'
+    )
     missing = (
         "model is missing; parallelism is missing; budget is missing; scale.name is missing"
     )
@@ -139,13 +147,13 @@ def test_refuses_a_recipe_without_its_heading(write_run):
 
 
 def test_refuses_a_report_on_nothing():
-    with pytest.raises(RecipeError, match="runs: names no run folder"):
+    with pytest.raises(RecipeError, match="runs: the list is empty"):
         load_entries([])
 
 
 def test_refuses_the_same_run_twice(write_run):
     folder = write_run()
-    with pytest.raises(RecipeError, match=r"names .* twice"):
+    with pytest.raises(RecipeError, match=r"lists .* twice"):
         load_entries([folder, folder / ".." / folder.name])
 
 
@@ -156,4 +164,4 @@ def test_labels_are_as_short_as_telling_the_runs_apart_allows():
 
 
 def test_flat_keeps_empty_mappings_as_values():
-    assert flat({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "a.c": {}, "d": [1]}
+    assert flatten_tree({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "a.c": {}, "d": [1]}

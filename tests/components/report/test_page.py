@@ -84,7 +84,7 @@ def test_a_full_size_run_is_not_called_a_miniature(write_run, tmp_path):
 
 
 def test_hostile_names_are_text_and_nothing_else(write_run, tmp_path):
-    recipe = dict(load_run(write_run("plain")).recipe, name=_HOSTILE, why=_HOSTILE)
+    recipe = dict(load_run(write_run("plain")).recipe, name=_HOSTILE, description=_HOSTILE)
     recipe["assumed"] = {_HOSTILE: {"value": _HOSTILE, "reason": _HOSTILE}}
     line = {
         "kind": "held_out",
@@ -106,7 +106,7 @@ def test_hostile_names_are_text_and_nothing_else(write_run, tmp_path):
 
 
 def test_half_a_character_in_a_recipe_does_not_stop_the_report(write_run, tmp_path):
-    recipe = dict(load_run(write_run("plain")).recipe, why="half \ud800 of it")
+    recipe = dict(load_run(write_run("plain")).recipe, description="half \ud800 of it")
     assert "half \ufffd of it" in _page([write_run("odd", recipe=recipe)], tmp_path).text
 
 
@@ -114,7 +114,7 @@ def test_a_killed_run_has_a_page_that_says_so(write_run, tmp_path):
     text = _page([write_run(killed=True, tail='{"kind": "step", "st')], tmp_path).text
     assert "This run wrote no results" in text
     assert "unfinished" in text
-    assert re.search(r"half-written journal lines, ignored\s*1", text)
+    assert re.search(r"half-written lines, ignored\s*1", text)
 
 
 def test_a_run_killed_before_its_first_step_has_a_page(write_run, tmp_path):

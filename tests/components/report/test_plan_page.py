@@ -13,9 +13,9 @@ from components.errors import RecipeError
 from components.planner.memory import RankMemory
 from components.planner.plan import plan_recipe
 from components.planner.result import Plan
-from components.planner.schedule import orders
+from components.planner.schedule import list_actions
 from components.planner.states import States, UpdateBytes
-from components.planner.timeline import PassSeconds, Timeline, simulate
+from components.planner.timeline import PassSeconds, Timeline, simulate_step
 from components.report.document import write_document
 from components.report.plan_page import (
     MOST_BLOCKS,
@@ -27,7 +27,7 @@ from components.report.plan_page import (
 )
 from components.report.plan_tables import Picture, memory_sheet, picture_of
 from tests.components.layouts import parallelism
-from tests.recipes.test_plans import at_home
+from tests.recipes.compositions import at_home
 
 
 class Reader(HTMLParser):
@@ -90,7 +90,7 @@ def test_the_main_figures_can_be_read_without_opening_anything(tmp_path: Path) -
     for figure in (
         f"{time['step_seconds']:.3g} s",
         f"expected between {time['step_seconds_low']:.3g} and {time['step_seconds_high']:.3g}",
-        f"{time['tokens_per_second_per_device']:,.1f} a device",
+        f"{time['tokens_per_second_per_device']:,.1f} per device",
         *(f"{time[key]:.1%}" for key in ("mfu_full", "mfu_causal", "hfu")),
         *(f"{seconds:.3g} s" for seconds in time["parts"].values()),
         f"{round(bill['device_hours'], -2):,.0f}",  # four digits of some 800,000
@@ -134,14 +134,14 @@ def test_without_a_pipeline_the_page_has_no_timeline(tmp_path: Path) -> None:
 def test_a_step_that_is_not_predicted_says_so(tmp_path: Path) -> None:
     unmeasured = planned("bloom1b7", "cluster.hardware.gemm_teraflops={}")
     text = read(*unmeasured, tmp_path).text
-    assert "not predicted: see what is missing" in text
+    assert "not predicted: see Missing" in text
     assert "Timeline" not in text
     assert "gemm_teraflops.float16" in text
 
 
 def test_what_does_not_fit_is_a_warning(tmp_path: Path) -> None:
     result, picture = planned("playbook469b", "parallelism.sequence_parallel=false")
-    assert result.memory.verdict == "does_not_fit"
+    assert result.memory.memory_verdict == "does_not_fit"
     assert '<p class="warning">does not fit</p>' in write_document(
         plan_document(result, picture, why=""), tmp_path / "plan.html"
     ).read_text("utf-8")
@@ -153,8 +153,8 @@ def test_refuses_a_folder_as_destination(tmp_path: Path) -> None:
 
 
 def drawn(pipeline: int, microbatches: int) -> Timeline:
-    listed = orders(parallelism(pipeline=pipeline), microbatches)
-    return simulate(listed, [PassSeconds(forward=1.0, backward=2.0)] * pipeline)
+    listed = list_actions(parallelism(pipeline=pipeline), microbatches)
+    return simulate_step(listed, [PassSeconds(forward=1.0, backward=2.0)] * pipeline)
 
 
 def test_the_chart_has_a_bar_for_every_pass_where_it_happens() -> None:
@@ -169,7 +169,7 @@ def test_the_chart_has_a_bar_for_every_pass_where_it_happens() -> None:
     assert len(bars) == 2 * 2 * 3
     assert bars["forward", 1, 0] == (1.0, 1.0)
     assert bars["backward", 0, 2] == (10.0, 2.0)
-    assert timeline.seconds == 12.0
+    assert timeline.total_seconds == 12.0
 
 
 def test_a_chart_of_too_many_passes_leaves_out_those_in_the_middle() -> None:

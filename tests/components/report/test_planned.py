@@ -10,14 +10,14 @@ from components.report.page import write_report
 from tests.components.report.conftest import (
     WriteRun,
     energy_line,
-    journal_lines,
+    history_lines,
     results_tree,
 )
-from tests.recipes.test_plans import at_home, plan_tree
+from tests.recipes.compositions import at_home, plan_tree
 
 STEP, TOKENS, MEMORY = "step, median", "tokens per second", "memory of the first rank"
 HOURS, ENERGY = "device-hours of the whole run", "energy of the devices, whole run"
-COUNTED, POWER = "energy of the devices, as counted", "power of a device, mean"
+COUNTED, POWER = "energy of the devices, as counted", "mean power per device"
 
 
 def on_juwels() -> dict[str, Any]:
@@ -63,7 +63,7 @@ def test_planned_figures_are_those_that_the_plan_prints(write_run: WriteRun) -> 
 
 def test_energy_that_nothing_counted_is_not_measured(write_run: WriteRun) -> None:
     energy = said_by_the_plan()["bill"]["energy_kwh"]
-    lines = [*journal_lines(60), energy_line(60, devices=(None, 0, 240), hosts=(None, 0, 60))]
+    lines = [*history_lines(60), energy_line(60, devices=(None, 0, 240), hosts=(None, 0, 60))]
     for shown in (
         rows(write_run("silent", recipe=on_juwels())),
         rows(write_run("uncounted", recipe=on_juwels(), lines=lines)),
@@ -78,16 +78,16 @@ def test_energy_stands_beside_the_rated_power_of_the_time_that_was_counted(
     # 4 devices of 400 W at the most, for an hour, of which half was counted: 600 Wh are 300 W.
     half = energy_line(60, devices=(2_160_000, 7_200, 14_400), hosts=(None, 0, 3_600))
     whole = energy_line(60, devices=(4_320_000, 14_400, 14_400), hosts=(None, 0, 3_600))
-    shown = rows(write_run("half", recipe=on_juwels(), lines=[*journal_lines(60), half]))
+    shown = rows(write_run("half", recipe=on_juwels(), lines=[*history_lines(60), half]))
     assert shown[ENERGY][0][2] == "not measured"
     assert shown[COUNTED] == [("0.8 kWh", "", "0.6 kWh", "-25.0%")]
     assert shown[POWER] == [("400 W", "", "300 W", "-25.0%")]
     planned = said_by_the_plan()["bill"]["energy_kwh"]
     shown = rows(
-        write_run("whole", recipe=on_juwels(), lines=[*journal_lines(60), half, whole])
+        write_run("whole", recipe=on_juwels(), lines=[*history_lines(60), half, whole])
     )
     assert shown[ENERGY][0][2:] == ("1.2 kWh", f"{1.2 / planned - 1:+.1%}")
-    killed = [*journal_lines(60), whole]
+    killed = [*history_lines(60), whole]
     assert (
         rows(write_run("killed", recipe=on_juwels(), lines=killed, killed=True))[ENERGY][0][2]
         == "not measured"
@@ -96,7 +96,7 @@ def test_energy_stands_beside_the_rated_power_of_the_time_that_was_counted(
 
 def test_planned_emissions_stand_beside_those_of_what_was_counted(write_run: WriteRun) -> None:
     whole = energy_line(60, devices=(4_320_000, 14_400, 14_400), hosts=(None, 0, 3_600))
-    lines, tree = [*journal_lines(60), whole], on_juwels()
+    lines, tree = [*history_lines(60), whole], on_juwels()
     tree["cluster"]["electricity"]["grams_co2e_per_kwh"] = None
     assert "CO2e of the devices' energy, whole run" not in rows(
         write_run("unknown", recipe=tree, lines=lines)

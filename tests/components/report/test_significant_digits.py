@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.report.plan_tables import significant
+from components.report.numbers import format_significant
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ from components.report.plan_tables import significant
 def test_a_figure_has_its_digits_and_no_exponent(
     value: float, digits: int, written: str
 ) -> None:
-    assert significant(value, digits) == written
+    assert format_significant(value, digits) == written

@@ -8,7 +8,7 @@ import pytest
 
 from components.report.numbers import ABSENT
 from components.report.outcome import load_entries
-from components.report.tree import PlacedNode, placed, tree_figure, tree_grid, write_tree
+from components.report.tree import PlacedNode, place_node, tree_figure, tree_grid, write_tree
 from tests.components.report.conftest import TOKENS_PER_STEP, WriteRun, earlier_results_tree
 
 STEP = TOKENS_PER_STEP
@@ -108,6 +108,6 @@ def test_what_is_below_a_merge_begins_at_its_one_checkpoint(trunk: PlacedNode) -
     stage = node(trunk.folder / "stage", "run", 50, added=50 * STEP)
     mean = node(trunk.folder / "mean", "merge", 70, of="stage", added=50 * STEP)
     above = {None: trunk, "stage": stage, "mean": mean}
-    assert placed(None, 9, above) == (9, 0)
-    assert placed("stage", 9, above) == (50 * STEP + 9, 50 * STEP)
-    assert placed("mean", None, above) == (70 * STEP, 50 * STEP)
+    assert place_node(None, 9, above) == (9, 0)
+    assert place_node("stage", 9, above) == (50 * STEP + 9, 50 * STEP)
+    assert place_node("mean", None, above) == (70 * STEP, 50 * STEP)

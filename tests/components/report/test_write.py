@@ -28,8 +28,8 @@ def test_a_page_next_to_a_result_is_not_written_and_the_log_says_so(tmp_path: Pa
     assert write_report_if_possible([tmp_path], page, lines.append) is None
     assert write_card_if_possible({}, page, lines.append) is None
     assert [line.partition(":")[0] for line in lines] == [
-        "no report is written",
-        "no page of the data card is written",
+        "no report written",
+        "no data card page written",
     ]
     assert not page.exists()
 

@@ -18,13 +18,13 @@ NOTHING = {"joules": None, "counted_seconds": 0.0, "passed_seconds": 0.0}
 ENERGY = {"devices": NOTHING, "hosts": NOTHING}
 
 
-def note(journal: EventLog, step: int) -> None:
+def note(event_log: EventLog, step: int) -> None:
     progress = RunProgress(step=step, tokens=10 * step)
-    journal.note("skip", progress, "why", {"a": [1, 2]}, seconds=0.5)
+    event_log.write_event("skip", progress, "why", {"a": [1, 2]}, seconds=0.5)
 
 
 def test_an_event_says_when_where_why_and_for_how_long(tmp_path: Path) -> None:
-    file = tmp_path / "journal.jsonl"
+    file = tmp_path / "events.jsonl"
     note(EventLog(file=file, writes=True, retry_seconds=0.0), 7)
     (event,) = read_lines(file)
     assert event.pop("time") > 1.7e9
@@ -39,7 +39,7 @@ def test_an_event_says_when_where_why_and_for_how_long(tmp_path: Path) -> None:
 
 
 def test_ranks_that_do_not_write_leave_no_file(tmp_path: Path) -> None:
-    note(EventLog(file=tmp_path / "journal.jsonl", writes=False, retry_seconds=0.0), 7)
+    note(EventLog(file=tmp_path / "events.jsonl", writes=False, retry_seconds=0.0), 7)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -54,11 +54,13 @@ def test_after_a_line_cut_anywhere_the_next_is_whole(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_has_no_lines(tmp_path: Path) -> None:
-    assert read_lines(tmp_path / "journal.jsonl") == []
+    assert read_lines(tmp_path / "events.jsonl") == []
 
 
 def test_a_journal_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"cannot be written: Is a directory\n  mend the fi"):
+    with pytest.raises(
+        RecipeError, match=r"cannot be written: Is a directory\n  repair the fi"
+    ):
         note(EventLog(file=tmp_path, writes=True, retry_seconds=0.0), 7)
 
 
@@ -66,46 +68,46 @@ def test_an_event_that_found_no_room_is_whole_once_there_is_some(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What fits of the line is written at first, as a disk takes it that fills up within."""
-    file = tmp_path / "journal.jsonl"
-    journal = EventLog(file=file, writes=True, retry_seconds=60.0)
-    note(journal, 1)
+    file = tmp_path / "events.jsonl"
+    event_log = EventLog(file=file, writes=True, retry_seconds=60.0)
+    note(event_log, 1)
     one = file.stat().st_size
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with fill_up(one + one // 2), ThreadPoolExecutor(1) as beside:
-        noted = beside.submit(note, journal, 2)
+    with fill_up(one + one // 2), ThreadPoolExecutor(1) as executor:
+        written = executor.submit(note, event_log, 2)
         while not caplog.messages:
             time.sleep(0.01)
         assert file.stat().st_size == one + one // 2
         assert [event["step"] for event in read_lines(file)] == [1]
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        noted.result()
+        written.result()
     assert [event["step"] for event in read_lines(file)] == [1, 2]
 
 
 def test_an_event_for_which_there_is_no_room_says_so(tmp_path: Path) -> None:
-    journal = EventLog(file=tmp_path / "journal.jsonl", writes=True, retry_seconds=0.0)
+    event_log = EventLog(file=tmp_path / "events.jsonl", writes=True, retry_seconds=0.0)
     with (
         fill_up(10),
-        pytest.raises(RecipeError, match=r"File too large\n  raise the limit of a file's size"),
+        pytest.raises(RecipeError, match=r"File too large\n  raise the file size limit"),
     ):
-        note(journal, 1)
+        note(event_log, 1)
 
 
 def test_the_time_of_a_run_never_goes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second process runs where the clock is an hour behind; then that clock is set."""
-    journal = EventLog(file=tmp_path / "journal.jsonl", writes=True, retry_seconds=0.0)
+    event_log = EventLog(file=tmp_path / "events.jsonl", writes=True, retry_seconds=0.0)
     real = time.time
     for behind in (0.0, 3_600.0):
         _seconds_at_boot.cache_clear()
         monkeypatch.setattr(time, "time", lambda behind=behind: real() - behind)
-        note(journal, 1)
+        note(event_log, 1)
         line = {"kind": "energy", "time": run_time(tmp_path), **ENERGY}
         append_line(tmp_path / "metrics.jsonl", line, sync=False)
         monkeypatch.setattr(time, "time", lambda: 0.0)
-        note(journal, 2)
-    events = read_lines(tmp_path / "journal.jsonl")
+        note(event_log, 2)
+    events = read_lines(tmp_path / "events.jsonl")
     measured = [line["time"] for line in read_lines(tmp_path / "metrics.jsonl")]
     times = [event["time"] for event in events]
     order = [times[0], measured[0], times[1], times[2], measured[1], times[3]]
@@ -118,5 +120,5 @@ def test_a_damaged_line_does_not_keep_an_event_from_being_written(
     tmp_path: Path, line: str
 ) -> None:
     (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
-    note(EventLog(file=tmp_path / "journal.jsonl", writes=True, retry_seconds=0.0), 7)
-    assert read_lines(tmp_path / "journal.jsonl")[0]["time"] == pytest.approx(time.time(), 60)
+    note(EventLog(file=tmp_path / "events.jsonl", writes=True, retry_seconds=0.0), 7)
+    assert read_lines(tmp_path / "events.jsonl")[0]["time"] == pytest.approx(time.time(), 60)

@@ -35,13 +35,13 @@ def test_a_folder_that_holds_anything_else_is_left_alone(
     file = tmp_path / "run" / name
     file.parent.mkdir(parents=True)
     file.touch()
-    with pytest.raises(RecipeError, match="is not empty\n  choose another run=FOLDER"):
+    with pytest.raises(RecipeError, match="is not empty\n  set another run=FOLDER"):
         create_run_folder(recipe, tmp_path / "run")
     assert not (tmp_path / "run" / "recipe.json").exists()
 
 
 @pytest.mark.parametrize("name", ["derived.json", "recipe.json", f"recipe.json{SEAL}"])
-def test_an_interrupt_before_the_recipe_is_written_leaves_no_folder(
+def test_a_folder_is_created_again_after_an_interrupt_before_its_recipe_is_sealed(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     replace = Path.replace
@@ -54,7 +54,9 @@ def test_an_interrupt_before_the_recipe_is_written_leaves_no_folder(
     monkeypatch.setattr(Path, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         create_run_folder(recipe, tmp_path / "run")
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "run" / "recipe.json").exists()
+    monkeypatch.undo()
+    assert read_recipe(create_run_folder(recipe, tmp_path / "run").recipe) == recipe
 
 
 def test_a_working_folder_that_is_no_utf8_text_is_refused_before_anything_is_written(

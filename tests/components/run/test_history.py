@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from components.errors import RecipeError
-from components.run.history import held_until, read_journal
-from tests.components.report.conftest import energy_line, mark_line, write_journal
+from components.run.history import held_until, read_history
+from tests.components.report.conftest import energy_line, mark_line, write_history
 
 
 def _step(step: int, loss: float) -> dict[str, Any]:
@@ -25,18 +25,18 @@ def _held_out(step: int, loss: float) -> dict[str, Any]:
 
 
 def _read(folder: Path, *lines: dict[str, Any], tail: str = "") -> Any:
-    write_journal(folder, lines, tail)
-    return read_journal(folder)
+    write_history(folder, lines, tail)
+    return read_history(folder)
 
 
 def test_reads_measurements_and_events(tmp_path):
-    journal = _read(tmp_path, _step(1, 5.0), _held_out(1, 5.5), mark_line("checkpoint", 1))
-    assert [(s.step, s.tokens, s.loss) for s in journal.steps] == [(1, 100, 5.0)]
-    assert journal.held_out[0].by_source == {"en": 5.5}
-    assert [(event.kind, event.step, event.cause) for event in journal.events] == [
+    history = _read(tmp_path, _step(1, 5.0), _held_out(1, 5.5), mark_line("checkpoint", 1))
+    assert [(s.step, s.tokens, s.loss) for s in history.steps] == [(1, 100, 5.0)]
+    assert history.held_out[0].by_source == {"en": 5.5}
+    assert [(event.kind, event.step, event.cause) for event in history.events] == [
         ("checkpoint", 1, "due")
     ]
-    assert (journal.repeated_steps, journal.half_written_lines) == (0, 0)
+    assert (history.repeated_steps, history.half_written_lines) == (0, 0)
 
 
 def test_energy_of_steps_thrown_away_was_used_and_takes_no_time(tmp_path):
@@ -52,63 +52,63 @@ def test_energy_of_steps_thrown_away_was_used_and_takes_no_time(tmp_path):
         mark_line("resume", 1),
         _step(2, 3.5),
     )
-    without, journal = _read(tmp_path, *lines), _read(tmp_path, *lines, used[2])
-    devices, hosts = journal.energy["devices"], journal.energy["hosts"]
+    without, history = _read(tmp_path, *lines), _read(tmp_path, *lines, used[2])
+    devices, hosts = history.energy["devices"], history.energy["hosts"]
     assert (devices.joules, devices.counted_seconds, devices.passed_seconds) == (30, 3, 6)
-    assert hosts.kwh is None
-    assert journal.goodput == without.goodput
+    assert hosts.energy_kwh is None
+    assert history.goodput == without.goodput
     assert _read(tmp_path, _step(1, 5.0)).energy == {}
 
 
 @pytest.mark.parametrize("kind", ["resume", "roll_back"])
 def test_of_a_step_computed_twice_the_last_counts(tmp_path, kind):
-    journal = _read(tmp_path, _step(1, 5.0), _step(2, 4.0), mark_line(kind, 1), _step(2, 3.5))
-    assert [s.loss for s in journal.steps] == [5.0, 3.5]
-    assert journal.repeated_steps == 1
+    history = _read(tmp_path, _step(1, 5.0), _step(2, 4.0), mark_line(kind, 1), _step(2, 3.5))
+    assert [s.loss for s in history.steps] == [5.0, 3.5]
+    assert history.repeated_steps == 1
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path):
     start = mark_line("start", 0)
-    journal = _read(tmp_path, start, _step(1, 5.0), _step(2, 4.0), start, _step(1, 5.0))
-    assert [s.step for s in journal.steps] == [1]
-    assert journal.repeated_steps == 2
+    history = _read(tmp_path, start, _step(1, 5.0), _step(2, 4.0), start, _step(1, 5.0))
+    assert [s.step for s in history.steps] == [1]
+    assert history.repeated_steps == 2
 
 
 def test_what_a_resume_threw_away_does_not_outlive_a_second_kill(tmp_path):
     lost = _step(2, 4.0), _step(3, 3.9), _held_out(3, 4.1)
-    journal = _read(tmp_path, _step(1, 5.0), *lost, mark_line("resume", 1), _step(2, 3.5))
-    assert [(s.step, s.loss) for s in journal.steps] == [(1, 5.0), (2, 3.5)]
-    assert journal.held_out == ()
-    assert [event.step for event in journal.events_of("resume")] == [1]
+    history = _read(tmp_path, _step(1, 5.0), *lost, mark_line("resume", 1), _step(2, 3.5))
+    assert [(s.step, s.loss) for s in history.steps] == [(1, 5.0), (2, 3.5)]
+    assert history.held_out == ()
+    assert [event.step for event in history.events_of("resume")] == [1]
 
 
 def test_a_half_written_last_line_is_left_out_and_counted(tmp_path):
     whole = json.dumps(_step(2, 4.0))
     for cut in (1, 10, len(whole) - 3):
-        journal = _read(tmp_path, _step(1, 5.0), tail=whole[:cut])
-        assert [s.step for s in journal.steps] == [1]
-        assert journal.half_written_lines == 1
+        history = _read(tmp_path, _step(1, 5.0), tail=whole[:cut])
+        assert [s.step for s in history.steps] == [1]
+        assert history.half_written_lines == 1
 
 
 def test_each_start_explains_a_half_written_line(tmp_path):
     tail = '{"kind": "step", "st\n' + json.dumps(_step(2, 4.0) | {"time": 9.0}) + '\n{"ki'
     lines = (mark_line("start", 0), _step(1, 5.0), mark_line("resume", 1))
-    journal = _read(tmp_path, *lines, tail=tail)
-    assert [s.step for s in journal.steps] == [1, 2]
-    assert journal.half_written_lines == 2
-    with pytest.raises(RecipeError, match=r"metrics\.jsonl:4: is not JSON, and no kill"):
+    history = _read(tmp_path, *lines, tail=tail)
+    assert [s.step for s in history.steps] == [1, 2]
+    assert history.half_written_lines == 2
+    with pytest.raises(RecipeError, match=r"metrics\.jsonl:4: is not JSON, and a killed"):
         _read(tmp_path, *lines[:2], tail=tail)
 
 
 def test_a_line_cut_inside_a_character_is_half_written(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes('{"kind": "held_out", "é'.encode()[:-1])
-    assert read_journal(tmp_path).half_written_lines == 1
+    assert read_history(tmp_path).half_written_lines == 1
 
 
 def test_a_run_killed_before_its_first_step_has_an_empty_journal(tmp_path):
-    journal = read_journal(tmp_path)
-    assert len(journal.steps) == 0
-    assert journal.goodput.fraction is None
+    history = read_history(tmp_path)
+    assert len(history.steps) == 0
+    assert history.goodput.progress_fraction is None
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_seconds_of_all_processes_run_until_now_and_records_come_in_any_order():
 
 def test_goodput_is_the_time_of_the_steps_that_count(tmp_path):
     """By hand: 2 s to start, 2 steps of 3 s, one of them lost, a gap of 10 s, it again."""
-    journal = _read(
+    history = _read(
         tmp_path,
         mark_line("start", 0) | {"time": 102.0, "seconds": 2.0},
         _step(1, 5.0) | {"time": 105.0, "seconds": 3.0},
@@ -186,10 +186,10 @@ def test_goodput_is_the_time_of_the_steps_that_count(tmp_path):
         _step(2, 5.0) | {"time": 130.0, "seconds": 3.5},
         mark_line("job_end", 2) | {"time": 150.0, "seconds": 0.0},
     )
-    account = journal.goodput
+    account = history.goodput
     assert account.wall_seconds == 30.0
     assert account.progress_seconds == 6.5
-    assert account.fraction == pytest.approx(6.5 / 30.0)
+    assert account.progress_fraction == pytest.approx(6.5 / 30.0)
     assert account.lost_seconds == {
         "starting": 6.0,
         "between processes": 10.0,

@@ -73,7 +73,7 @@ def test_null_for_a_measured_number_is_read_as_one_that_is_not_finite(tmp_path: 
 
 def test_both_files_are_one_story_in_the_order_of_time(tmp_path: Path) -> None:
     write(tmp_path / "metrics.jsonl", step(1), HALF, step(3))
-    write(tmp_path / "journal.jsonl", event("start", 0.5), event("skip", 2.0))
+    write(tmp_path / "events.jsonl", event("start", 0.5), event("skip", 2.0))
     found, half_written = read_run(tmp_path)
     assert [record["kind"] for _, record in found] == ["start", "step", "skip", "step"]
     assert half_written == 1
@@ -82,9 +82,9 @@ def test_both_files_are_one_story_in_the_order_of_time(tmp_path: Path) -> None:
 
 def test_more_half_lines_than_kills_are_damage(tmp_path: Path) -> None:
     write(tmp_path / "metrics.jsonl", step(1), HALF, HALF)
-    with pytest.raises(RecipeError, match=r"metrics\.jsonl:3: is not JSON, and no kill expla"):
+    with pytest.raises(RecipeError, match=r"metrics\.jsonl:3: is not JSON, and a killed"):
         read_run(tmp_path)
-    write(tmp_path / "journal.jsonl", event("start", 0.0), event("resume", 0.5))
+    write(tmp_path / "events.jsonl", event("start", 0.0), event("resume", 0.5))
     assert read_run(tmp_path)[1] == 2
 
 
@@ -113,7 +113,7 @@ def test_a_pipe_and_a_line_without_an_end_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tmp_path / "metrics.jsonl")
-    with pytest.raises(RecipeError, match="cannot be read: is no regular file"):
+    with pytest.raises(RecipeError, match="cannot be read: is not a regular file"):
         read_run(tmp_path)
     monkeypatch.setattr(history, "MOST_LINE_BYTES", 100)
     file = tmp_path / "long.jsonl"
@@ -172,19 +172,19 @@ def test_the_events_alone_give_the_seconds_that_all_lines_give(
 ) -> None:
     """A start tells when the last measurement before it was made."""
     random = Random(seed)
-    time, metrics, journal = 0.0, list[dict[str, Any]](), list[dict[str, Any]]()
+    time, metrics, event_log = 0.0, list[dict[str, Any]](), list[dict[str, Any]]()
     for _ in range(random.randint(1, 6)):
         time += random.random() * 100
         if random.random() < 0.5:
-            journal.append(event("preflight", time := time + 3))
+            event_log.append(event("preflight", time := time + 3))
         told = {"measured_until": metrics[-1]["time"]} if metrics else {}
-        journal.append(event("resume" if metrics else "start", time := time + 2.5, **told))
+        event_log.append(event("resume" if metrics else "start", time := time + 2.5, **told))
         for number in range(random.choice([0, 1, 3, 50])):
             metrics.append(step(number, time=(time := time + random.random())))
         if random.random() < 0.5:
-            journal.append(event("stop", time))
+            event_log.append(event("stop", time))
     write(tmp_path / "metrics.jsonl", *metrics)
-    write(tmp_path / "journal.jsonl", *journal)
+    write(tmp_path / "events.jsonl", *event_log)
     every = [record for _, record in read_run(tmp_path)[0]]
-    events = read_lines(tmp_path / "journal.jsonl")
+    events = read_lines(tmp_path / "events.jsonl")
     assert held_until(time + 9, events) == pytest.approx(held_until(time + 9, every))

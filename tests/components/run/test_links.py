@@ -125,7 +125,7 @@ def test_a_file_to_append_to_has_one_name(run: Path, tmp_path: Path) -> None:
     (run / "metrics.jsonl").unlink(missing_ok=True)
     (tmp_path / "theirs").write_text("")
     (run / "metrics.jsonl").hardlink_to(tmp_path / "theirs")
-    with pytest.raises(RecipeError, match=r"metrics\.jsonl is the file of another name, too"):
+    with pytest.raises(RecipeError, match=r"metrics\.jsonl is a hard link to another"):
         check_links(run, "resume")
 
 

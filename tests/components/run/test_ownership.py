@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from components.run.ownership import is_own, sign
+from components.run.ownership import is_own, sign_file
 
 
 @pytest.fixture(autouse=True)
@@ -27,23 +27,23 @@ def recipe(tmp_path: Path) -> Path:
 
 def test_what_this_user_signed_is_own_until_a_byte_of_it_changes(recipe: Path) -> None:
     assert not is_own(recipe)
-    sign(recipe)
+    sign_file(recipe)
     assert is_own(recipe)
     recipe.write_text('{"name": "walnuts"}')
     assert not is_own(recipe)
-    sign(recipe)
+    sign_file(recipe)
     assert is_own(recipe)
 
 
 def test_a_copy_is_own_and_that_of_another_user_is_not(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sign(recipe)
+    sign_file(recipe)
     moved = recipe.parent.rename(tmp_path / "elsewhere")
     assert is_own(moved / "recipe.json")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
     assert not is_own(moved / "recipe.json")
-    sign(moved / "recipe.json")
+    sign_file(moved / "recipe.json")
     assert is_own(moved / "recipe.json")
 
 
@@ -55,7 +55,7 @@ def test_the_key_is_made_once_for_this_user_alone(recipe: Path, home: Path) -> N
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert list(key.parent.iterdir()) == [key]
     before = key.read_bytes()
-    sign(recipe)
+    sign_file(recipe)
     assert key.read_bytes() == before
 
 
@@ -64,7 +64,7 @@ def sign_as_if_alone(recipe: Path) -> None:
     own = recipe.parent / f"{os.urandom(8).hex()}"
     own.mkdir()
     (own / "recipe.json").write_text("{}")
-    sign(own / "recipe.json")
+    sign_file(own / "recipe.json")
     assert is_own(own / "recipe.json")
 
 
@@ -73,7 +73,7 @@ def test_a_relative_state_folder_is_none(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "state-here")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    sign(recipe)
+    sign_file(recipe)
     assert (tmp_path / "home" / ".local" / "state" / "kochbuch" / "key").is_file()
 
 
@@ -81,7 +81,7 @@ def test_where_no_key_can_be_kept_there_is_no_seal_and_nothing_fails(
     recipe: Path, home: Path
 ) -> None:
     home.write_text("no folder")
-    sign(recipe)
+    sign_file(recipe)
     assert not is_own(recipe)
     assert [file.name for file in recipe.parent.iterdir()] == ["recipe.json"]
 
@@ -91,12 +91,12 @@ def test_a_key_of_another_length_seals_nothing(recipe: Path, home: Path, key: by
     (home / "kochbuch").mkdir(parents=True)
     (home / "kochbuch" / "key").write_bytes(key)
     (home / "kochbuch" / "key").chmod(0o600)
-    sign(recipe)
+    sign_file(recipe)
     assert not is_own(recipe)
 
 
 def test_a_seal_that_is_a_pipe_is_none(recipe: Path) -> None:
-    sign(recipe)
+    sign_file(recipe)
     (recipe.parent / "recipe.json.mac").unlink()
     os.mkfifo(recipe.parent / "recipe.json.mac")
     assert not is_own(recipe)
@@ -104,10 +104,10 @@ def test_a_seal_that_is_a_pipe_is_none(recipe: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o604, 0o640, 0o644, 0o660])
 def test_a_key_that_others_can_read_is_refused(recipe: Path, home: Path, mode: int) -> None:
-    sign(recipe)
+    sign_file(recipe)
     key = home / "kochbuch" / "key"
     key.chmod(mode)
-    for use in (sign, is_own):
+    for use in (sign_file, is_own):
         with pytest.raises(
             RecipeError, match="is a private key that another user can read"
         ) as told:
@@ -120,9 +120,9 @@ def test_a_key_that_others_can_read_is_refused(recipe: Path, home: Path, mode: i
 def test_a_key_of_another_user_is_refused(
     recipe: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sign(recipe)
+    sign_file(recipe)
     monkeypatch.setattr("os.getuid", lambda: 12_345)
-    for use in (sign, is_own):
+    for use in (sign_file, is_own):
         with pytest.raises(RecipeError, match="is a private key that another user can read"):
             use(recipe)
 
@@ -131,7 +131,7 @@ def test_a_key_of_another_user_is_refused(
 def test_the_key_is_private_under_any_umask(recipe: Path, home: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
-        sign(recipe)
+        sign_file(recipe)
     finally:
         os.umask(before)
     assert stat.S_IMODE((home / "kochbuch" / "key").stat().st_mode) == 0o600

@@ -48,12 +48,12 @@ def write(folder: Path, tree: object) -> Path:
             {"parameters": {"total": 0}},
             "parameters.total: input should be greater",
         ),
-        (RecipeRecord, {"published": {"a": 3}}, "name is missing; why is missing"),
+        (RecipeRecord, {"published": {"a": 3}}, "name is missing; description is missing"),
         (
             RecipeRecord,
             {
                 "name": "x",
-                "why": "x",
+                "description": "x",
                 "model": {},
                 "parallelism": {},
                 "budget": {"total_tokens": 1},

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from components.report.figures import step_figure
 from components.report.outcome import ReportEntry, load_run, outcome_of
-from components.report.tables import incidents
+from components.report.tables import count_incidents
 from components.run.records import StepMetrics
 from components.run.step_table import StepTable
-from components.tracking.run_export import MetricsRow, tell
+from components.tracking.run_export import MetricsRow, read_run_export
 from tests.components.tracking.runs import START, step_line, write_run
 
 STEPS = 20_000
@@ -43,33 +43,33 @@ def test_it_holds_what_a_mapping_by_step_would(
     for step, loss, further, goes_back in drawn:
         if goes_back:
             lost = [expected.pop(one) for one in sorted(expected) if one > step]
-            assert [*table.cut(step)] == [one.seconds for one in lost]
+            assert [*table.remove_after(step)] == [one.seconds for one in lost]
         else:
             expected[step] = record(step, loss, further)
-            table.put(expected[step])
+            table.insert_step(expected[step])
     ordered = [expected[step] for step in sorted(expected)]
     assert [*map(str, table)] == [*map(str, ordered)]
     assert len(table) == len(ordered)
     if ordered:
         assert str(table[-1]) == str(ordered[-1])
-        assert [*table.column("tokens")] == [one.tokens for one in ordered]
+        assert [*table.copy_column("tokens")] == [one.tokens for one in ordered]
 
 
 def test_tokens_of_a_tree_are_moved_without_a_copy_of_the_steps() -> None:
     table = StepTable()
-    table.put(record(1, math.nan))
+    table.insert_step(record(1, math.nan))
     moved = StepTable(table.values, 1_000)
     assert moved.values is table.values
-    assert [one.tokens for one in moved] == [*moved.column("tokens")] == [1_512]
+    assert [one.tokens for one in moved] == [*moved.copy_column("tokens")] == [1_512]
 
 
 def test_a_loaded_run_holds_no_record_of_a_step_and_a_sync_one_row(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [*START, *map(step_line, range(1, 100))])
-    loaded, export = load_run(run), tell(run)
-    assert len(loaded.journal.steps) == 99
-    assert len(loaded.journal.steps.values) * 8 / 99 < MOST_BYTES / MOST_STEPS
+    loaded, export = load_run(run), read_run_export(run)
+    assert len(loaded.history.steps) == 99
+    assert len(loaded.history.steps.values) * 8 / 99 < MOST_BYTES / MOST_STEPS
     assert count_objects(StepMetrics) == 0
-    assert max(count_objects(MetricsRow) for _ in export.rows) <= 3
+    assert max(count_objects(MetricsRow) for _ in export.metrics_rows) <= 3
 
 
 def count_objects(kind: type) -> int:
@@ -93,10 +93,10 @@ def _peak_bytes(run: Path) -> int:
     tracemalloc.start()
     loaded = load_run(run)
     entry = ReportEntry(label="run", run=loaded, outcome=outcome_of(loaded))
-    incidents(entry)
+    count_incidents(entry)
     step_figure([entry], "lr")
     del loaded, entry
-    count = sum(1 for _ in tell(run).rows)
+    count = sum(1 for _ in read_run_export(run).metrics_rows)
     assert count in {1, STEPS + 1}
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

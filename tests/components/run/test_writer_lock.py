@@ -20,10 +20,10 @@ from components.run import writer_lock
 from components.run.writer_lock import (
     LOCK,
     Holder,
-    alone,
     check_free,
-    share,
-    sign,
+    lock_folder,
+    share_lock,
+    write_holder,
     writer_of,
 )
 
@@ -31,8 +31,8 @@ from components.run.writer_lock import (
 HOLDS = """
 import subprocess, sys
 from pathlib import Path
-from components.run.writer_lock import alone
-with alone(Path(sys.argv[1]), seconds=0, occupied=None, say=None) as lock:
+from components.run.writer_lock import lock_folder
+with lock_folder(Path(sys.argv[1]), seconds=0, occupied=None, say=None) as lock:
     child = subprocess.Popen(["sleep", "60"], pass_fds=[lock] * int(sys.argv[2]))
     print(child.pid, flush=True)
     child.wait()
@@ -40,8 +40,8 @@ with alone(Path(sys.argv[1]), seconds=0, occupied=None, say=None) as lock:
 SHARES = """
 import sys, time
 from pathlib import Path
-from components.run.writer_lock import share
-share(Path(sys.argv[1]), occupied=lambda holder: ValueError(holder))
+from components.run.writer_lock import share_lock
+share_lock(Path(sys.argv[1]), occupied=lambda holder: ValueError(holder))
 print("shared", flush=True)
 time.sleep(60)
 """
@@ -56,7 +56,7 @@ def occupied(holder: Holder | None) -> RecipeError:
 @contextmanager
 def taken(folder: Path, said: list[str] | None = None) -> Iterator[int]:
     say = (said if said is not None else []).append
-    with alone(folder, seconds=0.3, occupied=occupied, say=say) as lock:
+    with lock_folder(folder, seconds=0.3, occupied=occupied, say=say) as lock:
         yield lock
 
 
@@ -130,7 +130,7 @@ def test_a_lock_cannot_be_shared_with_somebody_else_who_is_taking_it(tmp_path: P
     with (tmp_path / LOCK).open() as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(RecipeError, match="held by None"):
-            share(tmp_path, occupied=occupied)
+            share_lock(tmp_path, occupied=occupied)
 
 
 def test_a_copy_of_a_folder_that_is_held_is_free(tmp_path: Path, lockless: None) -> None:
@@ -151,7 +151,7 @@ def test_without_locks_a_process_that_is_seen_to_live_is_refused_and_a_dead_one_
     said: list[str] = []
     with process(WAITS) as (other, _):
         with taken(tmp_path, said) as lock:
-            sign(lock, other.pid)
+            write_holder(lock, other.pid)
         name = (tmp_path / LOCK).read_text().splitlines()[-1]
         (tmp_path / LOCK).write_text(f"{name}\n")
         with (
@@ -161,7 +161,7 @@ def test_without_locks_a_process_that_is_seen_to_live_is_refused_and_a_dead_one_
             pass
     with taken(tmp_path, said):
         pass
-    warning = f"{tmp_path}: no locks on its file system, and nobody can tell who writes there"
+    warning = f"{tmp_path}: its file system has no locks, so other writers cannot be excluded"
     assert said == [warning] * 2
 
 
@@ -169,7 +169,7 @@ def test_without_locks_a_number_that_another_process_got_meanwhile_holds_nothing
     tmp_path: Path, lockless: None
 ) -> None:
     with taken(tmp_path) as lock:
-        sign(lock, os.getppid())
+        write_holder(lock, os.getppid())
         name = json.loads((tmp_path / LOCK).read_text().splitlines()[-1])
     later = name | {"started": name["started"] + 1}
     (tmp_path / LOCK).write_text(json.dumps(later) + "\n")
@@ -205,7 +205,7 @@ def test_without_locks_the_warning_names_a_job_process_of_another_host(
     said: list[str] = []
     with taken(tmp_path, said):
         pass
-    hint = f"; see that this one has ended: process {os.getpid()} on host jwb0123 since "
+    hint = f"; check that this process has ended: process {os.getpid()} on host jwb0123 since "
     assert hint in said[0]
 
 
@@ -231,7 +231,7 @@ def test_without_locks_a_hidden_process_of_another_user_is_refused(
     """As where /proc is mounted with hidepid."""
     with process(WAITS) as (other, _):
         with taken(tmp_path) as lock:
-            sign(lock, other.pid)
+            write_holder(lock, other.pid)
             name = (tmp_path / LOCK).read_text().splitlines()[-1]
         (tmp_path / LOCK).write_text(f"{name}\n")
 
@@ -268,7 +268,7 @@ def test_of_two_that_begin_at_once_without_locks_the_first_one_named_goes_on(
 ) -> None:
     """The other is named after this one has looked, and before this one is named."""
     with taken(tmp_path) as lock:
-        sign(lock, os.getppid())
+        write_holder(lock, os.getppid())
         first = (tmp_path / LOCK).read_text().splitlines()[-1]
     (tmp_path / LOCK).unlink()
 
@@ -287,7 +287,7 @@ def test_of_two_that_begin_at_once_without_locks_the_first_one_named_goes_on(
         between.setattr(writer_lock, "_take", takes_its_time)
         with (
             pytest.raises(RecipeError, match=f"held by process {os.getppid()} on"),
-            alone(tmp_path, seconds=0, occupied=occupied, say=say),
+            lock_folder(tmp_path, seconds=0, occupied=occupied, say=say),
         ):
             pass
 
@@ -329,7 +329,7 @@ def test_what_is_no_plain_file_is_refused_and_what_a_link_names_is_left_alone(
         (folder / LOCK).mkdir()
     else:
         os.mkfifo(folder / LOCK)
-    with pytest.raises(RecipeError, match=r"writer\.lock: is no plain file"), taken(folder):
+    with pytest.raises(RecipeError, match=r"writer\.lock: cannot be a lock"), taken(folder):
         pass
     assert own.read_text() == "mine"
 

@@ -7,7 +7,13 @@ import pytest
 from scipy.optimize import approx_fprime
 
 from components.errors import RecipeError
-from components.scaling.fit import constants_of, drawn_laws, fit_law, interval, objective
+from components.scaling.fit import (
+    compute_interval,
+    compute_objective,
+    constants_of,
+    drawn_laws,
+    fit_law,
+)
 from components.scaling.isoflop import fit_power, fitted_minimum
 from components.scaling.law import Law, RunLosses
 
@@ -18,8 +24,8 @@ SIZES, RATIOS = (1e7, 3e7, 1e8, 3e8, 1e9), (5, 20, 80)
 def planted(noise: float = 0.0, seed: int = 0) -> RunLosses:
     """RunLosses of the law, whose losses are off by some fraction."""
     generator = np.random.default_rng(seed)
-    return RunLosses.of([
-        (n, ratio * n, PLANTED.loss(n, ratio * n) * np.exp(noise * generator.normal()))
+    return RunLosses.from_rows([
+        (n, ratio * n, PLANTED.predict_loss(n, ratio * n) * np.exp(noise * generator.normal()))
         for n in SIZES
         for ratio in RATIOS
     ])
@@ -36,18 +42,18 @@ def test_the_gradient_is_that_of_differences() -> None:
     runs = planted(noise=0.002)
     for place in ([5.0, 6.0, 0.5, 0.3, 0.35], [10.0, 5.0, -1.0, 0.5, 1.0]):
         point = np.array(place)
-        by_differences = approx_fprime(point, lambda x: objective(x, runs)[0], 1e-7)
-        assert objective(point, runs)[1] == pytest.approx(by_differences, abs=1e-6)
+        by_differences = approx_fprime(point, lambda x: compute_objective(x, runs)[0], 1e-7)
+        assert compute_objective(point, runs)[1] == pytest.approx(by_differences, abs=1e-6)
 
 
 def test_the_optimum_spends_the_flops_and_nothing_beside_it_is_better() -> None:
     for flops in (1e18, 1e25):
-        best = PLANTED.optimum(flops)
+        best = PLANTED.find_optimum(flops)
         assert 6 * best.parameters * best.tokens == pytest.approx(flops, rel=1e-12)
-        least = PLANTED.loss(best.parameters, best.tokens)
+        least = PLANTED.predict_loss(best.parameters, best.tokens)
         for factor in (0.9, 1.1):
-            assert PLANTED.loss(best.parameters * factor, best.tokens / factor) > least
-    wider = PLANTED.optimum(1e20).parameters / PLANTED.optimum(1e19).parameters
+            assert PLANTED.predict_loss(best.parameters * factor, best.tokens / factor) > least
+    wider = PLANTED.find_optimum(1e20).parameters / PLANTED.find_optimum(1e19).parameters
     assert np.log10(wider) == pytest.approx(PLANTED.parameters_exponent)
 
 
@@ -55,8 +61,10 @@ def test_both_approaches_find_one_exponent() -> None:
     """Parabolas only come near the law: it is no parabola of ln N."""
     budgets, found = (1e19, 1e20, 1e21), []
     for flops in budgets:
-        sizes = PLANTED.optimum(flops).parameters * np.array([0.7, 0.85, 1.0, 1.2, 1.4])
-        found.append(fitted_minimum(sizes, [PLANTED.loss(n, flops / 6 / n) for n in sizes])[0])
+        sizes = PLANTED.find_optimum(flops).parameters * np.array([0.7, 0.85, 1.0, 1.2, 1.4])
+        found.append(
+            fitted_minimum(sizes, [PLANTED.predict_loss(n, flops / 6 / n) for n in sizes])[0]
+        )
     assert fit_power(budgets, found).exponent == pytest.approx(
         PLANTED.parameters_exponent, abs=1e-3
     )
@@ -71,9 +79,9 @@ def test_a_parabolas_minimum_is_that_of_its_formula() -> None:
 @pytest.mark.parametrize(
     ("sizes", "losses", "problem"),
     [
-        ([1e6, 2e6, 4e6], [3.0, 2.9, 3.0], "3 sizes of one budget give no parabola"),
-        ([1e6, 2e6, 4e6, 8e6], [3.0, 2.8, 2.7, 2.65], "does not lie between its sizes"),
-        ([1e6, 2e6, 4e6, 8e6], [3.0, 3.1, 3.1, 3.0], "does not lie between its sizes"),
+        ([1e6, 2e6, 4e6], [3.0, 2.9, 3.0], "3 sizes of one budget are too few"),
+        ([1e6, 2e6, 4e6, 8e6], [3.0, 2.8, 2.7, 2.65], "is not between its sizes"),
+        ([1e6, 2e6, 4e6, 8e6], [3.0, 3.1, 3.1, 3.0], "is not between its sizes"),
     ],
 )
 def test_a_budget_without_a_minimum_is_refused(
@@ -90,7 +98,7 @@ def test_runs_that_tell_no_law_are_refused() -> None:
         fit_law(few)
     for losses in (1 / runs.losses, (runs.parameters / 1e7) ** 0.1):
         rising = RunLosses(parameters=runs.parameters, tokens=runs.tokens, losses=losses)
-        with pytest.raises(RecipeError, match="no law"):
+        with pytest.raises(RecipeError, match="are not a scaling law"):
             fit_law(rising)
 
 
@@ -111,6 +119,6 @@ def test_a_loss_without_a_floor_is_drawn_from_a_small_one() -> None:
 def test_the_same_runs_have_the_same_interval() -> None:
     runs = planted(noise=0.005)
     law = fit_law(runs)
-    found = [interval(drawn_laws(runs, law, 20), lambda one: one.E) for _ in range(2)]
+    found = [compute_interval(drawn_laws(runs, law, 20), lambda one: one.E) for _ in range(2)]
     assert found[0] == found[1]
     assert found[0].low <= law.E <= found[0].high

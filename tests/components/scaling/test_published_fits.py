@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.scaling.fit import drawn_laws, fit_law, objective
+from components.scaling.fit import compute_objective, drawn_laws, fit_law
 from components.scaling.isoflop import fit_power
 from components.scaling.law import Law, RunLosses
 
@@ -25,7 +25,7 @@ def chinchilla(*, every: bool = False) -> RunLosses:
         for row in rows("chinchilla_points")
     ]
     cut = np.inf if every else sorted(loss for *_, loss in found)[-5]
-    return RunLosses.of([one for one in found if one[-1] < cut])
+    return RunLosses.from_rows([one for one in found if one[-1] < cut])
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_the_published_constants_are_within_5_per_cent(fitted: tuple[RunLosses, 
 def test_hoffmanns_constants_have_the_objective_that_is_known(
     a: float, b: float, e: float, alpha: float, beta: float, value: float
 ) -> None:
-    found, _ = objective(np.array([a, b, e, alpha, beta]), chinchilla())
+    found, _ = compute_objective(np.array([a, b, e, alpha, beta]), chinchilla())
     assert found == pytest.approx(value, abs=1e-7)
 
 
@@ -74,12 +74,12 @@ def test_five_runs_more_change_the_fit_as_they_do_elsewhere() -> None:
 
 
 def test_the_optimum_at_chinchillas_flops(fitted: tuple[RunLosses, Law]) -> None:
-    best = fitted[1].optimum(5.76e23)
+    best = fitted[1].find_optimum(5.76e23)
     assert best.parameters == pytest.approx(73.2e9, rel=1e-3)
     assert best.tokens == pytest.approx(1.31e12, rel=2e-3)
     assert best.tokens / best.parameters == pytest.approx(17.9, abs=0.05)
     hoffmann = Law(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28, objective=0.0)
-    assert hoffmann.optimum(5.76e23).parameters == pytest.approx(32.2e9, rel=2e-3)
+    assert hoffmann.find_optimum(5.76e23).parameters == pytest.approx(32.2e9, rel=2e-3)
 
 
 def test_deviations_of_the_bootstrap_are_those_of_the_replication(
@@ -130,13 +130,13 @@ def test_olmos_ladder_predicts_what_its_authors_predict(
     def point(row: dict[str, str]) -> tuple[float, float, float]:
         return float(row["parameters"]), float(row["tokens"]), float(row[f"{column}_ma5"])
 
-    law = fit_law(RunLosses.of([point(row) for row in table if row["role"] == "fit"]))
+    law = fit_law(RunLosses.from_rows([point(row) for row in table if row["role"] == "fit"]))
     found = (np.log(law.A), np.log(law.B), law.alpha, law.beta, law.E)
     assert found == pytest.approx(constants, abs=1.5e-4)
     (largest,) = [point(row) for row in table if row["model"] == "13B-5T"]
     assert largest[2] == pytest.approx(actual, abs=1e-7)
-    assert law.loss(*largest[:2]) == pytest.approx(predicted, rel=3e-6)
-    assert law.loss(*largest[:2]) / actual - 1 == pytest.approx(error, abs=1e-5)
+    assert law.predict_loss(*largest[:2]) == pytest.approx(predicted, rel=3e-6)
+    assert law.predict_loss(*largest[:2]) / actual - 1 == pytest.approx(error, abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from components.torch_internals.distributed import (
     StridedShard,
     all_reduced,
-    concatenated,
-    flattened,
+    concatenate_meshes,
+    flatten_mesh,
     gathered,
     local_tensor,
-    placed,
+    place_part,
     placement_of,
     scattered,
 )
@@ -35,7 +35,7 @@ def root() -> Iterator[DeviceMesh]:
 
 
 def test_two_axes_flattened_are_one_with_a_group_of_all_their_ranks(root: DeviceMesh) -> None:
-    flat = flattened(root["first", "third"], "first_third")
+    flat = flatten_mesh(root["first", "third"], "first_third")
     assert flat.mesh.tolist() == [0, 1, 4, 5]
     assert dist.get_process_group_ranks(flat.get_group()) == [0, 1, 4, 5]
     assert flat.get_local_rank() == 3
@@ -43,8 +43,8 @@ def test_two_axes_flattened_are_one_with_a_group_of_all_their_ranks(root: Device
 
 
 def test_meshes_of_one_root_concatenated_have_the_axes_of_all(root: DeviceMesh) -> None:
-    flat = flattened(root["first", "second"], "first_second")
-    joined = concatenated([flat, root["third"]])
+    flat = flatten_mesh(root["first", "second"], "first_second")
+    joined = concatenate_meshes([flat, root["third"]])
     assert joined.mesh_dim_names == ("first_second", "third")
     assert joined.mesh.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert list(joined.get_coordinate() or ()) == [2, 1]
@@ -75,7 +75,7 @@ def test_the_local_part_is_found_without_an_operator(root: DeviceMesh) -> None:
 def test_a_part_is_placed_as_another_was_without_an_operator(root: DeviceMesh) -> None:
     one = DTensor.from_local(torch.ones(2, 3), root["first"], [Shard(0)])
     found, part = [], torch.zeros(2, 3)
-    assert overloads_of(lambda: found.append(placed(part, placement_of(one)))) == []
+    assert overloads_of(lambda: found.append(place_part(part, placement_of(one)))) == []
     assert (found[0].shape, found[0].placements) == (one.shape, one.placements)
     assert local_tensor(found[0]).data_ptr() == part.data_ptr()
 

@@ -63,7 +63,7 @@ def test_a_kernel_of_its_own_is_known_by_operator_and_device() -> None:
 def test_many_tensors_are_computed_as_one_by_one() -> None:
     tensors = [torch.randn(3, 4), torch.randn(5)]
     expected = [tensor * 3.0 * 0.25 / 7.0 for tensor in tensors]
-    assert [float(norm) for norm in operators.norms(tensors)] == pytest.approx([
+    assert [float(norm) for norm in operators.compute_norms(tensors)] == pytest.approx([
         float(torch.linalg.vector_norm(tensor)) for tensor in tensors
     ])
     operators.multiply_(tensors, 3.0)

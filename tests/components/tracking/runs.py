@@ -9,7 +9,7 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.run.folder import RunFolder
 from components.train.step_metrics import StepRecord
-from tests.components.report.conftest import environment_tree, mark_line, write_journal
+from tests.components.report.conftest import environment_tree, mark_line, write_history
 
 Line = dict[str, Any]
 Points = set[tuple[str, int, float]]
@@ -43,7 +43,7 @@ def write_run(folder: Path, lines: list[Line], *words: str, status: str | None =
     folder.mkdir(exist_ok=True)
     RunFolder(folder).write_recipe(recipe)
     (folder / "environment.json").write_text(json.dumps(environment_tree()))
-    write_journal(folder, lines)
+    write_history(folder, lines)
     if status is not None:
         (folder / "results.json").write_text(json.dumps({"status": status}))
     return folder

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from components.tracking.run_export import RunExport, tell
+from components.tracking.run_export import RunExport, read_run_export
 from tests.components.report.conftest import mark_line
 from tests.components.tracking.runs import (
     AGAIN,
@@ -21,39 +21,45 @@ from tests.components.tracking.runs import (
 
 
 def told_points(told: RunExport) -> Points:
-    return {(key, row.step, value) for row in told.rows for key, value in row.values.items()}
+    return {
+        (key, row.step, value) for row in told.metrics_rows for key, value in row.values.items()
+    }
 
 
 def test_every_figure_of_every_line_is_told(tmp_path: Path) -> None:
-    told = tell(write_run(tmp_path / "run", [*START, *STEPS], status="finished"))
-    assert told_points(told) == points_of([*START, *STEPS])
-    assert [row.time for row in told.rows] == [1, 2, 3, 4, 5, 6]
-    assert (told.name, told.status, told.began) == ("run", "finished", 0.0)
+    run_export = read_run_export(
+        write_run(tmp_path / "run", [*START, *STEPS], status="finished")
+    )
+    assert told_points(run_export) == points_of([*START, *STEPS])
+    assert [row.time for row in run_export.metrics_rows] == [1, 2, 3, 4, 5, 6]
+    assert (run_export.name, run_export.status, run_export.began) == ("run", "finished", 0.0)
 
 
 def test_trackers_get_nan_where_a_line_has_null(tmp_path: Path) -> None:
     held_out = held_out_line(2) | {"loss": None, "by_source": {"eu": None}}
     lines = [*START, step_line(1) | {"loss": None}, held_out]
-    told = tell(write_run(tmp_path / "run", lines))
-    by_step = {row.step: row.values for row in told.rows}
+    run_export = read_run_export(write_run(tmp_path / "run", lines))
+    by_step = {row.step: row.values for row in run_export.metrics_rows}
     assert math.isnan(by_step[1]["loss"])
     assert math.isnan(by_step[2]["held_out_unweighted"])
     assert math.isnan(by_step[2]["held_out_by_source/eu"])
-    assert (told.began, told.ended) == (0.0, 3.0)
+    assert (run_export.began, run_export.ended) == (0.0, 3.0)
 
 
 def test_of_steps_taken_twice_the_last_are_told_in_their_order(tmp_path: Path) -> None:
-    told = tell(write_run(tmp_path / "run", [*START, *STEPS, *AGAIN]))
+    run_export = read_run_export(write_run(tmp_path / "run", [*START, *STEPS, *AGAIN]))
     kept = [*START, *STEPS[:3], *AGAIN]
-    assert told_points(told) == points_of(kept)
-    assert [row.step for row in told.rows] == [0, 1, 2, 3, 4, 5, 5]
-    assert told.status == "unfinished"
+    assert told_points(run_export) == points_of(kept)
+    assert [row.step for row in run_export.metrics_rows] == [0, 1, 2, 3, 4, 5, 5]
+    assert run_export.status == "unfinished"
 
 
 def test_the_id_outlives_a_resume_in_another_layout_and_a_copy(tmp_path: Path) -> None:
-    before = tell(write_run(tmp_path / "run", [*START, *STEPS]))
+    before = read_run_export(write_run(tmp_path / "run", [*START, *STEPS]))
     moved = ("checkpoint.keep=9", "tracking=wandb")
-    after = tell(write_run(tmp_path / "copy", [*START, *STEPS, mark_line("resume", 5)], *moved))
+    after = read_run_export(
+        write_run(tmp_path / "copy", [*START, *STEPS, mark_line("resume", 5)], *moved)
+    )
     assert after.id == before.id
     assert after.facts["fingerprint"] == before.facts["fingerprint"]
 
@@ -63,10 +69,10 @@ def test_another_seed_or_another_beginning_is_another_run(tmp_path: Path) -> Non
     seed = write_run(tmp_path / "seed", [*START, *STEPS], "budget.seed=7")
     later = [{**line, "time": float(10 + place)} for place, line in enumerate(START)]
     began = write_run(tmp_path / "began", later)
-    assert len({tell(folder).id for folder in (one, seed, began)}) == 3
+    assert len({read_run_export(folder).id for folder in (one, seed, began)}) == 3
 
 
 def test_a_run_that_has_measured_nothing_is_refused(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", START[:1])
-    with pytest.raises(RecipeError, match=r"run: .*has measured nothing yet\n.*resume="):
-        tell(folder)
+    with pytest.raises(RecipeError, match=r"run: .*has no measurements yet\n.*resume="):
+        read_run_export(folder)

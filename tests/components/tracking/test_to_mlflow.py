@@ -8,9 +8,9 @@ import pytest
 
 from components.config.schema.monitoring import Mlflow
 from components.errors import RecipeError
-from components.report.outcome import flat
+from components.report.outcome import flatten_tree
 from components.tracking import to_mlflow
-from components.tracking.run_export import tell
+from components.tracking.run_export import read_run_export
 from tests.components.report.conftest import mark_line
 from tests.components.tracking.runs import (
     AGAIN,
@@ -24,7 +24,7 @@ from tests.components.tracking.runs import (
 
 pytestmark = [
     pytest.mark.long,  # seconds of imports
-    pytest.mark.skipif(  # it is optional
+    pytest.mark.skipif(  # the package is optional
         find_spec("mlflow") is None,
         reason="MLflow is not installed: requirements/tracking.lock",
     ),
@@ -51,7 +51,7 @@ def send(folder: Path, store: str) -> Any:
     from mlflow import MlflowClient
 
     section = Mlflow(experiment=folder.parent.name)  # a test's own
-    key = to_mlflow.send(tell(folder), section, store)
+    key = to_mlflow.send_rows(read_run_export(folder), section, store)
     client = MlflowClient(tracking_uri=store)
     (found,) = client.search_runs([client.get_run(key).info.experiment_id])
     return found
@@ -126,13 +126,13 @@ def test_what_was_sent_and_is_taken_again_stays_beside_the_new(
 
 def test_the_recipe_is_there_and_what_a_move_changed(tmp_path: Path, store: str) -> None:
     folder = write_run(tmp_path / "run", [*START, *STEPS])
-    told = tell(folder)
+    run_export = read_run_export(folder)
     found = send(folder, store)
-    assert found.data.params.keys() == flat(told.recipe).keys()
+    assert found.data.params.keys() == flatten_tree(run_export.recipe).keys()
     assert found.data.params["budget.total_tokens"] == str(
-        told.recipe["budget"]["total_tokens"]
+        run_export.recipe["budget"]["total_tokens"]
     )
-    assert found.data.tags["kochbuch.fingerprint"] == told.facts["fingerprint"]
+    assert found.data.tags["kochbuch.fingerprint"] == run_export.facts["fingerprint"]
     assert found.data.tags["kochbuch.commit"] == "0123abc"
     moved = [*START, *STEPS, mark_line("resume", 5), step_line(6)]
     found = send(write_run(folder, moved, "checkpoint.keep=9"), store)

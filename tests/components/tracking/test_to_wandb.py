@@ -11,10 +11,10 @@ import pytest
 
 from components.config.schema.monitoring import Wandb
 from components.errors import RecipeError
-from components.report.outcome import flat
+from components.report.outcome import flatten_tree
 from components.run.folder import existing_run_folder
 from components.tracking import to_wandb
-from components.tracking.run_export import RunExport, tell
+from components.tracking.run_export import RunExport, read_run_export
 from tests.cluster.staging.test_install import HAS_NAMESPACES, OFFLINE
 from tests.components.tracking.fake_wandb import Received, wandb_server
 from tests.components.tracking.runs import (
@@ -29,7 +29,7 @@ from tests.components.tracking.runs import (
 
 pytestmark = [
     pytest.mark.long,  # seconds of imports
-    pytest.mark.skipif(  # it is optional
+    pytest.mark.skipif(  # the package is optional
         find_spec("wandb") is None, reason="W&B is not installed: requirements/tracking.lock"
     ),
 ]
@@ -46,8 +46,8 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(folder: Path, lines: list[Line]) -> tuple[RunExport, Path]:
-    told = tell(write_run(folder, lines))
-    return told, to_wandb.write(told, SECTION, folder)
+    run_export = read_run_export(write_run(folder, lines))
+    return run_export, to_wandb.write_offline_run(run_export, SECTION, folder)
 
 
 def received_points(server: Received, run: str) -> Points:
@@ -67,11 +67,11 @@ def test_wandb_sync_uploads_all_and_a_second_time_replaces_it(
     with wandb_server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         told, written = write(folder, [*START, *STEPS])
-        to_wandb.upload(written)
+        to_wandb.upload_offline_run(written)
         assert received_points(server, told.id) == points_of([*START, *STEPS])
         assert [row["_timestamp"] for row in server.history[told.id]] == [1, 2, 3, 4, 5, 6]
         _, again = write(folder, [*START, *STEPS, *AGAIN])
-        to_wandb.upload(again)
+        to_wandb.upload_offline_run(again)
     assert [file.parent for file in folder.glob("wandb/offline-run-*/*.wandb")] == [again]
     kept = [*START, *STEPS[:3], *AGAIN]
     assert received_points(server, told.id) == points_of(kept)
@@ -89,7 +89,9 @@ def _check_said(upsert: dict[str, Any], told: RunExport) -> None:
     assert config.pop("kochbuch") == dict(told.facts)
     del config["_wandb"]
     # W&B drops mappings without keys.
-    assert flat(config) == {key: one for key, one in flat(told.recipe).items() if one != {}}
+    assert flatten_tree(config) == {
+        key: one for key, one in flatten_tree(told.recipe).items() if one != {}
+    }
 
 
 def test_links_to_wandb_s_own_cache_lock_nobody_out_of_the_run(tmp_path: Path) -> None:
@@ -134,7 +136,7 @@ def test_what_the_environment_forbids_to_upload_is_not_uploaded(
         ended = run_python(program, *words)
         assert server.upserts == []
     assert ended.returncode == 0, ended.stderr
-    said = "which WANDB_MODE disables" if mode == "disabled" else "is offline: wandb sync"
+    said = "WANDB_MODE disables it" if mode == "disabled" else "is offline; run wandb sync"
     assert said in ended.stdout
     assert (folder / "wandb").exists() == (mode != "disabled")
 
@@ -166,7 +168,7 @@ def test_the_folder_is_written_where_there_is_no_network_at_all(tmp_path: Path) 
         "from pathlib import Path; from components.config.schema.monitoring import Wandb\n"
         "from components.tracking import run_export, to_wandb\n"
         f"place = Path({str(folder)!r}); section = Wandb(project='x', entity=None, tags=())\n"
-        "to_wandb.write(run_export.tell(place), section, place)\n"
+        "to_wandb.write_offline_run(run_export.read_run_export(place), section, place)\n"
     )
     command = [*OFFLINE, sys.executable, "-c", program]
     subprocess.run(command, check=True, capture_output=True)
@@ -179,8 +181,8 @@ def test_who_is_not_logged_in_is_told_so(
 ) -> None:
     monkeypatch.delenv("WANDB_API_KEY")
     _, written = write(tmp_path / "run", [*START, *STEPS])
-    with pytest.raises(RecipeError, match=r"tracking\.wandb: .*has not got .*\n.*wandb login"):
-        to_wandb.upload(written)
+    with pytest.raises(RecipeError, match=r"tracking\.wandb: W&B did not .*\n.*wandb login"):
+        to_wandb.upload_offline_run(written)
     said = capfd.readouterr()
     assert "No API key configured" in said.err
     assert said.out == ""
@@ -192,6 +194,6 @@ def test_a_server_that_refuses_is_no_success(
     _, written = write(tmp_path / "run", [*START, *STEPS])
     with wandb_server(status=404) as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        with pytest.raises(RecipeError, match=r"has not got .*\n.*wandb sync it there"):
-            to_wandb.upload(written)
+        with pytest.raises(RecipeError, match=r"did not receive .*\n.*wandb sync there"):
+            to_wandb.upload_offline_run(written)
     assert "not for you" in capfd.readouterr().err

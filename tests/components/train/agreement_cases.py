@@ -19,4 +19,4 @@ def agreed(digests: list[int], asks: int | None, engine_knows: bool) -> dict[str
         samples_digest=digests[rank],
         own=torch.tensor([rank, 10.0], dtype=torch.float64),
     )
-    return {**asdict(found), "norm": found.norm.item(), "told": found.told.tolist()}
+    return {**asdict(found), "norm": found.norm.item(), "own_sums": found.own_sums.tolist()}

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.build import build
+from components.build import build_node
 from components.checkpoint.layout import read_pieces
 from components.checkpoint.metadata import RunProgress
 from components.config.check import check_recipe
@@ -20,7 +20,7 @@ from components.config.recipe import Recipe
 from components.distributed.data import DataParallel
 from components.distributed.devices import StateDtypes
 from components.distributed.mesh import Mesh, sum_over_ranks
-from components.distributed.pipeline import Accumulation, Compute, Passed
+from components.distributed.pipeline import Compute, GradientAccumulation, StageOutput
 from components.engine.deepspeed_engine import DeepSpeedEngine
 from components.engine.mesh_engine import Engine, MeshEngine
 from components.engine.parallelize import build_rank_model
@@ -76,7 +76,9 @@ def recipe_of(engine: str, words: Words) -> Recipe:
 
 
 def compute_in(dtype: torch.dtype) -> Compute:
-    def compute(decoder: Decoder, inputs: Passed, rows: Tensor, number: int) -> Passed:
+    def compute(
+        decoder: Decoder, inputs: StageOutput, rows: Tensor, number: int
+    ) -> StageOutput:
         with (
             torch.autocast("cpu", torch.bfloat16, enabled=False)
             if (dtype == torch.float32)
@@ -93,7 +95,7 @@ def engine_of(name: str, *words: str) -> Engine:
     recipe, mesh = recipe_of(name, words), layout_mesh(Layout(shard=2))
     cpu = torch.device("cpu")
     (decoder,) = build_rank_model(recipe, mesh, device=cpu).stages
-    make = build(recipe.optimizer, "optimizer")
+    make = build_node(recipe.optimizer, "optimizer")
     dtype = getattr(torch, recipe.precision.compute)
     if name == "mesh":
         return _mesh_engine(recipe, mesh, decoder, make, dtype)
@@ -112,7 +114,7 @@ def _mesh_engine(
         [decoder],
         mesh,
         zero=recipe.parallelism.zero,
-        dtypes=StateDtypes.of(recipe.precision, torch.device("cpu")),
+        dtypes=StateDtypes.from_precision(recipe.precision, torch.device("cpu")),
         bucket_elements=recipe.parallelism.bucket_elements,
         overlap=recipe.parallelism.overlap,
     )
@@ -120,7 +122,7 @@ def _mesh_engine(
     return MeshEngine(
         mesh=mesh,
         data_parallel=parallel,
-        microbatches=Accumulation(decoder, compute_in(dtype)),
+        microbatches=GradientAccumulation(decoder, compute_in(dtype)),
         optimizer=make(parameters=[(one.name, one.parameter) for one in parallel.shards]),
         loss_scale=None if isinstance(scaling, str) else LossScale(**scaling.model_dump()),
     )
@@ -134,13 +136,13 @@ def batch_of(step: int, microbatches: int) -> Tensor:
 
 
 def take_one(engine: Engine, number: int, step: Step) -> float:
-    def judge(squares: Tensor | None) -> Tensor:
+    def accept_step(squares: Tensor | None) -> Tensor:
         """Let every step be taken."""
         share = torch.zeros((), dtype=torch.float64) if squares is None else squares
         return sum_over_ranks(share.clone()).sqrt()
 
     batch = batch_of(number, step.microbatches)
-    norm = engine.step(batch, lr=step.lr, norm_limit=step.norm_limit, judge=judge)
+    norm = engine.step(batch, lr=step.lr, norm_limit=step.norm_limit, accept_step=accept_step)
     assert norm is not None
     return norm.item()
 
@@ -170,7 +172,7 @@ def leave_out(*words: str) -> LeftOut:
         take_one(engine, 0, STEPS[0])
     scaling = met.scale_state()
     batch = batch_of(1, 2)
-    refused = met.step(batch, lr=0.02, norm_limit=0.3, judge=lambda squares: None)
+    refused = met.step(batch, lr=0.02, norm_limit=0.3, accept_step=lambda squares: None)
     assert refused is None
     at_once, same_scale = apart(met, spared), met.scale_state() == scaling
     for engine in (met, spared):
@@ -180,7 +182,7 @@ def leave_out(*words: str) -> LeftOut:
 
 def apart(one: Engine, other: Engine) -> float:
     """Return the largest difference of weights, relative to a weight's largest number."""
-    pairs = zip(one.weights(), other.weights(), strict=True)
+    pairs = zip(one.iterate_weights(), other.iterate_weights(), strict=True)
     found = []
     for (name, mine), (other_name, theirs) in pairs:
         assert name == other_name
@@ -225,7 +227,7 @@ def keep_gradients(engine: Engine) -> dict[str, Tensor]:
     kept: dict[str, Tensor] = {}
 
     def keep() -> None:
-        kept.update({name: gradient.clone() for name, gradient in engine.gradients()})
+        kept.update({name: gradient.clone() for name, gradient in engine.iterate_gradients()})
 
     engine.on_gradients = keep
     return kept
@@ -234,7 +236,7 @@ def keep_gradients(engine: Engine) -> dict[str, Tensor]:
 def losses_apart(one: Engine, other: Engine) -> float:
     rows = batch_of(9, 1)[0]
     with torch.no_grad():
-        mine, theirs = one.evaluate(rows), other.evaluate(rows)
+        mine, theirs = one.evaluate_rows(rows), other.evaluate_rows(rows)
     assert mine is not None
     assert theirs is not None
     return abs(mine.item() - theirs.item()) / theirs.item()
@@ -315,15 +317,15 @@ def scale(*words: str) -> list[Scaled]:
     assert not isinstance(scaling, str)
     rule, found = LossScale(**scaling.model_dump()), []
     for number in range(16):
-        before = {name: weight.clone() for name, weight in engine.weights()}
+        before = {name: weight.clone() for name, weight in engine.iterate_weights()}
         take(engine, iter([(number, Step(2, 0.01, 1.0))]))
-        skipped = all(torch.equal(before[name], now) for name, now in engine.weights())
-        rule.update(overflow=skipped)
+        skipped = all(torch.equal(before[name], now) for name, now in engine.iterate_weights())
+        rule.update_scale(overflow=skipped)
         state, replayed = engine.scale_state(), rule.state_dict()
         assert state is not None
         found.append(Scaled(dict(state), dict(replayed), skipped))
     engine.load_scale_state({"scale": 8.0, "hysteresis_left": 2, "good_steps": 5})
-    assert engine.scale == 8
+    assert engine.backward_scale == 8
     assert engine.scale_state() == {"scale": 8.0, "hysteresis_left": 2, "good_steps": 5}
     return found
 
@@ -336,7 +338,7 @@ def losses_in(*words: str) -> tuple[float, list[float], list[float]]:
         losses = []
         for _ in range(8):
             with torch.no_grad():
-                loss = engine.evaluate(batch_of(0, 1)[0])
+                loss = engine.evaluate_rows(batch_of(0, 1)[0])
             assert loss is not None
             losses.append(loss.item())
             take(engine, iter([(0, Step(1, 0.01, 1.0))]))

@@ -12,7 +12,13 @@ from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, Proce
 
 from components.errors import RecipeError
 from components.fault_tolerance.failures import MENDABLE, error_file, recipe_error
-from components.train.agent import _raised, _remove_old_logs, describe, first_failure, run_ranks
+from components.train.agent import (
+    _raised,
+    _remove_old_logs,
+    describe_failure,
+    first_failure,
+    run_ranks,
+)
 
 SIGKILL, SIGTERM, SIGSEGV = 9, 15, 11
 NOW = int(time.time())
@@ -57,7 +63,7 @@ def test_within_one_second_the_error_that_was_raised_first_counts(raised: Raised
     assert min(failures, key=lambda rank: failures[rank].timestamp) == 0  # torchrun's choice
     rank, failure = first_failure(failures)
     assert rank == 1
-    found = describe(failure)
+    found = describe_failure(failure)
     assert found["message"] == "KeyError: 'cause'"
     assert found["traceback"].startswith("Traceback")
 
@@ -67,7 +73,7 @@ def test_a_killed_rank_counts_before_those_that_lost_it(raised: Raised) -> None:
     failures = {0: raised(0, lost, at=NOW + 0.97), 1: ended(1, -SIGKILL, at=NOW + 1.1)}
     rank, failure = first_failure(failures)
     assert rank == 1
-    assert describe(failure) == {"message": "ended by SIGKILL", "traceback": ""}
+    assert describe_failure(failure) == {"message": "ended by SIGKILL", "traceback": ""}
 
 
 def test_what_the_agent_ended_counts_last(raised: Raised) -> None:
@@ -77,8 +83,8 @@ def test_what_the_agent_ended_counts_last(raised: Raised) -> None:
 
 
 def test_an_exit_status_alone_is_said() -> None:
-    assert describe(ended(0, 3, at=NOW))["message"] == "ended with exit status 3"
-    assert describe(ended(0, -SIGSEGV, at=NOW))["message"] == "ended by SIGSEGV"
+    assert describe_failure(ended(0, 3, at=NOW))["message"] == "ended with exit status 3"
+    assert describe_failure(ended(0, -SIGSEGV, at=NOW))["message"] == "ended by SIGSEGV"
 
 
 def test_an_error_file_that_a_full_disk_cut_short_still_tells(
@@ -90,8 +96,8 @@ def test_an_error_file_that_a_full_disk_cut_short_still_tells(
     (tmp_path / "x_y" / "attempt_0").mkdir(parents=True)
     os.utime(tmp_path / "x_y" / "attempt_0", (NOW - 9, NOW - 9))
     ((rank, failure),) = _raised(tmp_path).items()
-    assert (rank, describe(failure)["traceback"]) == (1, "")
-    error = recipe_error(describe(failure)["message"])
+    assert (rank, describe_failure(failure)["traceback"]) == (1, "")
+    error = recipe_error(describe_failure(failure)["message"])
     assert error is not None
     assert (error.path, error.problem) == ("/r", "cannot be written")
 

@@ -35,7 +35,7 @@ def test_a_folder_that_cannot_be_made_is_named_with_the_way_out(tmp_path: Path) 
     (tmp_path / "file").touch()
     seen = {"TRITON_CACHE_DIR": str(tmp_path / "file" / "triton")}
     message = (
-        r"TRITON_CACHE_DIR: cannot make \S+/triton: Not a directory\n  name another folder"
+        r"TRITON_CACHE_DIR: cannot create \S+/triton: Not a directory\n  set another folder"
     )
     with pytest.raises(RecipeError, match=message):
         make_cache_folders(seen)

@@ -19,16 +19,16 @@ def test_a_gpu_without_products_in_float8_is_named(
         check_float8_device(torch.device("cuda", 0))
         return
     message = (
-        r"precision\.compute: float8, but A GPU of compute capability 8\.0 has no products in "
-        r"it\n"
-        r"  set precision\.compute=bfloat16, or cluster\.device=cpu, which emulates them"
+        r"precision\.compute: float8, but A GPU of compute capability 8\.0 has no float8 "
+        r"products\n"
+        r"  set precision\.compute=bfloat16, or cluster\.device=cpu, which emulates float8"
     )
     with pytest.raises(RecipeError, match=message):
         check_float8_device(torch.device("cuda", 0))
 
 
 def test_an_intel_gpu_has_no_products_in_float8_and_a_cpu_emulates_them() -> None:
-    with pytest.raises(RecipeError, match=r"float8, but an xpu device has no products in it"):
+    with pytest.raises(RecipeError, match=r"float8, but an xpu device has no float8 products"):
         check_float8_device(torch.device("xpu", 0))
     check_float8_device(torch.device("cpu"))
 

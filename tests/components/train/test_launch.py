@@ -14,7 +14,7 @@ from components.distributed import devices
 from components.errors import RecipeError
 from components.fault_tolerance.failures import FIRST_FAILURE, MENDABLE
 from components.run.folder import RunFolder
-from components.train.launch import check_trainable, how_it_ended, launch
+from components.train.launch import check_trainable, how_it_ended, launch_training
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_every_axis_is_trained(words: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("teuken7b cluster=juwels", r"cluster: 128 nodes of juwels are not this machine"),
+        ("teuken7b cluster=juwels", r"cluster: this machine is not 128 nodes of juwels"),
     ],
 )
 def test_what_is_not_here_says_so(words: str, message: str) -> None:
@@ -50,7 +50,7 @@ def test_ranks_that_could_not_write_their_error_are_no_failure_of_ours(tmp_path:
     folder = RunFolder(tmp_path)
     folder.recipe.touch()
     assert how_it_ended(folder, 1) == "failed"
-    with pytest.raises(RecipeError, match="has no room for the error that the first rank"):
+    with pytest.raises(RecipeError, match="has no space left for the error that the first"):
         how_it_ended(folder, MENDABLE)
 
 
@@ -67,7 +67,7 @@ def test_a_rank_without_memory_ends_as_one_process_without_it(
         how_it_ended(folder, 1)
     assert tell_error(failed.value, []) is Status.WRONG_INPUT
     message = capsys.readouterr().err
-    assert f"rank 1 failed first\n  what each rank said is in {tmp_path}/ranks\n" in message
+    assert f"rank 1 failed first\n  the ranks' logs are in {tmp_path}/ranks\n" in message
     assert f"this machine: no memory is left: {error.strip()}" in message
     assert "Traceback" not in message
 
@@ -77,8 +77,8 @@ def test_ranks_that_may_open_too_few_files_are_not_started(tmp_path: Path) -> No
     most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
     try:
-        with pytest.raises(RecipeError, match=r"2 ranks, .* open 100 files here\n  .*ulimit"):
-            launch(recipe, RunFolder(tmp_path), lock=0)
+        with pytest.raises(RecipeError, match=r"2 ranks, .* per process is 100\n  .*ulimit"):
+            launch_training(recipe, RunFolder(tmp_path), lock=0)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     assert list(tmp_path.iterdir()) == []
@@ -92,6 +92,6 @@ def test_the_allocator_is_set_before_any_rank_starts(
     monkeypatch.setattr(devices, "device_type", lambda wanted: "cuda")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (100, 100))
     recipe = compose_recipe(read_point(["recipe=teuken7b", "cluster.ranks=2"]))
-    with pytest.raises(RecipeError, match="open 100 files here"):
-        launch(recipe, RunFolder(tmp_path), lock=0)
+    with pytest.raises(RecipeError, match="open files per process is 100"):
+        launch_training(recipe, RunFolder(tmp_path), lock=0)
     assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"

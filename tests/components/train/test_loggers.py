@@ -51,7 +51,7 @@ def test_a_number_that_a_callback_logs_is_recorded_beside_those_of_the_step(
     tmp_path: Path,
 ) -> None:
     file = MetricsFile(file=tmp_path / "metrics.jsonl", writes=True, retry_seconds=0.0)
-    file.record("step", RunProgress(step=3, tokens=30), STEP)
+    file.append_record("step", RunProgress(step=3, tokens=30), STEP)
     file.log_metrics({"loss": 2.0, "lr": 0.1, "epoch": 0.0}, step=3)
     file.log_metrics({"loss": 2.0, "my_norm": 7.5}, step=3)
     lines = list(read_lines(tmp_path / "metrics.jsonl"))
@@ -62,5 +62,5 @@ def test_a_number_that_a_callback_logs_is_recorded_beside_those_of_the_step(
 
 def test_other_ranks_record_nothing(tmp_path: Path) -> None:
     file = MetricsFile(file=tmp_path / "metrics.jsonl", writes=False, retry_seconds=0.0)
-    file.record("step", RunProgress(step=3, tokens=30), {"loss": 2.0})
+    file.append_record("step", RunProgress(step=3, tokens=30), {"loss": 2.0})
     assert not list(tmp_path.iterdir())

@@ -32,8 +32,8 @@ def test_auto_never_falls_to_the_cpu_of_a_cluster_whose_hardware_is_a_gpu() -> N
         check_devices(cluster(*JUWELS, "cluster.device=auto"))
     assert str(caught.value) == (
         f"cluster.device: auto, but torch {torch.__version__} sees no GPU here, and the "
-        "profile's hardware is NVIDIA A100-40GB\n  tell the site if its other nodes have 1, or "
-        "load a torch that was built for it, or set cluster.device=cpu"
+        "profile's hardware is NVIDIA A100-40GB\n  report this to the site if "
+        "other nodes have 1, load a torch built for the device, or set cluster.device=cpu"
     )
 
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.attention_backends import AttentionCase, Backend, serving
+from components.attention_backends import AttentionCase, Backend, select_backends
 from components.config.recipe import Recipe
 from components.distributed.devices import check_float8_device, device_kind, device_type
 from components.errors import RecipeError
@@ -75,9 +75,7 @@ def test_a_rank_that_is_shown_one_device_takes_that(
 
 def test_deepspeed_which_counts_devices_by_ranks_is_refused_where_they_are_hidden() -> None:
     words = ("recipe=mula1b", "parallelism.engine=deepspeed", "parallelism.data=512")
-    with pytest.raises(
-        RecipeError, match=r"engine: deepspeed, .* but ROCR_VISIBLE_DEVICES hid"
-    ):
+    with pytest.raises(RecipeError, match=r"engine: DeepSpeed .* but ROCR_VISIBLE_DEVICES hid"):
         recipe_on(*words)
     shown = recipe_on(*words, "cluster.site.rank_environment={}", "cluster.device=rocm")
     assert shown.cluster.rank_mask is None
@@ -108,8 +106,8 @@ CASE = AttentionCase(
 def test_attention_takes_every_kernel_of_torch_s_own_and_not_cudnn(
     plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert serving(ORDER, CASE) == ("flash", "efficient", "flex")
-    assert serving(ORDER, CASE._replace(device="cuda"))[0] == "cudnn"
+    assert select_backends(ORDER, CASE) == ("flash", "efficient", "flex")
+    assert select_backends(ORDER, CASE._replace(device="cuda"))[0] == "cudnn"
     plant(cuda=1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))  # an MI250X's
     assert _lacking("cuda") == ()
@@ -127,5 +125,5 @@ def test_float8_is_refused_whatever_the_capability_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    with pytest.raises(RecipeError, match=r"float8, but an? \w+ device has no products in it"):
+    with pytest.raises(RecipeError, match=r"float8, but an? \w+ device has no float8 products"):
         check_float8_device(torch.device("cuda", 0))

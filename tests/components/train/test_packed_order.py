@@ -16,9 +16,9 @@ from components.data.manifest import Manifest
 from components.data.packing import open_rows, pack_sources
 from components.errors import RecipeError
 from components.parity.prover import draw_data
-from components.train.batches import StepBatches
+from components.train.batches import RankBatches
 
-ONE = "data.sources={en: {stand_in: eu24/en}}"
+ONE = "data.sources={en: {placeholder: eu24/en}}"
 LENGTH, STEP = 32, 48
 
 
@@ -39,18 +39,18 @@ def on_ranks(ranks: int) -> Recipe:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("drawn") / "data"
     draw_data(base(), folder)
-    said = pack_sources(folder, Manifest.read(folder), ["en"], LENGTH)
+    said = pack_sources(folder, Manifest.from_folder(folder), ["en"], LENGTH)
     assert said == ["packed: en, 17 rows of 32 tokens, 94.49% full"]
     return folder
 
 
-def batches(ranks: int, folder: Path, rank: int = 0) -> StepBatches:
-    manifest = Manifest.read(folder)
-    return StepBatches(recipe=on_ranks(ranks), folder=folder, manifest=manifest, rank=rank)
+def batches(ranks: int, folder: Path, rank: int = 0) -> RankBatches:
+    manifest = Manifest.from_folder(folder)
+    return RankBatches(recipe=on_ranks(ranks), folder=folder, manifest=manifest, rank=rank)
 
 
 def test_each_row_comes_once_in_an_epoch_and_not_from_the_fullest_on(folder: Path) -> None:
-    source = Manifest.read(folder).sources["en"]
+    source = Manifest.from_folder(folder).sources["en"]
     rows = open_rows(folder, "en", source, length=LENGTH)
     here = batches(1, folder)
     read = [one for step in range(5) for one in here.sample_ids(step)]
@@ -61,13 +61,13 @@ def test_each_row_comes_once_in_an_epoch_and_not_from_the_fullest_on(folder: Pat
 
 
 def test_a_sample_is_its_row_and_padding_is_no_token_of_another(folder: Path) -> None:
-    manifest, here = Manifest.read(folder), batches(1, folder)
+    manifest, here = Manifest.from_folder(folder), batches(1, folder)
     eod = manifest.tokenizer.eod_id
     rows = open_rows(folder, "en", manifest.sources["en"], length=LENGTH)
     (record,) = manifest.sources["en"].train
     whole = np.fromfile(folder / record.name, np.dtype(record.dtype).newbyteorder("<"))
-    positions = here.positions(3)
-    (read,) = here.read(positions[:1], pinned=False).tolist()
+    positions = here.list_sample_numbers(3)
+    (read,) = here.read_samples(positions[:1], pinned=False).tolist()
     row = here.sample_ids(3)[0].index
     pieces = rows.pieces[rows.begins[row] : rows.begins[row + 1]].tolist()
     joined = [int(one) for start, size in pieces for one in whole[start : start + size]]
@@ -88,7 +88,7 @@ def test_what_joins_documents_cannot_be_packed() -> None:
     tree = base().model_dump(mode="json")
     source = {"tokens": ["/data/joined"], "eod": "absent"}
     tree["data"] |= {"sources": {"en": source}}
-    message = r"sources\.en\.eod: absent, but data\.packing needs to see where documents end"
+    message = r"sources\.en\.eod: absent, but data\.packing needs the end of each document"
     with pytest.raises(RecipeError, match=message):
         check_recipe(tree)
 

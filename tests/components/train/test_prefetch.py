@@ -15,32 +15,34 @@ from components.config.recipe import Recipe
 from components.data.manifest import Manifest
 from components.errors import RecipeError
 from components.parity.prover import draw_data
-from components.train.batches import StepBatches
+from components.train.batches import RankBatches
 from components.train.prefetch import THREAD, Prefetcher
 
 SECONDS = 20  # a test that waits longer has failed
 
 
-class Watched(StepBatches):
+class Watched(RankBatches):
     """Note by which thread what is read, and let a test hold the reader up."""
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
-        super().__init__(recipe=recipe, folder=folder, manifest=Manifest.read(folder), rank=0)
+        super().__init__(
+            recipe=recipe, folder=folder, manifest=Manifest.from_folder(folder), rank=0
+        )
         self.reads: list[tuple[str, list[int]]] = []
         self.may_read = threading.Event()
         self.may_read.set()
 
     @override
-    def read(self, positions: Sequence[int], *, pinned: bool) -> Tensor:
+    def read_samples(self, positions: Sequence[int], *, pinned: bool) -> Tensor:
         assert self.may_read.wait(SECONDS)
         self.reads.append((threading.current_thread().name, list(positions)))
-        return super().read(positions, pinned=pinned)
+        return super().read_samples(positions, pinned=pinned)
 
 
 class Loop:
     """A run's loop, as far as its batches go."""
 
-    def __init__(self, batches: StepBatches, steps: int = 10) -> None:
+    def __init__(self, batches: RankBatches, steps: int = 10) -> None:
         self.taken = 0
         self.reader = Prefetcher(
             batches, lambda: self.taken, steps=range(steps), device=torch.device("cpu")
@@ -63,8 +65,8 @@ def batches(recipe: Recipe, tmp_path: Path) -> Watched:
     return Watched(recipe, tmp_path / "data")
 
 
-def late(batches: StepBatches, step: int) -> Tensor:
-    return StepBatches.read(batches, batches.positions(step), pinned=False)
+def late(batches: RankBatches, step: int) -> Tensor:
+    return RankBatches.read_samples(batches, batches.list_sample_numbers(step), pinned=False)
 
 
 def readers() -> list[threading.Thread]:
@@ -80,10 +82,10 @@ def test_the_next_step_is_read_by_a_thread_and_none_after_it(batches: Watched) -
     steps = iter(Loop(batches))
     next(steps)
     wait_for_readers()
-    assert batches.reads == [(THREAD, batches.positions(step)) for step in (0, 1)]
+    assert batches.reads == [(THREAD, batches.list_sample_numbers(step)) for step in (0, 1)]
     next(steps)
     wait_for_readers()
-    assert [positions for _, positions in batches.reads][2:] == [batches.positions(2)]
+    assert [positions for _, positions in batches.reads][2:] == [batches.list_sample_numbers(2)]
 
 
 def test_a_step_does_not_wait_for_the_batch_after_it(batches: Watched) -> None:
@@ -102,7 +104,7 @@ def test_every_batch_is_that_of_its_step_and_no_thread_is_left(batches: Watched)
     assert len(found) == 5
     assert all(torch.equal(one, late(batches, step)) for step, one in enumerate(found))
     assert [positions for _, positions in batches.reads] == [
-        batches.positions(step) for step in range(5)
+        batches.list_sample_numbers(step) for step in range(5)
     ]
     assert not readers()
 
@@ -112,23 +114,25 @@ def test_what_a_guard_leaves_out_is_dropped_though_it_was_read_ahead(batches: Wa
     steps = iter(loop.reader)
     next(steps)
     wait_for_readers()
-    batches.skip([batches.window(0, 2)])  # the step was bad, and so was the one read ahead
+    batches.set_skipped([
+        batches.find_window(0, 2)
+    ])  # the step was bad, and so was the one read ahead
     assert torch.equal(next(steps).tokens, late(batches, 0))
     wait_for_readers()
     assert [positions for _, positions in batches.reads][2:] == [
-        batches.positions(step) for step in (0, 1)
+        batches.list_sample_numbers(step) for step in (0, 1)
     ]
 
 
 def test_what_was_read_for_the_next_step_is_taken_where_the_guard_leaves_out_one(
     batches: Watched,
 ) -> None:
-    after = batches.positions(1)
+    after = batches.list_sample_numbers(1)
     steps = iter(Loop(batches).reader)
     next(steps)
-    batches.skip([batches.window(0, 1)])
+    batches.set_skipped([batches.find_window(0, 1)])
     assert torch.equal(next(steps).tokens, late(batches, 0))
-    assert batches.positions(0) == after
+    assert batches.list_sample_numbers(0) == after
     assert [positions for _, positions in batches.reads].count(after) == 1
 
 
@@ -154,7 +158,7 @@ def test_a_run_that_goes_on_reads_what_one_that_never_stopped_does(batches: Watc
 def test_a_read_error_is_said_as_it_is_without_a_thread(
     batches: Watched, tmp_path: Path
 ) -> None:
-    for source in Manifest.read(tmp_path / "data").sources.values():
+    for source in Manifest.from_folder(tmp_path / "data").sources.values():
         for record in source.train:
             file = tmp_path / "data" / record.name
             file.write_bytes(file.read_bytes()[:-8])
@@ -169,22 +173,22 @@ def test_a_read_error_is_said_as_it_is_without_a_thread(
 def test_an_error_in_reading_ahead_is_raised_once_its_batch_is_due_or_never(
     batches: Watched,
 ) -> None:
-    bad = batches.positions(1)
+    bad = batches.list_sample_numbers(1)
 
     def fail(positions: Sequence[int], *, pinned: bool) -> Tensor:
         if list(positions) == bad:
             raise RecipeError("data.folder", "cannot be read", "mend it")
         return late(batches, 0)
 
-    batches.read = fail  # type: ignore[method-assign]  # as a file that is damaged in one place
+    batches.read_samples = fail  # type: ignore[method-assign]  # as a file that is damaged in one place
     loop = Loop(batches)
     steps = iter(loop.reader)
     next(steps)
     wait_for_readers()
-    batches.skip([batches.window(1, 2)])
+    batches.set_skipped([batches.find_window(1, 2)])
     loop.taken = 1
     next(steps)  # the guard has left the damaged place out
-    batches.skip([])
+    batches.set_skipped([])
     with pytest.raises(RecipeError, match=r"^data\.folder: cannot be read"):
         next(steps)
 

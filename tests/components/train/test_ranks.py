@@ -82,5 +82,5 @@ def test_another_number_of_ranks_than_the_recipe_s_is_refused() -> None:
 
 def test_a_task_whom_nobody_numbered_is_refused() -> None:
     assert task_number({"SLURM_PROCID": "2", "SLURM_LOCALID": "0"}) == 2
-    with pytest.raises(RecipeError, match="RANK: no launcher says which node of the job"):
+    with pytest.raises(RecipeError, match="RANK: no launcher sets the node's number in"):
         task_number({})

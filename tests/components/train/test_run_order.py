@@ -17,10 +17,10 @@ from components.data.manifest import Manifest
 from components.data.run_order import CUT
 from components.errors import RecipeError
 from components.parity.prover import draw_data
-from components.train.batches import StepBatches
+from components.train.batches import RankBatches
 from components.train.sample_order import make_order
 
-TWO = "data.sources={en: {stand_in: eu24/en}, de: {stand_in: eu24/de}}"
+TWO = "data.sources={en: {placeholder: eu24/en}, de: {placeholder: eu24/de}}"
 LONG = {"from_tokens": 7_680, "budget": {"sequence_length": 64}}
 BORDER, STEPS = 5, 10
 SHORT, LONGER = 48, 24  # samples of a step
@@ -46,9 +46,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def batches(recipe: Recipe, folder: Path, step: int, rank: int = 0) -> StepBatches:
-    manifest = Manifest.read(folder)
-    return StepBatches(
+def batches(recipe: Recipe, folder: Path, step: int, rank: int = 0) -> RankBatches:
+    manifest = Manifest.from_folder(folder)
+    return RankBatches(
         recipe=recipe_at(recipe, step), folder=folder, manifest=manifest, rank=rank
     )
 
@@ -62,7 +62,7 @@ def ids(recipe: Recipe, folder: Path, step: int, ranks: int = 1):
 
 
 def test_the_clock_of_the_fixture_is_as_the_tests_count() -> None:
-    first, long = phased().clock.spans
+    first, long = phased().token_clock.spans
     assert (first.end_step, long.end_step) == (BORDER, STEPS)
 
 
@@ -71,13 +71,13 @@ def test_a_process_that_saw_no_other_step_reads_the_windows_of_its_length(folder
     recipe = phased()
     length = 32 if step < BORDER else 64
     here = batches(recipe, folder, step)
-    (rows,) = here.read(here.positions(step)[:1], pinned=False)
+    (rows,) = here.read_samples(here.list_sample_numbers(step)[:1], pinned=False)
     one = here.sample_ids(step)[0]
-    (record,) = Manifest.read(folder).sources[one.source].train
+    (record,) = Manifest.from_folder(folder).sources[one.source].train
     tokens = np.fromfile(folder / record.name, np.dtype(record.dtype).newbyteorder("<"))
     expected = tokens[one.index * length : (one.index + 1) * length + 1]
     assert rows[0].tolist() == expected.tolist()
-    assert len(here.positions(step)) == (SHORT if step < BORDER else LONGER)
+    assert len(here.list_sample_numbers(step)) == (SHORT if step < BORDER else LONGER)
 
 
 def test_ranks_read_together_what_one_reads_on_both_sides_of_the_border(folder) -> None:
@@ -101,16 +101,16 @@ def test_the_longer_windows_begin_an_epoch_and_none_comes_twice_in_one(folder) -
 def test_what_is_left_out_moves_samples_of_its_own_length_alone(folder) -> None:
     recipe = phased()
     last, next_one = (batches(recipe, folder, step) for step in (BORDER - 1, BORDER))
-    before, after = last.positions(BORDER - 1), next_one.positions(BORDER)
-    window = last.window(BORDER - 1, BORDER)
+    before, after = last.list_sample_numbers(BORDER - 1), next_one.list_sample_numbers(BORDER)
+    window = last.find_window(BORDER - 1, BORDER)
     assert window == (before[0], SHORT)
-    assert next_one.window(BORDER - 1, BORDER + 1) == (CUT, LONGER)
+    assert next_one.find_window(BORDER - 1, BORDER + 1) == (CUT, LONGER)
     for one in (last, next_one):
-        one.skip([window])
-    assert last.positions(BORDER - 1) == [number + SHORT for number in before]
-    assert next_one.positions(BORDER) == after
-    next_one.skip([window, (CUT, 3)])
-    assert next_one.positions(BORDER) == [number + 3 for number in after]
+        one.set_skipped([window])
+    assert last.list_sample_numbers(BORDER - 1) == [number + SHORT for number in before]
+    assert next_one.list_sample_numbers(BORDER) == after
+    next_one.set_skipped([window, (CUT, 3)])
+    assert next_one.list_sample_numbers(BORDER) == [number + 3 for number in after]
 
 
 def test_what_was_drawn_counts_tokens_of_both_lengths(folder) -> None:
@@ -122,23 +122,23 @@ def test_what_was_drawn_counts_tokens_of_both_lengths(folder) -> None:
             counted[one.source] += 32 if step < BORDER else 64
     drawn = batches(recipe, folder, 0).drawn_before(STEPS)
     total = sum(counted.values())
-    assert total == recipe.clock.tokens_after(STEPS) == 15_360
+    assert total == recipe.token_clock.tokens_after(STEPS) == 15_360
     for name, one in drawn.items():
         assert one.share == pytest.approx(counted[name] / total)
     # From 9,216 tokens on, in the middle of the longer ones, all are English.
     assert drawn["en"].promised_share == pytest.approx((0.75 * 9_216 + 6_144) / 15_360)
-    order = make_order(recipe, Manifest.read(folder), folder)
-    assert order.drawn(recipe.total_samples) == drawn
+    order = make_order(recipe, Manifest.from_folder(folder), folder)
+    assert order.summarize_draws(recipe.total_samples) == drawn
     at = batches(recipe, folder, BORDER)
     assert at.shares_after(BORDER + 1) == {"en": 0.75, "de": 0.25}
     assert at.shares_after(BORDER + 2) == {"en": 1.0, "de": 0.0}
-    assert at.drawn_before(BORDER)["en"].samples == order.count("en", BORDER * SHORT)
+    assert at.drawn_before(BORDER)["en"].samples == order.count_samples("en", BORDER * SHORT)
 
 
-@pytest.mark.parametrize("surplus", ["refused", "dealt"])
-def test_limits_of_repeats_hold_for_the_tokens_of_both_lengths(folder, surplus) -> None:
+@pytest.mark.parametrize("on_exhausted", ["refuse", "redistribute"])
+def test_limits_of_repeats_hold_for_the_tokens_of_both_lengths(folder, on_exhausted) -> None:
     """Of ``de`` a quarter of 15,360 tokens is drawn, and there are 1,600."""
-    found = Manifest.read(folder)
+    found = Manifest.from_folder(folder)
     (record,) = found.sources["de"].train
     shorter = dataclasses.replace(
         found.sources["de"], train=(dataclasses.replace(record, tokens=1_601),)
@@ -146,10 +146,10 @@ def test_limits_of_repeats_hold_for_the_tokens_of_both_lengths(folder, surplus) 
     manifest = dataclasses.replace(found, sources={**found.sources, "de": shorter})
     sources = base().model_dump(mode="json")["data"]["sources"]
     sources["de"]["most_epochs"] = 2
-    recipe = phased(sources=sources, surplus=surplus)
-    if surplus == "refused":
+    recipe = phased(sources=sources, on_exhausted=on_exhausted)
+    if on_exhausted == "refuse":
         with pytest.raises(RecipeError, match=r"de\.most_epochs: 2, but .* 2\.40 times"):
             make_order(recipe, manifest, Path())
         return
-    drawn = make_order(recipe, manifest, Path()).drawn(recipe.total_samples)["de"]
+    drawn = make_order(recipe, manifest, Path()).summarize_draws(recipe.total_samples)["de"]
     assert 1.7 < drawn.epochs <= 2.0

@@ -88,18 +88,18 @@ def start(folder: Path, rank: int, monkeypatch: pytest.MonkeyPatch) -> list[str]
     )
     hang = watch_for_hangs(run, settings, ranks=RANKS)
     metrics = make_metrics(folder, rank)
-    journal = EventLog(file=run.journal, writes=rank == 0, retry_seconds=0.0)
+    event_log = EventLog(file=run.events, writes=rank == 0, retry_seconds=0.0)
     loaded = dict[str, Any]
     said = list[str]().append
     for callback in (
         WatchdogCallback(
-            settings=settings, expect=hang.expect, folder=run, journal=journal, say=said
+            settings=settings, expect=hang.watch_work, folder=run, event_log=event_log, say=said
         ),
-        LifecycleLogger(folder=run, journal=journal, began=0.0, loaded=loaded),
+        LifecycleLogger(folder=run, event_log=event_log, began=0.0, loaded=loaded),
         metrics,
     ):
         callback.on_train_start(TRAINER, module_at(400))
-    hang.stop()
+    hang.stop_watching()
     IS_RECORDING[0] = False
     return [name for name in OPENED if name.startswith(str(folder))]
 
@@ -108,13 +108,13 @@ def test_of_512_ranks_the_first_alone_opens_the_history_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sys.addaudithook(note_opened)
-    monkeypatch.setattr(lifecycle, "together", lambda task: [task()])
+    monkeypatch.setattr(lifecycle, "gather_results", lambda task: [task()])
     monkeypatch.setattr(lifecycle, "emulation_of", lambda *words: None)
     write(tmp_path, [held_out_line(0, 5.0), *map(step_line, range(1, 400)), energy_line(400)])
-    (tmp_path / "journal.jsonl").write_text("")
+    (tmp_path / "events.jsonl").write_text("")
     (tmp_path / "ranks").mkdir()
     by_rank = {rank: start(tmp_path, rank, monkeypatch) for rank in range(RANKS)}
-    assert {Path(name).name for name in by_rank.pop(0)} >= {"metrics.jsonl", "journal.jsonl"}
+    assert {Path(name).name for name in by_rank.pop(0)} >= {"metrics.jsonl", "events.jsonl"}
     assert {rank: opened for rank, opened in by_rank.items() if opened} == {}
 
 

@@ -22,13 +22,13 @@ def test_every_rank_has_the_same_sums_to_the_last_bit(
             "loss": SUMMED,
             "auxiliary_loss": 2 * SUMMED,
             "expert_load": 3 * SUMMED,
-            "pairs_beyond": 5 * SUMMED,
+            "overflow_pairs": 5 * SUMMED,
             "mtp_loss": 7 * SUMMED,
             "stop": asks is not None,
             "gradient_norm": math.sqrt(4 * SUMMED),
             "samples_digest": sum(DIGESTS) % DIGEST_MODULUS,
             "norm": math.sqrt(4 * SUMMED),
-            "told": [SUMMED, 4 * 10.0],
+            "own_sums": [SUMMED, 4 * 10.0],
         }
 
 

@@ -160,7 +160,7 @@ def test_devices_may_be_left_over_where_no_scheduler_gave_the_node(plant: Plant)
             "pbs",
             "cluster.devices_per_node: 12 xpu devices, one a rank, but torch sees 6 here\n"
             "  export ZE_FLAT_DEVICE_HIERARCHY=FLAT, under which each tile is a device, or "
-            "tell the site if its other nodes have 12, or set cluster.devices_per_node=6",
+            "report this to the site if other nodes have 12, or set cluster.devices_per_node=6",
         ),
         (
             "xpu",
@@ -184,15 +184,13 @@ def test_devices_may_be_left_over_where_no_scheduler_gave_the_node(plant: Plant)
             1,
             "none",
             f"cluster.device: xpu, but torch {torch.__version__} sees no such device here\n"
-            "  leave cluster.device=auto, or load a torch that was built for it",
+            "  leave cluster.device=auto, or load a torch built for the device",
         ),
         (
-            "cuda",
-            0,
-            4,
-            "slurm",
+            *("cuda", 0, 4, "slurm"),
             f"cluster.device: cuda, but torch {torch.__version__} sees no such device here\n"
-            "  tell the site if its other nodes have 4, or load a torch that was built for it",
+            "  report this to the site if other nodes have 4, "
+            "or load a torch built for the device",
         ),
     ],
     ids=["whole GPUs", "another machine", "too few", "none", "none of a cluster's"],
@@ -215,7 +213,7 @@ def test_a_mask_that_hides_devices_is_named(
 ) -> None:
     plant(**{kind: 1})
     monkeypatch.setenv(mask, value)
-    with pytest.raises(RecipeError, match=rf"sees 1 here\n  unset {mask}, now {value}: a rank"):
+    with pytest.raises(RecipeError, match=rf"sees 1 here\n  unset {mask} \(now {value}\): a"):
         check_devices(cluster(kind, devices_per_node=4))
 
 
@@ -228,7 +226,7 @@ def test_a_mask_that_names_all_devices_hides_none_of_them(
         check_devices(cluster("cuda", devices_per_node=4, scheduler="slurm"))
     assert str(caught.value) == (
         "cluster.devices_per_node: 4 cuda devices, one a rank, but torch sees 3 here\n"
-        "  tell the site if its other nodes have 4, or set cluster.devices_per_node=3"
+        "  report this to the site if other nodes have 4, or set cluster.devices_per_node=3"
     )
 
 
@@ -244,7 +242,7 @@ def test_ranks_are_joined_by_what_torch_joins_such_devices_with(
 
 def test_a_torch_without_xccl_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_backend_available", lambda name: name != "xccl")
-    with pytest.raises(RecipeError, match=r"^cluster\.device: xpu, .*xccl joins.*\n  load a t"):
+    with pytest.raises(RecipeError, match=r"^cluster\.device: xpu ranks need xccl.*\n  load a"):
         group_backend("xpu")
 
 

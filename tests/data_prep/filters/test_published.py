@@ -20,7 +20,7 @@ from components.config.schema.document_steps import (
     GopherQuality,
     GopherRepetition,
 )
-from data_prep.filters.published import PUBLISHED, published_filter, words
+from data_prep.filters.published import PUBLISHED, load_word_tokenizer, published_filter
 from data_prep.sources import library_docs
 
 
@@ -36,7 +36,7 @@ def repetition_pair(draw):
         duplicate_ngrams=duplicate,
     )
     theirs = GopherRepetitionFilter(
-        *shares[:4], top_n_grams=top, dup_n_grams=duplicate, language=words()
+        *shares[:4], top_n_grams=top, dup_n_grams=duplicate, language=load_word_tokenizer()
     )
     return published_filter("gopher_repetition", ours), theirs
 
@@ -67,7 +67,7 @@ def quality_pair(draw):
         ellipses,
         alphabetic,
         None if stop == "none" else stop,
-        language=words(),
+        language=load_word_tokenizer(),
     )
     return published_filter("gopher_quality", ours), theirs
 
@@ -100,7 +100,7 @@ def c4_pair(draw):
         min_num_sentences=sentences,
         min_words_per_line=per_line,
         max_word_length=longest,
-        language=words(),
+        language=load_word_tokenizer(),
     )
     return published_filter("c4", ours), theirs
 
@@ -121,7 +121,7 @@ def fineweb_pair(draw):
         short_line_length=length,
         char_duplicates_ratio=duplicates,
         new_line_ratio=breaks,
-        language=words(),
+        language=load_word_tokenizer(),
     )
     return published_filter("fineweb", ours), theirs
 
@@ -194,10 +194,10 @@ def test_a_text_without_words_is_removed_not_divided_by(name, preset):
 def test_fineweb_as_published_is_datatroves_defaults(preset):
     filters = preset("fineweb").filters
     engines = {
-        "gopher_repetition": GopherRepetitionFilter(language=words()),
-        "gopher_quality": GopherQualityFilter(language=words()),
-        "c4": C4QualityFilter(filter_no_terminal_punct=False, language=words()),
-        "fineweb": FineWebQualityFilter(language=words()),
+        "gopher_repetition": GopherRepetitionFilter(language=load_word_tokenizer()),
+        "gopher_quality": GopherQualityFilter(language=load_word_tokenizer()),
+        "c4": C4QualityFilter(filter_no_terminal_punct=False, language=load_word_tokenizer()),
+        "fineweb": FineWebQualityFilter(language=load_word_tokenizer()),
     }
     pairs = [
         (published_filter(name, getattr(filters, name)), engine)

@@ -81,12 +81,15 @@ def test_special_characters_are_the_originals(text, share):
     ],
 )
 def test_links_and_long_words_are_dropped(text, kept):
-    assert text_ratios.clean(text, 12, LINKS) == kept
+    assert text_ratios.clean_text(text, 12, LINKS) == kept
 
 
 def test_no_word_is_dropped_where_none_is_too_long():
     text = "go to http://x.eu/a\n averyveryverylongword"
-    assert text_ratios.clean(text, "none", LINKS) == "go to http://x.eu/a averyveryverylongword"
+    assert (
+        text_ratios.clean_text(text, "none", LINKS)
+        == "go to http://x.eu/a averyveryverylongword"
+    )
 
 
 @given(st.lists(st.text(st.sampled_from('ab."-1é'), min_size=1, max_size=8)))
@@ -117,12 +120,16 @@ def test_pairs_of_words_may_be_on_a_list():
     chinese, spaced = _limits("characters_and_pairs"), _limits("spaces_and_pairs")
     words = text_ratios.cut_words("面包师。在 A", chinese)
     assert words == ["面", "包", "师", "在", "a"]
-    assert text_ratios.listed(words, {"面包", "在"}, chinese) == pytest.approx(2 / 5)
-    assert text_ratios.listed(["ban", "ngay", "x"], {"ban ngay"}, spaced) == pytest.approx(
-        1 / 3
+    assert text_ratios.compute_listed_share(words, {"面包", "在"}, chinese) == pytest.approx(
+        2 / 5
     )
-    assert text_ratios.listed(["ban", "ngay"], {"ban ngay"}, _limits("spaces")) == 0
-    assert text_ratios.listed(["a", "a"], {"a", "a a"}, spaced) == 1
+    assert text_ratios.compute_listed_share(
+        ["ban", "ngay", "x"], {"ban ngay"}, spaced
+    ) == pytest.approx(1 / 3)
+    assert (
+        text_ratios.compute_listed_share(["ban", "ngay"], {"ban ngay"}, _limits("spaces")) == 0
+    )
+    assert text_ratios.compute_listed_share(["a", "a"], {"a", "a a"}, spaced) == 1
 
 
 @pytest.fixture

@@ -26,9 +26,9 @@ def test_without_a_file_there_are_no_words():
         (None, "cannot be read: .*No such file"),
         ("{", "cannot be read: is not JSON: Expecting property name"),
         ("[" * 200_000, "cannot be read: is nested deeper"),
-        ('["the"]', "holds no object"),
-        ('{"en": "the"}', "has no list of words under 'en'"),
-        ('{"en": ["the"], "fr": [1]}', "has no list of words under 'fr'"),
+        ('["the"]', "is not a JSON object"),
+        ('{"en": "the"}', "'en' is not a list of words"),
+        ('{"en": ["the"], "fr": [1]}', "'fr' is not a list of words"),
     ],
 )
 def test_a_list_that_cannot_be_used_is_refused(tmp_path, content, problem):

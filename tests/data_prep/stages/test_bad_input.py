@@ -15,12 +15,11 @@ from components.config.schema.data import Source
 from components.errors import RecipeError
 from data_prep.read import LocalFile
 from data_prep.stages.clean import read_piece
-from data_prep.stages.executors import Local
-from data_prep.stages.folder import Say, full_disk_told
-from data_prep.stages.plan import whole
+from data_prep.stages.plan import make_whole_piece
+from data_prep.stages.runner import Local, Say, explain_full_disk
 from tests.data_prep.corpora import EXACT, clean, digest_of, texts_of, write_corpus
 
-HERE = Local(workers=1, leave_failures=False)
+HERE = Local(workers=1)
 REMOVE: dict[str, Any] = {"read": {"invalid": "remove", "longest_bytes": "any"}}
 
 
@@ -30,9 +29,9 @@ class Before:
 
     act: Callable[[], object]
 
-    def run(self, folder: Path, tasks: Sequence[int], say: Say) -> None:
+    def run_tasks(self, folder: Path, tasks: Sequence[int], say: Say) -> None:
         self.act()
-        HERE.run(folder, tasks, say)
+        HERE.run_tasks(folder, tasks, say)
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def one(tmp_path: Path) -> Callable[..., dict[str, Source]]:
 def test_an_input_that_vanishes_after_it_was_listed_is_named(one, tmp_path):
     source = one("a.txt", b"one\n\ntwo")
     gone = Before((tmp_path / "a.txt").unlink)
-    message = r"data\.sources\.mine: .*a\.txt has vanished since it was hashed\n  leave the inp"
+    message = r"data\.sources\.mine: .*a\.txt was removed after it was hashed\n  run the comma"
     with pytest.raises(RecipeError, match=message):
         clean(source, tmp_path / "stages", executor=gone)
 
@@ -58,7 +57,7 @@ def test_an_input_that_vanishes_after_it_was_listed_is_named(one, tmp_path):
 def test_an_input_that_changes_after_it_was_hashed_is_named(one, tmp_path, content):
     source = one("a.txt", b"one\n\ntwo")
     edited = Before(lambda: (tmp_path / "a.txt").write_bytes(content))
-    with pytest.raises(RecipeError, match=r"a\.txt has changed since it was hashed"):
+    with pytest.raises(RecipeError, match=r"a\.txt was changed after it was hashed"):
         clean(source, tmp_path / "stages", executor=edited)
     texts = texts_of(clean(source, tmp_path / "stages"))  # taken as it now is
     assert texts == {"mine": content.decode().split("\n\n")}
@@ -67,12 +66,12 @@ def test_an_input_that_changes_after_it_was_hashed_is_named(one, tmp_path, conte
 def test_an_input_that_changes_while_it_is_read_is_named(one, tmp_path):
     one("a.txt", b"one\n\ntwo\n\n" * 100_000)
     file = tmp_path / "a.txt"
-    record = LocalFile(path=file, name="a.txt", where="here", column="text").record()
-    items = read_piece("mine", Source(), whole(file, record))
+    record = LocalFile(path=file, name="a.txt", where="here", column="text").hash_input()
+    items = read_piece("mine", Source(), make_whole_piece(file, record))
     next(items)
     with file.open("ab") as more:
         more.write(b"\n\nlate")
-    with pytest.raises(RecipeError, match=r"a\.txt has changed while it was read"):
+    with pytest.raises(RecipeError, match=r"a\.txt was changed while it was read"):
         list(items)
 
 
@@ -80,7 +79,7 @@ BROKEN = b'{"text": "one"}\n{"text": "tw\xff"}\n{"tekst": "x"}\n{"text"\n{"text"
 
 
 def test_an_invalid_document_is_refused_with_its_place_and_the_two_ways_out(one, tmp_path):
-    message = r"a\.jsonl is not UTF-8 at byte 28\n  convert it, .*read\.invalid=remove counts"
+    message = r"a\.jsonl is not UTF-8 at byte 28\n  convert .*read\.invalid=remove to rem"
     with pytest.raises(RecipeError, match=message):
         clean(one("a.jsonl", BROKEN), tmp_path / "stages")
 
@@ -108,7 +107,7 @@ def test_in_a_text_file_the_paragraph_of_an_invalid_line_goes_as_a_whole(one, tm
 
 def test_the_place_of_an_error_counts_from_the_beginning_of_the_task(one, tmp_path):
     content = b'{"text": "one"}\n' * 4 + b'{"tekst": "x"}\n'
-    message = r"a\.jsonl \(counted from byte 48\):2 line 2 has no text"
+    message = r"a\.jsonl \(lines counted from byte 48\):2 line 2 has no text"
     with pytest.raises(RecipeError, match=message):
         clean(one("a.jsonl", content), tmp_path / "stages", shard_bytes=40)
 
@@ -149,7 +148,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     words = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(words, capture_output=True).returncode != 0:
-        pytest.skip("a small file system can be mounted by root alone, and not everywhere")
+        pytest.skip("needs the right to mount a file system")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 
@@ -157,7 +156,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_on_a_full_disk_what_is_done_stays_and_the_rest_follows(tmp_path, small_disk):
     sources = write_corpus(tmp_path / "texts")
     whole_digest = digest_of(clean(sources, tmp_path / "stages", **EXACT))
-    message = r"data\.folder: no space is left in .*clean-.*\n  free some"
+    message = r"data\.folder: no space left in .*clean-.*\n  free space"
     with pytest.raises(RecipeError, match=message):
         clean(sources, small_disk / "stages", **EXACT)
     assert not list(small_disk.rglob("*.partial"))
@@ -171,11 +170,11 @@ def test_on_a_full_disk_what_is_done_stays_and_the_rest_follows(tmp_path, small_
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_and_a_full_quota_are_told(tmp_path, number):
-    message = rf"data\.folder: no space is left in {tmp_path}.*{os.strerror(number)}"
-    with pytest.raises(RecipeError, match=message), full_disk_told(tmp_path):
+    message = rf"data\.folder: no space left in {tmp_path}.*{os.strerror(number)}"
+    with pytest.raises(RecipeError, match=message), explain_full_disk(tmp_path):
         raise OSError(number, os.strerror(number))
 
 
 def test_other_errors_of_the_system_are_left_as_they_are(tmp_path):
-    with pytest.raises(OSError, match="Input/output"), full_disk_told(tmp_path):
+    with pytest.raises(OSError, match="Input/output"), explain_full_disk(tmp_path):
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -17,13 +17,13 @@ def pieces_of(tmp_path_factory, name, content, shard_bytes):
     path = tmp_path_factory.mktemp("cut") / name
     path.write_bytes(content)
     file = LocalFile(path=path, name=name, where="here", column="text")
-    source = OpenSource(inputs=(file,), records=(file.record(),), column="text")
+    source = OpenSource(inputs=(file,), records=(file.hash_input(),), column="text")
     tasks = list(cut_source("mine", source, shard_bytes))
     return file, [piece for task in tasks for piece in task.pieces]
 
 
 def texts_of(file: LocalFile) -> list[str]:
-    return [item.text for item in file.items() if not isinstance(item, RecipeError)]
+    return [item.text for item in file.iter_items() if not isinstance(item, RecipeError)]
 
 
 def read(file, pieces):
@@ -63,7 +63,7 @@ def test_small_files_share_a_task_and_keep_their_order(tmp_path):
         line = json.dumps({"text": "x" * 10}) + "\n"
         path.write_text(line * (size // 20))
         files.append(LocalFile(path=path, name=path.name, where="here", column="text"))
-    records = tuple(file.record() for file in files)
+    records = tuple(file.hash_input() for file in files)
     tasks = list(cut_source("mine", OpenSource(tuple(files), records, "text"), 100))
     names = [[piece.name for piece in task.pieces] for task in tasks]
     assert names[0] == ["0.jsonl", "1.jsonl"]

@@ -6,10 +6,10 @@ import threading
 import pytest
 
 from components.errors import RecipeError
-from data_prep.stages.executors import Local
+from data_prep.stages.runner import Local
 from tests.data_prep.corpora import clean, write_corpus
 
-TWO = Local(workers=2, leave_failures=False)
+TWO = Local(workers=2)
 
 
 def test_workers_that_are_killed_time_and_again_are_given_up(tmp_path):
@@ -23,7 +23,7 @@ def test_workers_that_are_killed_time_and_again_are_given_up(tmp_path):
     killer = threading.Thread(target=kill_them_all)
     killer.start()
     said: list[str] = []
-    message = r"preparation\.workers: workers were killed 3 times and no task was done.*\n  try"
+    message = r"preparation\.workers: workers were killed 3 times without .*\n  use"
     try:
         with pytest.raises(RecipeError, match=message):
             clean(write_corpus(tmp_path / "t"), tmp_path / "s", executor=TWO, said=said)

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from data_prep.stages import folder as folder_of_stages
-from data_prep.stages.folder import alone, share_lock
-from data_prep.stages.workers import work_under
+from data_prep.stages import runner
+from data_prep.stages.runner import lock_preparation, work_under
 
 
 def silent(text: str) -> None:
@@ -21,7 +20,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 def hold(folder: Path, seconds: float) -> None:
-    share_lock(folder)
+    work_under(os.getppid(), folder)
     (folder / "held").touch()
     time.sleep(seconds)
 
@@ -32,7 +31,7 @@ def serve(parent: int, folder: Path) -> None:
 
 
 def occupy(folder: Path) -> None:
-    with alone(folder, silent):
+    with lock_preparation(folder, silent):
         (folder / "held").touch()
         time.sleep(60)
 
@@ -45,33 +44,33 @@ def wait_for(file: Path) -> None:
 
 
 def test_a_second_preparation_is_told_of_the_first_until_that_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder_of_stages, "DYING_SECONDS", 0.2)
+    monkeypatch.setattr(runner, "DYING_SECONDS", 0.2)
     process = SPAWN.Process(target=occupy, args=(tmp_path,))
     process.start()
     wait_for(tmp_path / "held")
-    message = rf"data is being prepared there by process {process.pid} on host \S+ since 2"
-    with pytest.raises(RecipeError, match=message), alone(tmp_path, silent):
+    message = rf"process {process.pid} on host \S+ since 2\S+ \S+ is preparing data"
+    with pytest.raises(RecipeError, match=message), lock_preparation(tmp_path, silent):
         pass
     process.kill()
     process.join()
-    with alone(tmp_path, silent):
+    with lock_preparation(tmp_path, silent):
         pass
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seconds", [0.5, 60])
 def test_workers_that_go_on_are_waited_for_and_then_named(tmp_path, monkeypatch, seconds):
-    monkeypatch.setattr(folder_of_stages, "DYING_SECONDS", 2.0)
+    monkeypatch.setattr(runner, "DYING_SECONDS", 30.0 if seconds < 2 else 2.0)
     process = SPAWN.Process(target=hold, args=(tmp_path, seconds))
     process.start()
     wait_for(tmp_path / "held")
     if seconds < 2:
-        with alone(tmp_path, silent):
+        with lock_preparation(tmp_path, silent):
             pass
     else:
         with (
-            pytest.raises(RecipeError, match=f"prepared there by process {process.pid} on"),
-            alone(tmp_path, silent),
+            pytest.raises(RecipeError, match=f"process {process.pid} on"),
+            lock_preparation(tmp_path, silent),
         ):
             pass
     process.kill()

@@ -1,7 +1,7 @@
-"""Results of a pass are found again by its version: code that changes them must raise it.
+"""Results of a stage are found again by its version: code that changes them must raise it.
 
-The golden has a digest of each module that a pass runs, without comments and docstrings: its
-own, and all of ours that this imports, but for other passes, whose results are its inputs.
+The golden has a digest of each module that a stage runs, without comments and docstrings: its
+own, and all of ours that this imports, but for other stages, whose results are its inputs.
 """
 
 import ast
@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
-from data_prep.stages.plan import PASSES
+from data_prep.stages.plan import STAGES
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = Path(__file__).parent / "versions.json"
 FILES = {
     name: f"{function.partition(':')[0].replace('.', '/')}.py"
-    for name, (_, function) in PASSES.items()
+    for name, (_, function) in STAGES.items()
 }
 OURS = ("data_prep", "components/data")  # what decides results; the spec is in the settings
 BUILT = {"tokens": ("components/data/byte_bpe.py", "components/data/unigram.py")}  # by name
 WAY_OUT = (
-    "if results of the pass {name} can differ, raise its version in data_prep/stages/plan.py; "
+    "if results of the stage {name} can differ, raise its version in data_prep/stages/plan.py; "
     "then, in any case, run UPDATE_GOLDEN=1 pytest tests/data_prep/stages/test_versions.py"
 )
 
@@ -87,25 +87,25 @@ def _code(name: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def golden() -> dict[str, Any]:
     if os.environ.get("UPDATE_GOLDEN"):
-        code = {path: one for name in PASSES for path, one in _code(name).items()}
-        versions = {name: version for name, (version, _) in PASSES.items()}
+        code = {path: one for name in STAGES for path, one in _code(name).items()}
+        versions = {name: version for name, (version, _) in STAGES.items()}
         tree = {"versions": versions, "code": code}
         GOLDEN.write_text(json.dumps(tree, indent=1, sort_keys=True) + "\n")
     read: dict[str, Any] = json.loads(GOLDEN.read_text())
     return read
 
 
-@pytest.mark.parametrize("name", PASSES)
+@pytest.mark.parametrize("name", STAGES)
 def test_code_that_a_pass_runs_changes_with_its_version(name, golden):
     code = _code(name)
     changed = sorted(path for path in code if golden["code"].get(path) != code[path])
     way_out = WAY_OUT.format(name=name)
     assert not changed, f"{', '.join(changed)} changed: {way_out}"
-    assert PASSES[name][0] == golden["versions"][name], f"the version was raised: {way_out}"
+    assert STAGES[name][0] == golden["versions"][name], f"the version was raised: {way_out}"
 
 
 def test_every_pass_is_watched(golden):
-    assert golden["versions"].keys() == PASSES.keys()
+    assert golden["versions"].keys() == STAGES.keys()
     assert set(FILES.values()) <= golden["code"].keys()
 
 

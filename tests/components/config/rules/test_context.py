@@ -19,9 +19,9 @@ CONTEXT_2 = ("cluster.ranks=2", "parallelism.context=2")
     [
         (
             (*LENGTH_102, *CONTEXT_2),
-            "parallelism.context: budget.sequence_length 102 does not divide by 4: each of 2 "
-            "ranks holds two chunks",
-            "the nearest that do: 100 and 104",
+            "budget.sequence_length: 102 is not a multiple of two chunks for each of "
+            "parallelism.context=2 ranks, 4",
+            "nearest valid values: 100 and 104",
         ),
         (
             (
@@ -30,9 +30,9 @@ CONTEXT_2 = ("cluster.ranks=2", "parallelism.context=2")
                 "cluster.ranks=4",
                 "parallelism.context=4",
             ),
-            "parallelism.context: budget.sequence_length 6 does not divide by 8: each of 4 "
-            "ranks holds two chunks",
-            "the nearest that do: 8",
+            "budget.sequence_length: 6 is not a multiple of two chunks for each of "
+            "parallelism.context=4 ranks, 8",
+            "nearest valid value: 8",
         ),
         (
             (
@@ -42,9 +42,9 @@ CONTEXT_2 = ("cluster.ranks=2", "parallelism.context=2")
                 "parallelism.context=2",
                 "parallelism.tensor=4",
             ),
-            "parallelism.context: budget.sequence_length 108 does not divide by 8: each of 2 "
-            "ranks holds two chunks",
-            "the nearest that do: 104 and 112",
+            "budget.sequence_length: 108 is not a multiple of two chunks for each of "
+            "parallelism.context=2 ranks, 8",
+            "nearest valid values: 104 and 112",
         ),
     ],
 )
@@ -66,8 +66,8 @@ def test_too_few_learned_positions_are_refused_though_each_rank_has_enough() -> 
     with pytest.raises(RecipeError) as caught:
         compose_recipe(read_point(words))
     assert str(caught.value) == (
-        "model.positions.num_positions: 128 learned positions for 256 tokens\n"
-        "  use 256 or more, or shorten budget.sequence_length"
+        "model.positions.num_positions: 128 is less than budget.sequence_length 256\n"
+        "  write model.positions.num_positions=256 or more"
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe
-from components.config.resolve import resolve
+from components.config.resolve import resolve_tree
 from components.config.schema.data import DataPhase, Source
 from components.errors import RecipeError
 
@@ -18,10 +18,10 @@ TWO = ("data.shares={en: 0.5, de: 0.5}", "budget.sequence_length=64")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("data.mixture=natural",), r"data\.shares: 24 shares are given, but data\.mixture"),
+        (("data.mixture=natural",), r"data\.shares: 24 shares are set, but data\.mixture"),
         (
             ("data.shares={}",),
-            r"data\.shares: 0 shares add up to 0\.000000, not to 1",
+            r"data\.shares: 0 shares add up to 0\.000000, not 1",
         ),
         (
             ("data.mixture={temperature: 0.5}", "data.shares={}"),
@@ -31,53 +31,53 @@ TWO = ("data.shares={en: 0.5, de: 0.5}", "budget.sequence_length=64")
         (("data.mixture=equal",), r"data\.mixture: input should be 'given' or 'natural'"),
         (
             ("data.phases={end: {shares: {en: 1.0}}}",),
-            r"data\.phases\.end: says not once where it begins\n  give it either from_tokens",
+            r"data\.phases\.end: expected exactly one of from_tokens and from_fraction\n",
         ),
         (
             ("data.phases={end: {from_tokens: 5, from_fraction: 0.5, shares: {en: 1.0}}}",),
-            r"data\.phases\.end: says not once",
+            r"data\.phases\.end: expected exactly one",
         ),
         (
             ("data.phases={end: {from_fraction: 0.9, shares: {en: 0.5, de: 0.4}}}",),
-            r"data\.phases\.end\.shares: 2 shares add up to 0\.900000, not to 1",
+            r"data\.phases\.end\.shares: 2 shares add up to 0\.900000, not 1",
         ),
         (
             ("budget.total_tokens=10_240", "data.phases.end={from_tokens: 10240, shares: {}}"),
-            r"data\.phases\.end\.from_tokens: 10,240 is not inside the budget of 10,240 tokens",
+            r"data\.phases\.end\.from_tokens: 10,240 is more than .* - 1 = 10,239",
         ),
         (
             ("data.sources.en.files=[a.txt]", "data.sources.en.tokens=[a]"),
-            r"data\.sources\.en: files and tokens exclude each other",
+            r"data\.sources\.en: files and tokens are mutually exclusive",
         ),
         (
             ("data.sources.en.tokens=[a]", "data.sources.en.dataset={path: a, split: b}"),
-            r"data\.sources\.en: tokens and dataset exclude each other",
+            r"data\.sources\.en: tokens and dataset are mutually exclusive",
         ),
         (
             ("data.sources.en.tokens=[a]",),
-            r"data\.tokenizer_folder: none, but en has tokens already, and the text of bg",
+            r"data\.tokenizer_folder: none, but en has tokens and bg has text for",
         ),
         (
             ("data.sources.en.eod=absent",),
-            r"data\.sources\.en\.eod: is of token files, and there are none",
+            r"data\.sources\.en\.eod: absent is valid only for a source with tokens",
         ),
         (
             (
                 *("data.sources={en: {tokens: [a], eod: absent}}", "data.document_mask=true"),
                 "data.shares={en: 1.0}",
             ),
-            r"data\.sources\.en\.eod: absent, but data\.document_mask needs to see",
+            r"data\.sources\.en\.eod: absent, but data\.document_mask needs the end",
         ),
         (
             (
                 *("data.sources={en: {tokens: [a], eod: absent}}", "data.loss_after_eod=false"),
                 "data.shares={en: 1.0}",
             ),
-            r"data\.loss_after_eod: false, but documents of en do not end with the id",
+            r"data\.loss_after_eod: false, but documents of en have no end token",
         ),
         (
             ("data.goldfish={one_in: 50, window_tokens: 9000}",),
-            r"data\.goldfish\.window_tokens: 9000 tokens are more than a sample's targets",
+            r"data\.goldfish\.window_tokens: 9,000 is more than budget\.sequence_length 256",
         ),
         (
             ("data.goldfish={one_in: 1, window_tokens: 9}",),
@@ -94,8 +94,8 @@ def test_what_makes_no_mixture_is_refused(compose: Compose, words, message: str)
 
 def test_with_a_rule_every_source_with_text_takes_part(compose: Compose) -> None:
     data = compose("data.mixture={temperature: 3}", "data.shares={}").data
-    assert len(data.names) == 24
-    assert data.names == tuple(data.sources)
+    assert len(data.source_names) == 24
+    assert data.source_names == tuple(data.sources)
     assert data.sources["mt"].embedded == "eu24/mt"
 
 
@@ -118,11 +118,11 @@ def test_a_tenth_is_a_tenth_whatever_the_float() -> None:
 def test_a_source_of_a_later_phase_alone_is_prepared_too(compose: Compose) -> None:
     phase = "data.phases={end: {from_fraction: 0.5, shares: {mt: 1.0}}}"
     recipe = compose(*TWO, phase)
-    assert recipe.data.names == ("en", "de", "mt")
+    assert recipe.data.source_names == ("en", "de", "mt")
     assert set(recipe.data.sources) == {"en", "de", "mt"}
 
 
-def test_a_miniature_keeps_the_place_of_a_phase_and_gives_it_the_carriers(
+def test_a_miniature_keeps_the_place_of_a_phase_and_gives_it_the_filler(
     compose: Compose, full_tree
 ) -> None:
     full = deepcopy(full_tree)
@@ -134,7 +134,7 @@ def test_a_miniature_keeps_the_place_of_a_phase_and_gives_it_the_carriers(
     small = compose().model_dump(mode="json")
     tree = deepcopy({**full, "scale": small["scale"], "cluster": small["cluster"]})
     tree["parallelism"] = small["parallelism"]
-    mini = resolve(tree, (), full)
+    mini = resolve_tree(tree, (), full)
     shares = mini.data.phases["end"].shares
     assert mini.data.phases["end"].from_tokens == mini.budget.total_tokens * 3 // 4
     assert shares["de"] == pytest.approx(0.15)
@@ -151,7 +151,11 @@ def test_a_phase_that_the_user_names_is_final(compose: Compose) -> None:
 
 
 def test_what_a_source_does_not_use_is_left_out_of_the_settled_recipe() -> None:
-    assert Source().model_dump(mode="json") == {"files": [], "embedded": None, "stand_in": None}
+    assert Source().model_dump(mode="json") == {
+        "files": [],
+        "embedded": None,
+        "placeholder": None,
+    }
     used = Source(tokens=("a",), eod="absent", column="body", most_epochs=4)
     assert Source.model_validate(used.model_dump(mode="json")) == used
 
@@ -168,7 +172,7 @@ def test_the_mixture_belongs_to_the_mathematics_and_places_do_not(compose: Compo
     other = {
         fingerprint("data.tokenizer_folder=a"),
         fingerprint("data.phases={end: {from_fraction: 0.5, shares: {en: 1.0}}}"),
-        fingerprint("data.surplus=dealt"),
+        fingerprint("data.on_exhausted=redistribute"),
         fingerprint("data.sources.en.most_epochs=4"),
     }
     assert len(same) == 1

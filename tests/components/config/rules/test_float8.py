@@ -39,7 +39,9 @@ def test_it_is_a_precision_to_choose_and_changes_the_mathematics_alone() -> None
 
 @pytest.mark.parametrize("name", ["teuken7b", "gpt175b", "bloom7b1", "mula220b_a10b"])
 def test_a_miniature_keeps_it_and_gets_widths_that_fit(name: str) -> None:
-    shape = compose_recipe(read_point([f"recipe={name}", "scale=mini", "precision=fp8"])).shape
+    shape = compose_recipe(
+        read_point([f"recipe={name}", "scale=mini", "precision=fp8"])
+    ).decoder_spec
     widths = [shape.dim, shape.attention.num_kv_heads * shape.attention.head_dim]
     if not shape.mlp.num_experts:
         widths.append(shape.mlp.ffn_dim)
@@ -49,7 +51,7 @@ def test_a_miniature_keeps_it_and_gets_widths_that_fit(name: str) -> None:
 def test_a_miniature_without_it_computes_as_its_device_does(compose: Compose) -> None:
     recipe = compose("scale=mini", "precision=bf16")
     assert recipe.precision.compute == "auto"
-    assert recipe.shape.mlp.ffn_dim == 840
+    assert recipe.decoder_spec.mlp.ffn_dim == 840
 
 
 @pytest.mark.parametrize(
@@ -57,33 +59,33 @@ def test_a_miniature_without_it_computes_as_its_device_does(compose: Compose) ->
     [
         (
             ("model.dim=40", "model.attention.head_dim=16"),
-            r"model\.dim: gives linear maps 40 wide, but products in float8 want multiples of "
-            r"16\n  choose it so that they are 48, or set precision\.compute=bfloat16",
+            r"model\.dim: width 40 of a linear map is not a multiple of 16 \(float8\)\n  set "
+            r"this width to 48, or precision\.compute=bfloat16",
         ),
         (
             ("model.attention.num_heads=3", "model.attention.num_kv_heads=3",
              "model.attention.head_dim=8"),
-            r"model\.attention\.head_dim: gives linear maps 24 wide",
+            r"model\.attention\.head_dim: width 24 of",
         ),
         (
             ("model.attention.num_heads=4", "model.attention.num_kv_heads=1",
              "model.attention.head_dim=8"),
-            r"model\.attention\.num_kv_heads: gives linear maps 8 wide",
+            r"model\.attention\.num_kv_heads: width 8 of",
         ),
-        (("model.mlp.ffn_dim=840",), r"model\.mlp\.ffn_dim: gives linear maps 840 wide"),
+        (("model.mlp.ffn_dim=840",), r"model\.mlp\.ffn_dim: width 840 of"),
         (
             ("parallelism.engine=deepspeed",),
-            r"parallelism\.engine: deepspeed, which rounds weights to bfloat16 before .*\n"
+            r"parallelism\.engine: deepspeed rounds weights to bfloat16 before .*\n"
             r"  set parallelism\.engine=mesh, or precision\.compute=bfloat16",
         ),
         (
             ("cluster.ranks=2", "parallelism.data=1", "parallelism.tensor=2"),
-            r"parallelism\.tensor: 2, but in float8 a row has one scale, .*\n"
-            r"  set parallelism\.tensor=1, or precision\.compute=bfloat16",
+            r"parallelism\.tensor: 2 would split rows, but a float8 row has one scale\n"
+            r"  set tensor to 1, or precision\.compute=bfloat16",
         ),
         (
             ("precision.loss_scale={initial: 1.0, window: 5, hysteresis: 1, minimum: 1.0}",),
-            r"precision\.loss_scale: float8 needs none",
+            r"precision\.loss_scale: float8 ignores a loss scale",
         ),
     ],
     ids=["dim", "heads", "groups", "ffn", "engine", "tensor", "scale"],
@@ -100,15 +102,15 @@ def test_experts_may_have_any_width() -> None:
     with pytest.raises(RecipeError, match=r"model\.mlp\.ffn_dim"):
         compose_recipe(read_point(words))
     words[0] = "recipe=mula7b_a1b"
-    assert compose_recipe(read_point(words)).shape.mlp.ffn_dim == 40
+    assert compose_recipe(read_point(words)).decoder_spec.mlp.ffn_dim == 40
 
 
 @pytest.mark.parametrize("cluster", ["juwels", "smng_p2", "jean_zay", "jean_zay_v100"])
 def test_a_machine_whose_profile_has_no_peak_in_it_is_refused(cluster: str) -> None:
     words = ["recipe=bloom560m", "scale=full", f"cluster={cluster}", "budget.ramp_up=none"]
     message = (
-        r"precision\.compute: float8, but .* has none: its profile states a "
-        r"peak in .*\n  set precision\.compute=bfloat16, or choose a cluster whose devices"
+        r"precision\.compute: float8, but the profile of .* has no float8 peak\n"
+        r"  use another cluster, or precision\.compute=bfloat16"
     )
     with pytest.raises(RecipeError, match=message):
         compose_recipe(read_point([*words, "precision=fp8"]))
@@ -121,10 +123,12 @@ def test_it_is_planned_as_bfloat16_and_that_is_said() -> None:
     words = ("parallelism.compile=layers", "precision.weights=float32")  # torchao rounds them
     assert job_from_recipe(float8) == job_from_recipe(full(*words))
     (line,) = warnings_of(float8)
-    assert line.startswith("precision.compute: float8 is planned as bfloat16")
+    assert line.startswith(
+        "precision.compute: the planner uses the time and memory of bfloat16"
+    )
     assert warnings_of(full()) == ()
 
 
 def test_layers_that_are_not_compiled_are_named() -> None:
     _, line = warnings_of(full("precision=fp8"))
-    assert line.startswith("parallelism.compile: none leaves each cast to float8")
+    assert line.startswith("parallelism.compile: with none, each cast to float8")

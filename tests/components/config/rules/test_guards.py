@@ -18,7 +18,7 @@ def test_deepspeed_tells_the_norm_too_late(compose: Compose, zero: int) -> None:
     words = (*DEEPSPEED, "guard=spikes", f"parallelism.zero={zero}")
     with pytest.raises(
         RecipeError,
-        match=rf"guard\.gradient_norm_spike: DeepSpeed at zero={zero} tells the norm only "
+        match=rf"guard\.gradient_norm_spike: DeepSpeed at zero={zero} computes the norm only "
         r"after the update\n  set guard\.gradient_norm_spike=none, ",
     ):
         compose(*words)
@@ -31,11 +31,11 @@ def test_deepspeed_tells_the_norm_too_late(compose: Compose, zero: int) -> None:
     [
         (
             "{fault: nan, rank: 1, step: 1}",
-            r"guard\.inject\.0\.rank: 1, but the last rank is 0\n  choose one up to 0",
+            r"guard\.inject\.0\.rank: 1 is more than the last rank 0\n  write guard",
         ),
         (
             "{fault: nan, rank: 0, step: 1_000_000_000}",
-            r"guard\.inject\.0\.step: 1000000000, but the last step is ",
+            r"guard\.inject\.0\.step: 1,000,000,000 is more than the last step ",
         ),
         (
             "{fault: gremlin, rank: 0, step: 1}",

@@ -13,165 +13,161 @@ REFUSED = [
     (
         "teuken7b tensor=3",
         "parallelism.tensor: 3 does not divide model.attention.num_heads 32",
-        "values that fit the model: 1, 2, 4, 8, 16, 32",
+        "valid values: 1, 2, 4, 8, 16, 32",
     ),
     (
         "teuken7b tensor=4 model.attention.num_heads=36 model.attention.num_kv_heads=6",
-        "parallelism.tensor: 4 and model.attention.num_kv_heads 6 do not divide each other",
-        "values that fit the model: 1, 2",  # 3 would not share the vocabulary's rows
+        "parallelism.tensor: 4 does not divide model.attention.num_kv_heads 6",
+        "valid values: 1, 2",
     ),
     (
         "teuken7b tensor=4 model.mlp.ffn_dim=13_442",
         "parallelism.tensor: 4 does not divide model.mlp.ffn_dim 13,442",
-        "values that fit the model: 1, 2",
+        "valid values: 1, 2",
     ),
     (
         "teuken7b tensor=4 model.padded_vocab_size=250_881",
-        "model.padded_vocab_size: 250,881 rows do not divide among 4 tensor ranks",
-        "the next multiple: 250,884",
+        "model.padded_vocab_size: 250,881 is not a multiple of parallelism.tensor 4",
+        "nearest valid values: 250_880 and 250_884",
     ),
     (
         "teuken7b budget.sequence_length=4_095 budget.global_batch_tokens=4_193_280",
-        "parallelism.sequence_parallel: budget.sequence_length 4,095 does not divide among "
-        "2 tensor ranks",
-        "set sequence_parallel=false, or a sequence_length of 4,096",
+        "budget.sequence_length: 4,095 is not a multiple of parallelism.tensor "
+        "(sequence_parallel) 2",
+        "nearest valid values: 4_094 and 4_096",
     ),
     (
         "teuken7b data_shard=48",
         "parallelism.data_shard: 48 does not divide data x expert = 128",
-        "values that do: 1, 2, 4, 8, 16, 32, 64, 128",
+        "valid values: 1, 2, 4, 8, 16, 32, 64, 128",
     ),
     (
         "mula20b_a2b data_shard=900",
-        "parallelism.data_shard: 900 does not divide data x expert = 3072",
-        "values that do: 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536",
+        "parallelism.data_shard: 900 does not divide data x expert = 3,072",
+        "valid values: 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536",
     ),
     (
         "mula20b_a2b data_shard=128",
-        "parallelism.data_shard: 128 ranks cannot hold whole groups of 12 expert ranks",
-        "use a multiple of parallelism.expert=12",
+        "parallelism.data_shard: 128 is not a multiple of parallelism.expert 12",
+        "nearest valid values: 120 and 132",
     ),
     (
         "mula20b_a2b expert=10 data=307",
-        "parallelism.expert: 10 ranks cannot share model.mlp.num_experts 96 evenly",
-        "values that do: 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 96",
+        "parallelism.expert: 10 does not divide model.mlp.num_experts 96",
+        "valid values: 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 96",
     ),
     (
         "mula20b_a2b tensor=2",
-        "parallelism.tensor: 2: experts are not split over this axis, here as in Optimus",
-        "set parallelism.tensor=1, and parallelism.expert for experts that do not fit",
+        "parallelism.tensor: 2, but tensor ranks cannot split experts",
+        "set parallelism.tensor=1; to split the experts, set parallelism.expert",
     ),
     (
         "mula20b_a2b zero=3",
-        "parallelism.zero: 3 would gather what 12 expert ranks divide already",
+        "parallelism.zero: 3 would gather the experts that 12 expert ranks split",
         "set parallelism.zero=1 or 2, or parallelism.expert=1",
     ),
     (
         "mula7b_a1b zero=3",
-        "parallelism.zero: 3 deals whole experts, and 3072 ranks do not divide 64 of them",
+        "parallelism.zero: 3 shards by expert, but 3072 ranks do not divide 64 experts",
         "set parallelism.data_shard to a divisor of 64, or parallelism.zero=1",
     ),
     (
         "bloom7b1 expert=2 data=2",
-        "parallelism.expert: 2 ranks for experts, but the model has none",
-        "set parallelism.expert=1; parallelism.data is the axis of dense models",
+        "parallelism.expert: 2 is more than the maximum for a dense model, 1",
+        "write parallelism.expert=1 or less",
     ),
     (
         "bloom7b1 expert_overlap=2",
-        "parallelism.expert_overlap: 2 parts of what goes to experts, but the model has none",
-        "set parallelism.expert_overlap=1",
+        "parallelism.expert_overlap: 2 is more than the maximum for a dense model, 1",
+        "write parallelism.expert_overlap=1 or less",
     ),
     (
-        "mula20b_a2b parallelism.expert_bound=1.5",
-        "parallelism.expert_bound: 1.5, but parallelism.expert_dispatch=all_gather sends every "
-        "rank all tokens",
-        "set parallelism.expert_bound=null, or parallelism.expert_dispatch=all_to_all",
+        "mula20b_a2b parallelism.expert_capacity_factor=1.5",
+        "parallelism.expert_capacity_factor: 1.5 is not supported with "
+        "parallelism.expert_dispatch=all_gather",
+        "set parallelism.expert_capacity_factor=null, or change the other key",
     ),
     (
-        "mula20b_a2b expert_bound=3 expert_dispatch=all_to_all model.mlp.path=loop",
-        "parallelism.expert_bound: 3, but model.mlp.path=loop asks the host before each expert",
-        "set parallelism.expert_bound=null, or model.mlp.path=auto",
+        "mula20b_a2b expert_capacity_factor=3 expert_dispatch=all_to_all model.mlp.path=loop",
+        "parallelism.expert_capacity_factor: 3 is not supported with model.mlp.path=loop",
+        "set parallelism.expert_capacity_factor=null, or change the other key",
     ),
     (
-        "mula7b_a1b expert_bound=2",
-        "parallelism.expert_bound: 2, but with parallelism.expert=1 nothing is sent",
-        "set parallelism.expert_bound=null",
+        "mula7b_a1b expert_capacity_factor=2",
+        "parallelism.expert_capacity_factor: 2 is not supported with parallelism.expert=1",
+        "set parallelism.expert_capacity_factor=null, or change the other key",
     ),
     (
         "bloom7b1 data_shard=4",
-        "parallelism.data_shard: 4 ranks would share a sharded copy, but at zero=0 nothing "
-        "is sharded",
-        "leave data_shard out, or set parallelism.zero=1",
+        "parallelism.data_shard: 4, but parallelism.zero=0 shards nothing",
+        "remove this key, or set parallelism.zero=1",
     ),
     (
         "teuken7b zero=3",
-        "parallelism.zero: 3 with 2 pipeline stages would gather every parameter again for "
-        "each microbatch",
+        "parallelism.zero: 3 with 2 stages would gather all weights for each microbatch",
         "set parallelism.zero=1 or 2, or parallelism.pipeline=1",
     ),
     (
         "teuken7b recompute_every=2",
-        "parallelism.recompute_every: 2, but parallelism.recompute=none: no layer is "
-        "recomputed",
-        "set parallelism.recompute=selective or full, or parallelism.recompute_every=1",
+        "parallelism.recompute_every: 2, but parallelism.recompute=none recomputes no layer",
+        "set parallelism.recompute=selective, or parallelism.recompute_every=1",
     ),
     (
         "teuken7b recompute=selective recompute_every=33",
-        "parallelism.recompute_every: 33, but model.num_layers is 32: only the first is "
-        "recomputed",
-        "use 1 to 32",
+        "parallelism.recompute_every: 33 is more than model.num_layers 32",
+        "write parallelism.recompute_every=32 or less",
     ),
     (
         "teuken7b schedule=interleaved",
-        "parallelism.stages_per_rank: interleaved needs several stages on each rank, not 1",
+        "parallelism.stages_per_rank: 1, but interleaved needs several stages per rank",
         "set parallelism.stages_per_rank=2, or parallelism.schedule=1f1b",
     ),
     (
         "teuken7b schedule=zero_bubble",
-        "parallelism.stages_per_rank: zero_bubble needs several stages on each rank, not 1",
+        "parallelism.stages_per_rank: 1, but zero_bubble needs several stages per rank",
         "set parallelism.stages_per_rank=2, or parallelism.schedule=1f1b",
     ),
     (
         "teuken7b schedule=zbv",
-        "parallelism.stages_per_rank: zbv has two stages on each rank, not 1",
+        "parallelism.stages_per_rank: 1, but zbv needs two stages per rank",
         "set parallelism.stages_per_rank=2, or parallelism.schedule=interleaved",
     ),
     (
         "teuken7b schedule=dualpipev stages_per_rank=4",
-        "parallelism.stages_per_rank: dualpipev has two stages on each rank, not 4",
+        "parallelism.stages_per_rank: 4, but dualpipev needs two stages per rank",
         "set parallelism.stages_per_rank=2, or parallelism.schedule=interleaved",
     ),
     (
         "teuken7b stages_per_rank=2",
-        "parallelism.stages_per_rank: 1f1b has one stage on each rank, not 2",
+        "parallelism.stages_per_rank: 2, but 1f1b needs one stage per rank",
         "set parallelism.stages_per_rank=1, or parallelism.schedule=interleaved",
     ),
     (
         "teuken7b stages_per_rank=4 schedule=gpipe",
-        "parallelism.stages_per_rank: gpipe has one stage on each rank, not 4",
+        "parallelism.stages_per_rank: 4, but gpipe needs one stage per rank",
         "set parallelism.stages_per_rank=1, or parallelism.schedule=interleaved",
     ),
     (
         "teuken7b pipeline=64 data=16",
-        "parallelism.pipeline: 64 ranks x 1 stages need as many layers, model.num_layers is 32",
-        "the most that has a layer on each stage: parallelism.pipeline=32",
+        "parallelism.pipeline: 64 is more than num_layers 32 / stages_per_rank 1 = 32",
+        "write parallelism.pipeline=32 or less",
     ),
     (
         "teuken7b pipeline=16 stages_per_rank=3 schedule=interleaved",
-        "parallelism.pipeline: 16 ranks x 3 stages need as many layers, model.num_layers is 32",
-        "the most that has a layer on each stage: parallelism.pipeline=10",
+        "parallelism.pipeline: 16 is more than num_layers 32 / stages_per_rank 3 = 10",
+        "write parallelism.pipeline=10 or less",
     ),
     (
         "teuken7b rank_order=[pipeline,data,tensor,context]",
-        "parallelism.rank_order: [pipeline, data, tensor, context] does not name each "
-        "of the five axes once",
-        "[pipeline, data, expert, context, tensor] does, slowest axis first",
+        "parallelism.rank_order: [pipeline, data, tensor, context] must list each of the "
+        "five axes once",
+        "for example, [pipeline, data, expert, context, tensor] (slowest axis first)",
     ),
     (
         "teuken7b rank_order=[pipeline,data,expert,tensor,tensor]",
-        "parallelism.rank_order: [pipeline, data, expert, tensor, tensor] does not name "
-        "each of the five axes once",
-        "[pipeline, data, expert, context, tensor] does, slowest axis first",
+        "parallelism.rank_order: [pipeline, data, expert, tensor, tensor] must list each "
+        "of the five axes once",
+        "for example, [pipeline, data, expert, context, tensor] (slowest axis first)",
     ),
 ]
 TAKEN = [
@@ -241,13 +237,13 @@ def test_auto_shards_over_all_data_ranks_and_keeps_what_is_named() -> None:
 
 
 def test_tensor_ranks_fit_where_every_part_divides_evenly() -> None:
-    shape = compose("teuken7b").shape  # 2 key/value heads, 13,440 = 2^7 x 105
+    shape = compose("teuken7b").decoder_spec  # 2 key/value heads, 13,440 = 2^7 x 105
     assert [n for n in range(1, 65) if tensor_fits(shape, n)] == [1, 2, 4, 8, 16, 32]
 
 
 def test_the_stages_of_a_recipe_are_as_many_as_its_ranks_hold() -> None:
     words = "teuken7b schedule=interleaved stages_per_rank=4"
-    assert compose("teuken7b").derived.layers_by_stage == (16, 16)
-    assert compose(words).derived.layers_by_stage == (4,) * 8
-    assert compose(f"{words} pipeline=1").stages == (range(32),)
-    assert compose("bloom176b").derived.layers_by_stage == (5, *[6] * 10, 5)
+    assert compose("teuken7b").derived_numbers.layers_by_stage == (16, 16)
+    assert compose(words).derived_numbers.layers_by_stage == (4,) * 8
+    assert compose(f"{words} pipeline=1").stage_layers == (range(32),)
+    assert compose("bloom176b").derived_numbers.layers_by_stage == (5, *[6] * 10, 5)

@@ -41,7 +41,9 @@ def test_a_tensor_group_inside_a_node_is_no_warning() -> None:
 
 def test_tensor_groups_over_nodes_are_named_with_the_published_cost() -> None:
     (line,) = warnings_of(compose("parallelism.tensor=8", "parallelism.data=32"))
-    assert line.startswith("parallelism.tensor: 64 of 64 groups of 8 tensor ranks lie on ")
+    assert line.startswith(
+        "parallelism.tensor: 64 of 64 groups of 8 tensor ranks span several nodes"
+    )
     assert "43 %" in line
     assert "\n" not in line
 
@@ -67,7 +69,11 @@ def test_groups_are_counted_as_an_enumeration_counts_them(
 def test_the_fastest_axis_has_neighbouring_ranks() -> None:
     recipe = compose("parallelism.rank_order=[tensor,data,expert,context,pipeline]")
     groups = recipe.rank_groups
-    strides = groups.stride("pipeline"), groups.stride("data"), groups.stride("tensor")
+    strides = (
+        groups.compute_stride("pipeline"),
+        groups.compute_stride("data"),
+        groups.compute_stride("tensor"),
+    )
     assert strides == (1, 2, 256)
 
 

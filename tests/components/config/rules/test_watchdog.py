@@ -5,7 +5,7 @@ import pytest
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.layout import reserve_of
-from components.config.resolve import relayout
+from components.config.resolve import update_recipe
 from components.errors import RecipeError
 
 
@@ -14,21 +14,21 @@ from components.errors import RecipeError
     [
         (
             "watchdog.step_seconds=10.0 watchdog.pause_seconds=5.0",
-            r"watchdog\.pause_seconds: 5 is less than step_seconds 10(.|\n)*"
-            r"set watchdog\.pause_seconds=10 or more",
+            r"watchdog\.pause_seconds: 5\.0 is less than watchdog\.step_seconds 10\.0(.|\n)*"
+            r"write watchdog\.pause_seconds=10\.0 or more",
         ),
         (
             "watchdog.restarts=1",
-            r"watchdog\.restarts: 1, but a single rank here has no agent",
+            r"watchdog\.restarts: 1, but a single local rank has no agent",
         ),
         (
             "cluster.ranks=2 watchdog.restarts=1 cluster.spare_nodes=1",
-            r"cluster\.spare_nodes: 1, but without a scheduler there is no job to have them",
+            r"cluster\.spare_nodes: 1, but spare nodes need a scheduler",
         ),
         (
             "cluster=juwels cluster.spare_nodes=2 cluster.preflight=none watchdog.restarts=0",
-            r"cluster\.spare_nodes: 2, but a run that neither looks at its nodes nor(.|\n)*"
-            r"leave cluster\.preflight as it is, or set watchdog\.restarts=3",
+            r"cluster\.spare_nodes: 2, but a run without preflight and(.|\n)*"
+            r"set watchdog\.restarts=3 or cluster\.preflight",
         ),
         ("watchdog.slow_ratio=1.0", r"watchdog\.slow_ratio: input should be greater than 1"),
     ],
@@ -72,10 +72,10 @@ def test_no_more_spare_nodes_are_asked_for_than_a_queue_takes() -> None:
 
 def test_a_run_that_moves_keeps_what_its_user_said_and_derives_the_rest_again() -> None:
     large = compose_recipe(read_point(["recipe=mula220b_a10b", "cluster=aurora"]))
-    half = relayout(large, {"parallelism.data": 16})
+    half = update_recipe(large, {"parallelism.data": 16})
     assert (half.cluster.nodes, half.cluster.spare_nodes) == (128, 2)
     assert half.watchdog.restarts == 2
     named = large.model_copy(
         update={"watchdog": large.watchdog.model_copy(update={"restarts": 3})}
     )
-    assert relayout(named, {"parallelism.data": 16}).watchdog.restarts == 3
+    assert update_recipe(named, {"parallelism.data": 16}).watchdog.restarts == 3

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from components.terminal import console
+from components.terminal import create_console
 from components.train.callbacks.display import RunProgressBar
 
 
@@ -19,7 +19,7 @@ def test_a_signal_is_answered_also_in_the_middle_of_a_line_or_an_import(
 ) -> None:
     """Rich imports its emoji with the first colon that it prints: a handler may find half."""
     monkeypatch.setitem(sys.modules, "rich._emoji_codes", ModuleType("half"))
-    display = RunProgressBar(console(stderr=True))
+    display = RunProgressBar(create_console(stderr=True))
     before = signal.signal(signal.SIGUSR2, lambda *_: display.say_at_once("SIGUSR2: :saving:"))
     try:
         os.kill(os.getpid(), signal.SIGUSR2)
@@ -29,16 +29,16 @@ def test_a_signal_is_answered_also_in_the_middle_of_a_line_or_an_import(
 
 
 def test_other_ranks_than_the_first_say_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    display = RunProgressBar(console(stderr=True, quiet=True))
+    display = RunProgressBar(create_console(stderr=True, quiet=True))
     display.say_at_once("SIGINT: saving")
-    display.say("step 1")
+    display.print_line("step 1")
     assert capfd.readouterr().err == ""
 
 
 def test_the_bar_has_no_figures_before_the_first_step() -> None:
     out = io.StringIO()
     display = RunProgressBar(Console(file=out, force_terminal=True, width=200))
-    recipe = SimpleNamespace(name="tiny", derived=SimpleNamespace(steps=2))
+    recipe = SimpleNamespace(name="tiny", derived_numbers=SimpleNamespace(steps=2))
     trainer: Any = None
     module: Any = SimpleNamespace(
         verdict=None,

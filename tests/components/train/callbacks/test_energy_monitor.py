@@ -43,7 +43,7 @@ def test_the_cards_of_a_node_are_counted_by_its_first_rank_for_all_tiles(
         write_card(tmp_path, number, microjoules=10**number * 1_000_000)
     found = [source_of(XPU, rank=r, ranks=tiles, sysfs=tmp_path) for r in range(tiles)]
     assert sum(one.units for one in found) == found[0].units == tiles
-    assert sum(one.read() for one in found[0].counters) == int("1" * cards)
+    assert sum(one.read_joules() for one in found[0].counters) == int("1" * cards)
     assert not any(one.counters for one in found[1:])
 
 
@@ -67,7 +67,7 @@ def test_cards_that_count_more_than_our_ranks_count_nothing(
         write_card(tmp_path, number)
     source = source_of(XPU, rank=0, ranks=ranks, sysfs=tmp_path)
     assert (list(source.counters), source.units) == ([], ranks)
-    said = f"{cards} cards count together what {ranks} ranks" if cards else "no card of i915"
+    said = f"{cards} cards count {ranks} ranks" if cards else "no i915"
     assert source.text.startswith(f"no counter: {said}")
 
 
@@ -99,7 +99,7 @@ def test_a_run_that_goes_on_adds_to_what_it_used_before(tmp_path: Path) -> None:
     for joules in (50.0, 70.0):
         metrics = RunMetrics(file=MetricsFile(file=file, writes=True, retry_seconds=0.0))
         for part in (0.5, 1.0):
-            metrics.energy(
+            metrics.record_energy(
                 RunProgress(step=1, tokens=10),
                 devices=counted(part * joules, part * 4, part * 8),
                 hosts=counted(0, 0, part),

@@ -8,7 +8,7 @@ import torch
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.dryrun.world import fake_world
+from components.dryrun.fake_world import fake_world
 from components.train.module import Pretraining
 from components.train.validation_batches import ValidationBatches, take_turns
 
@@ -38,15 +38,15 @@ def test_the_loss_of_a_source_is_the_mean_over_its_tokens_not_over_its_batches(
         read_point(["recipe=teuken7b", "parallelism.microbatch_sequences=2"])
     )
     data: Any = SimpleNamespace(
-        sources=("any",), batches=SimpleNamespace(shares_after=lambda step: {"any": 1.0})
+        source_names=("any",), batches=SimpleNamespace(shares_after=lambda step: {"any": 1.0})
     )
-    held_out: Any = SimpleNamespace(windows=lambda source: iter(windows))
+    held_out: Any = SimpleNamespace(iter_windows=lambda source: iter(windows))
     mesh: Any = SimpleNamespace(data_rank=0, data_ranks=1)
     module = Pretraining(recipe=recipe, eod_id=0)
-    engine: Any = SimpleNamespace(evaluate=lambda rows: rows[:, 1:].double().mean())
+    engine: Any = SimpleNamespace(evaluate_rows=lambda rows: rows[:, 1:].double().mean())
     module.engine = engine
     logged: dict[str, float] = {}
-    monkeypatch.setattr(Pretraining, "data", data)
+    monkeypatch.setattr(Pretraining, "data_module", data)
     monkeypatch.setattr(module, "log_dict", logged.update)
     with fake_world(0, 1):
         module.on_validation_epoch_start()

@@ -31,9 +31,11 @@ def test_a_measurement_for_which_there_is_no_room_says_so(tmp_path: Path) -> Non
 def test_numbers_that_a_callback_logs_at_every_step_hide_no_energy(tmp_path: Path) -> None:
     metrics = metrics_in(tmp_path)
     used = EnergyReading(joules=50.0, counted_seconds=1.0, passed_seconds=1.0)
-    metrics.energy(RunProgress(step=1, tokens=10), used, used)
+    metrics.record_energy(RunProgress(step=1, tokens=10), used, used)
     for step in range(2, 2_000):
-        metrics.file.record("logged", RunProgress(step=step, tokens=10 * step), {"mine": 1.0})
+        metrics.file.append_record(
+            "logged", RunProgress(step=step, tokens=10 * step), {"mine": 1.0}
+        )
     assert metrics_in(tmp_path).energy_used["devices"].joules == 50.0
 
 

@@ -1,0 +1,139 @@
+"""Published step times of other programs on three machines, as jobs of the planner.
+
+Rows are in ``benchmarks/data/public_steps.csv``. A row without seconds states tokens per second
+or TFLOP/s as Megatron-LM counts them: 6 N + 6 L h s (`components.planner.rates`, ``causal``).
+"""
+
+import csv
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import yaml
+
+from benchmarks.planning.measured import dense_layout, mixed_precision_job
+from benchmarks.results_store import ROOT
+from components.config.model_spec.attention import AttentionSpec
+from components.config.model_spec.decoder import DecoderSpec
+from components.config.model_spec.feed_forward import FeedForwardSpec
+from components.config.model_spec.initialization import NormalSpec
+from components.config.model_spec.norms import NormSpec
+from components.config.model_spec.positions import PositionsSpec
+from components.config.stages import stage_layers
+from components.planner.job import TrainingJob
+from components.planner.rates import flops_by_convention
+
+TABLE = ROOT / "benchmarks" / "data" / "public_steps.csv"
+RATE = re.compile(r"([\d.]+) (TFLOP/s|tokens/s) a GPU")
+EVERY = re.compile(r"every (\d+)th layer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicStep:
+    """One published layout; ``seconds`` is 0 if the run went out of memory."""
+
+    source: str
+    machine: str
+    job: TrainingJob
+    seconds: float
+
+    @property
+    def ran(self) -> bool:
+        return self.seconds > 0
+
+    @property
+    def error_class(self) -> str:
+        """Machine and kind of feed-forward part, the classes of the accuracy table."""
+        kind = "experts" if self.job.shape.mlp.num_experts else "dense"
+        return f"{self.machine}, {kind}"
+
+
+def read_public_steps() -> list[PublicStep]:
+    """Read all rows of the table."""
+    facts = yaml.safe_load(TABLE.with_suffix(".yaml").read_text("utf-8"))
+    with TABLE.open(encoding="utf-8", newline="") as lines:
+        return [_read_step(cells, facts) for cells in csv.DictReader(lines)]
+
+
+def _read_step(cells: Mapping[str, str], facts: Mapping[str, Any]) -> PublicStep:
+    job = _job(cells, facts)
+    seconds = float(cells["step_seconds"] or 0)
+    rate = RATE.search(cells["note"])
+    if not seconds and rate is not None:
+        figure = float(rate[1]) * job.layout.num_ranks
+        if rate[2] == "TFLOP/s":
+            shape, length = job.shape, job.sequence_length
+            flops = flops_by_convention(shape, length, pipeline=job.layout.pipeline)["causal"]
+            figure *= 1e12 / flops
+        seconds = job.tokens_per_step / figure
+    return PublicStep(
+        source=cells["source"], machine=cells["machine"], job=job, seconds=seconds
+    )
+
+
+def _job(cells: Mapping[str, str], facts: Mapping[str, Any]) -> TrainingJob:
+    """Return a job of Megatron: ZeRO-1 in all rows, sums in float32."""
+    tensor, pipeline, expert = (int(cells[key]) for key in ("tensor", "pipeline", "expert"))
+    shape = _shape(cells["model"], facts["vocabularies"].get(cells["vocab"]))
+    data = int(cells["devices"]) // (tensor * pipeline)
+    every = EVERY.search(cells["recompute"])
+    # torchtitan's rows state the whole batch. Its default is one sequence in a microbatch.
+    size = int(cells["microbatch"]) if cells["microbatch"].isdigit() else 1
+    batch = int(cells["global_batch"] or data * size)
+    return mixed_precision_job(
+        shape=shape,
+        layout=dense_layout(
+            data=data // expert,
+            data_shard=data,
+            tensor=tensor,
+            pipeline=pipeline,
+            expert=expert,
+            zero=1,
+            sequence_parallel=tensor > 1,
+            microbatch_sequences=size,
+            recompute="none" if cells["recompute"] == "none" else "full",
+            recompute_every=int(every[1]) if every else 1,
+            compile="layers" if "compiled" in cells["engine"] else "none",
+        ),
+        devices_per_node=facts["devices_per_node"][cells["machine"]],
+        layers_by_stage=tuple(map(len, stage_layers(shape.num_layers, pipeline, "layers"))),
+        head_stage=pipeline - 1,
+        sequence_length=int(cells["sequence"]),
+        microbatches=batch // (data * size),
+        compute="bfloat16",
+        gradient_bytes=2,
+        reduce_bytes=2,
+        fused_attention="ALiBi" not in cells["model"],
+    )
+
+
+@cache
+def _shape(name: str, vocabulary: int | None) -> DecoderSpec:
+    facts = yaml.safe_load(TABLE.with_suffix(".yaml").read_text("utf-8"))["models"][name]
+    size = vocabulary or facts["vocabulary"]
+    gated = facts.get("gated", True)
+    return DecoderSpec(
+        dim=facts["dim"],
+        num_layers=facts["layers"],
+        vocab_size=size,
+        padded_vocab_size=size,
+        tied_embeddings=facts.get("tied", False),
+        attention=AttentionSpec(
+            num_heads=facts["heads"],
+            num_kv_heads=facts["kv_heads"],
+            head_dim=facts.get("head_dim", facts["dim"] // facts["heads"]),
+            bias=not gated,
+        ),
+        mlp=FeedForwardSpec(
+            ffn_dim=facts["ffn"],
+            gated=gated,
+            bias=not gated,
+            num_experts=facts.get("experts"),
+            top_k=facts.get("top_k"),
+        ),
+        norm=NormSpec(eps=1e-5, center=not gated, weight=True, bias=not gated),
+        positions=PositionsSpec(base=10_000.0 if gated else None),
+        initialization=NormalSpec(std=0.02, residual="scaled", padding_row=None),
+    )

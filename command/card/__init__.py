@@ -1,0 +1,1 @@
+"""Site cards: the short run that measures a machine, and the plan that reads its card."""

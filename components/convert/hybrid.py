@@ -1,0 +1,273 @@
+"""OLMo-Hybrid: gated delta nets, and attention with or without RoPE in some layers.
+
+https://huggingface.co/allenai/Olmo-Hybrid-7B; keys and defaults are from ``transformers``.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from components.config.model_spec.decoder import DecoderSpec
+from components.config.model_spec.mixers import GatedDeltaNetSpec, MixerSpec
+from components.convert.hf_family import (
+    HFConfig,
+    Requirement,
+    Setting,
+    change_settings,
+    read_feature,
+)
+from components.convert.llama import OLMO2, gated_mlp, llama_layer
+from components.convert.param_mapping import (
+    Transform,
+    Weights,
+    map_norm,
+    map_weight,
+    with_prefix,
+)
+from components.convert.rotations import FULL
+from components.convert.windowed import shortest_pattern
+
+LINEAR = "linear_attention"
+_LAYERS = {LINEAR: "delta/mlp", FULL: "attention/mlp"}
+_EVERY = 4  # the class's interval of layers with attention
+_EPS = 1e-5  # of the norm after the states, fixed in the class
+# With null, the class would take its default base, and rotate.
+_NO_ROPE = {"rope_theta": None, "rope_type": "default"}
+_NORM = "components.model.norms.Norm"
+_POSITIONS = "components.model.positions"
+
+
+def _only_mixer(features: DecoderSpec) -> MixerSpec | None:
+    """Return the linear mixer of a model with one; None for other models."""
+    mixers = list(features.mixers.values())
+    return mixers[0] if len(mixers) == 1 else None
+
+
+def _has_mixer(features: DecoderSpec, layer: int) -> bool:
+    return features.layer_types[features.kind_of(layer).text].mixer is not None
+
+
+def _has_attention(features: DecoderSpec, layer: int) -> bool:
+    return not _has_mixer(features, layer)
+
+
+def _write_types(features: DecoderSpec) -> list[str]:
+    layers = range(features.num_layers)
+    return [LINEAR if _has_mixer(features, layer) else FULL for layer in layers]
+
+
+def _resolve_types(types: list[str] | None, values: HFConfig) -> list[str]:
+    layers: int = values["num_hidden_layers"]
+    return types or [FULL if n % _EVERY == _EVERY - 1 else LINEAR for n in range(layers)]
+
+
+def _import_pattern(types: list[str], _: HFConfig) -> Any:
+    return shortest_pattern([_LAYERS.get(kind, kind) for kind in types])
+
+
+def _write_rotation(features: DecoderSpec) -> dict[str, Any]:
+    return _NO_ROPE | {"rope_theta": read_feature(features, "positions.base")}
+
+
+def _import_rotation(rotation: HFConfig, _: HFConfig) -> Any:
+    if (base := rotation["rope_theta"]) is None:
+        return {"_target_": f"{_POSITIONS}.Positions"}
+    return {"_target_": f"{_POSITIONS}.Rotary", "base": float(base)}
+
+
+def _is_plain_rotation(features: DecoderSpec) -> bool:
+    """Whether attention has the class's positions: RoPE with one base, or none."""
+    positions = features.positions
+    plain = positions.scaling is None and positions.local_base is None
+    return positions.class_name in {"Positions", "Rotary"} and plain
+
+
+def _is_delta(features: DecoderSpec) -> bool:
+    """Whether all layers are like the class's, with the same gated delta net."""
+    mixer, placement = _only_mixer(features), features.norm_placement
+    if not isinstance(mixer, GatedDeltaNetSpec) or placement != "after":
+        return False
+    norm, types = mixer.norm, features.layer_types.values()
+    plain = norm.weight and not norm.center and norm.eps == _EPS
+    branches = {(("mixer",), ("mlp",)), (("attention",), ("mlp",))}
+    return (
+        plain
+        and mixer.norm_placement == "before"
+        and {layer.branches for layer in types} == branches
+    )
+
+
+def _of_mixer(key: str, default: Any, name: str, resolve: Any = None) -> Setting:
+    """Return the row of a key of the linear mixer, which a recipe may name as it likes."""
+    return Setting(
+        key,
+        default,
+        f"mixers.delta.{name}",
+        export=lambda m: getattr(_only_mixer(m), name, None),
+        resolve=resolve,
+    )
+
+
+def _range(name: str, keys: tuple[str, str], defaults: tuple[float, float]) -> list[Setting]:
+    """Return the rows of a range with a key for each end."""
+    (first, low), (last, high) = zip(keys, defaults, strict=True)
+    return [
+        Setting(first, low, export=lambda m: getattr(_only_mixer(m), name)[0]),
+        Setting(
+            last,
+            high,
+            f"mixers.delta.{name}",
+            export=lambda m: getattr(_only_mixer(m), name)[1],
+            place=lambda value, values: [float(values[first]), float(value)],
+        ),
+    ]
+
+
+def _join_taps(features: DecoderSpec) -> Transform:
+    """Return the transform between three convolutions and one over all channels."""
+    mixer = _only_mixer(features)
+    widths = [mixer.key_width, mixer.key_width, mixer.value_width] if mixer else []
+    return Transform(
+        lambda tensors: [torch.cat(list(tensors))[:, None]],
+        lambda tensors: torch.split(tensors[0][:, 0], widths),
+    )
+
+
+def _rename(ours: str, theirs: str) -> Weights:
+    return (map_weight(f"mixer.{ours}", f"linear_attn.{theirs}", applies=_has_mixer),)
+
+
+_TAPS = tuple(f"mixer.{name}_conv.taps" for name in ("query", "key", "value"))
+_MAPS = tuple(
+    zip("qkvabgo", ("query", "key", "value", "decay", "step", "gate", "output"), strict=True)
+)
+_DELTA_LAYER: Weights = (
+    *map_norm("mixer_norm", "input_layernorm", applies=_has_mixer),
+    *(
+        row
+        for theirs, ours in _MAPS
+        for row in _rename(f"{ours}.weight", f"{theirs}_proj.weight")
+    ),
+    map_weight(_TAPS, "linear_attn.conv1d.weight", _join_taps, _has_mixer),
+    *_rename("log_decay", "A_log"),
+    *_rename("step_bias", "dt_bias"),
+    *_rename("norm.weight", "o_norm.weight"),
+    *map_norm("mlp_norm", "post_attention_layernorm", applies=_has_mixer),
+    *gated_mlp(_has_mixer),
+)
+
+
+def _of_attention(rows: Weights) -> Weights:
+    """Return the rows, for layers with attention only."""
+
+    def restrict_rows(condition: Any) -> Any:
+        return lambda features, layer: (
+            _has_attention(features, layer) and condition(features, layer)
+        )
+
+    return tuple(row._replace(applies=restrict_rows(row.applies)) for row in rows)
+
+
+OLMO_HYBRID = replace(
+    OLMO2,
+    model_type="olmo_hybrid",
+    architecture="OlmoHybridForCausalLM",
+    settings=change_settings(
+        OLMO2.settings,
+        Setting(
+            "layer_types",
+            path="pattern",
+            export=_write_types,
+            resolve=_resolve_types,
+            place=_import_pattern,
+            kind=[],
+        ),
+        Setting(
+            "rope_parameters",
+            _NO_ROPE,
+            path="positions",
+            export=_write_rotation,
+            resolve=lambda rotation, _: _NO_ROPE | (rotation or {}),
+            place=_import_rotation,
+            kind={},
+        ),
+        _of_mixer(
+            "linear_num_key_heads",
+            None,
+            "num_key_heads",
+            lambda heads, values: heads or values["num_attention_heads"],
+        )._replace(export=lambda m: getattr(_only_mixer(m), "key_heads", None)),
+        _of_mixer(
+            "linear_num_value_heads",
+            None,
+            "num_heads",
+            lambda heads, values: heads or values["num_attention_heads"],
+        ),
+        _of_mixer(
+            "linear_key_head_dim",
+            None,
+            "key_dim",
+            lambda width, values: (
+                width or int(0.75 * values["hidden_size"] / values["linear_num_key_heads"])
+            ),
+        ),
+        _of_mixer(
+            "linear_value_head_dim",
+            None,
+            "value_dim",
+            lambda width, values: width or 2 * values["linear_key_head_dim"],
+        ),
+        _of_mixer("linear_conv_kernel_dim", 4, "conv_size"),
+        _of_mixer("linear_allow_neg_eigval", True, "negative_eigenvalues"),
+        without=("rope_theta", "rope_scaling"),
+        hidden_size=3_840,
+        num_attention_heads=30,
+        rms_norm_eps=1e-6,
+    ),
+    training=(
+        *OLMO2.training,
+        *_range("decay_range", ("linear_a_log_min", "linear_a_log_max"), (0.0, 16.0)),
+        *_range("step_range", ("linear_dt_min", "linear_dt_max"), (0.001, 0.1)),
+        Setting("linear_dt_init_floor", 1e-4),
+    ),
+    fixed={key: OLMO2.fixed[key] for key in OLMO2.fixed if key != "positions._target_"},
+    imported={
+        **OLMO2.imported,
+        "mixers.delta._target_": "components.model.mixers.gated_delta_net.GatedDeltaNet",
+        "mixers.delta._partial_": True,
+        "mixers.delta.norm": {
+            "_target_": _NORM,
+            "_partial_": True,
+            "eps": _EPS,
+            "center": False,
+            "weight": True,
+            "bias": False,
+        },
+        "mixers.delta.norm_placement": "before",
+    },
+    requirements=(
+        *OLMO2.requirements,
+        Requirement(
+            "positions",
+            "it is Rotary without scaling or local base, or Positions, in all layers",
+            _is_plain_rotation,
+        ),
+        Requirement(
+            "pattern",
+            "layers have attention with norms after, or a gated delta net with norms before",
+            _is_delta,
+        ),
+    ),
+    normalize_config=dict,
+    layer_weights=(
+        *_of_attention(
+            llama_layer(
+                attention_norm="post_attention_layernorm", mlp_norm="post_feedforward_layernorm"
+            )
+        ),
+        *with_prefix("layers.{layer}.", "model.layers.{layer}.", _DELTA_LAYER),
+    ),
+)
+
+FAMILIES = (OLMO_HYBRID,)

@@ -1,0 +1,143 @@
+"""Chunked scans of linear recurrences: the gated delta rule and Mamba-2's state space.
+
+A head has a state S of (key_dim, value_dim). A token with key k, value v, decay a and step
+size b changes it and reads the output with its query q:
+
+- linear (https://arxiv.org/abs/2405.21060, section 6): ``S = a S + k v^T``
+- delta (https://arxiv.org/abs/2412.06464, equation 10): ``S = a S + b k (v - (a S)^T k)^T``
+- output of both: ``S^T q``; ``a`` is a number, or has one number per channel of the key
+  (https://arxiv.org/abs/2510.26692, equation 1)
+
+Tokens of a chunk are processed by matrix products, chunks one after another. Shapes are
+(batch, groups, heads, seq, width): the heads of a group share queries and keys (1 head there).
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+Scanned = tuple[Tensor, Tensor]  # outputs of all tokens, and the states after the last token
+Scan = Callable[..., Scanned]
+
+
+class Decays:
+    """Decays between the tokens of each chunk, zero across starts of documents."""
+
+    def __init__(
+        self,
+        log_decay: Float[Tensor, "batch groups heads chunks chunk channels"],
+        resets: Bool[Tensor, "batch 1 1 chunks chunk"] | None,
+    ) -> None:
+        total = log_decay.cumsum(-2)
+        size, last = log_decay.shape[-2], total[..., -1:, :]
+        visible = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril()
+        self.reads, self.writes = total.exp(), (last - total).exp()
+        if resets is not None:
+            segment = resets.cumsum(-1)
+            visible = visible & (segment[..., :, None] == segment[..., None, :])
+            self.reads = self.reads * (segment == 0)[..., None]
+            self.writes = self.writes * (segment == segment[..., -1:])[..., None]
+        self.retained = self.reads[..., -1, :, None]  # of the state, over a whole chunk
+        # Between each pair of tokens. Differences of sums never overflow, unlike factors.
+        exponents = total[..., :, None, :] - total[..., None, :, :]
+        self.between = exponents.masked_fill(~visible[..., None], -torch.inf).exp()
+
+    def weigh_products(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return the decayed products of each token's ``left`` and earlier tokens' ``right``.
+
+        The result is (..., chunk, chunk).
+        """
+        if self.between.shape[-1] == 1:
+            return left @ right.mT * self.between[..., 0]
+        return (left[..., :, None, :] * right[..., None, :, :] * self.between).sum(-1)
+
+
+def scan_delta_rule(
+    query: Float[Tensor, "batch groups shared seq key_dim"],
+    key: Float[Tensor, "batch groups shared seq key_dim"],
+    value: Float[Tensor, "batch groups heads seq value_dim"],
+    log_decay: Float[Tensor, "batch groups heads seq channels"],
+    step: Float[Tensor, "batch groups heads seq 1"],
+    *,
+    resets: Bool[Tensor, "batch seq"] | None,
+    chunk: int,
+    state: Float[Tensor, "batch groups heads key_dim value_dim"] | None = None,
+) -> Scanned:
+    """Scan the gated delta rule from ``state``, or from zero; ``resets`` start documents.
+
+    A chunk's corrections solve a triangular system (https://arxiv.org/abs/2406.06484, section
+    3.2): each token's value without what earlier tokens and the state recall for its key.
+    """
+    length = query.shape[-2]
+    query, key, value, log_decay, step = (
+        _cut(tensor, chunk) for tensor in (query, key, value, log_decay, step)
+    )
+    decays = Decays(log_decay, _cut_resets(resets, chunk))
+    system = decays.weigh_products(key, key) * step
+    targets = torch.cat((value * step, key * decays.reads * step), -1)
+    solved = torch.linalg.solve_triangular(system, targets, upper=False, unitriangular=True)
+    values, recalls = solved.split([value.shape[-1], key.shape[-1]], -1)
+    outputs, state = _scan_chunks(query, key, values, recalls, decays, state)
+    return outputs[..., :length, :], state
+
+
+def scan_linear(
+    query: Float[Tensor, "batch groups shared seq key_dim"],
+    key: Float[Tensor, "batch groups shared seq key_dim"],
+    value: Float[Tensor, "batch groups heads seq value_dim"],
+    log_decay: Float[Tensor, "batch groups heads seq 1"],
+    *,
+    resets: Bool[Tensor, "batch seq"] | None,
+    chunk: int,
+    state: Float[Tensor, "batch groups heads key_dim value_dim"] | None = None,
+) -> Scanned:
+    """Scan the linear recurrence from ``state``, or from zero; ``resets`` start documents."""
+    length = query.shape[-2]
+    query, key, value, log_decay = (
+        _cut(tensor, chunk) for tensor in (query, key, value, log_decay)
+    )
+    decays = Decays(log_decay, _cut_resets(resets, chunk))
+    outputs, state = _scan_chunks(query, key, value, None, decays, state)
+    return outputs[..., :length, :], state
+
+
+def _scan_chunks(
+    query: Tensor,
+    key: Tensor,
+    values: Tensor,
+    recalls: Tensor | None,
+    decays: Decays,
+    state: Tensor | None,
+) -> Scanned:
+    """Pass the state from chunk to chunk; ``recalls`` read what the state predicts."""
+    scores = decays.weigh_products(query, key)
+    reading, writing = query * decays.reads, (key * decays.writes).mT
+    if state is None:
+        shape = *values.shape[:3], key.shape[-1], values.shape[-1]
+        state = values.new_zeros(shape)
+    by_chunk = (scores, reading, writing, decays.retained, values)
+    chunks = zip(*(tensor.unbind(3) for tensor in by_chunk), strict=True)
+    recalling = None if recalls is None else recalls.unbind(3)
+    outputs = []
+    for index, (score, read, write, retained, written) in enumerate(chunks):
+        if recalling is not None:
+            written = written - recalling[index] @ state
+        outputs.append(read @ state + score @ written)
+        state = state * retained + write @ written
+    return torch.cat(outputs, -2), state
+
+
+def _cut(tensor: Tensor, chunk: int) -> Tensor:
+    """Cut the sequence into chunks; added tokens change neither states nor outputs."""
+    padded = F.pad(tensor, (0, 0, 0, -tensor.shape[-2] % chunk))
+    return padded.reshape(*padded.shape[:-2], -1, chunk, padded.shape[-1])
+
+
+def _cut_resets(resets: Tensor | None, chunk: int) -> Tensor | None:
+    if resets is None:
+        return None
+    padded = F.pad(resets, (0, -resets.shape[-1] % chunk))
+    return padded.reshape(len(padded), 1, 1, -1, chunk)
