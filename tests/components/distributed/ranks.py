@@ -1,5 +1,6 @@
 """A few gloo processes that run one case after another."""
 
+import faulthandler
 import os
 import signal
 import tempfile
@@ -112,17 +113,29 @@ class Ranks:
                 try:
                     call, succeeded, value = pipe.recv()
                 except EOFError:
-                    raise AssertionError(f"rank {ranks[pipe]} died") from None
+                    raise AssertionError(self._describe_death(pipe, ranks[pipe])) from None
                 assert call == self._calls, f"an answer to call {call} instead of {self._calls}"
                 assert succeeded, value
                 answers[ranks[pipe]] = value
         return [answers[rank] for rank in range(self._count)]
+
+    def _describe_death(self, pipe: Connection, rank: int) -> str:
+        process = self._processes[pipe]
+        process.join(10)
+        errors = _error_file(Path(self._folder.name), rank).read_text("utf-8", "replace")
+        return f"rank {rank} died with status {process.exitcode}:\n{errors[-4000:]}"
+
+
+def _error_file(folder: Path, rank: int) -> Path:
+    return folder / f"stderr{rank}"
 
 
 def _serve(pipe: Connection, rank: int, count: int, store: Path) -> None:
     import torch
     import torch.distributed as dist
 
+    os.dup2(os.open(_error_file(store.parent, rank), os.O_WRONLY | os.O_CREAT, 0o600), 2)
+    faulthandler.enable()
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
