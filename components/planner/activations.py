@@ -33,9 +33,8 @@ def layer_bytes_per_token(job: TrainingJob, recompute: Recompute | None = None) 
         mixer = (hidden * (layer.mixer is not None), 0.0)
     if "mlp" in dropped:
         mlp = (hidden * layer.has_mlp, 0.0)
-    # The input of a norm after a branch stays, because only the norm needs it.
-    norms = job.shape.norms_per_layer - (len(layer.branches) if "norms" in dropped else 0)
-    whole = norms * hidden + attention[0] + mixer[0] + mlp[0]
+    # A recomputed norm keeps its input, as any norm does, and the next part keeps its output.
+    whole = job.shape.norms_per_layer * hidden + attention[0] + mixer[0] + mlp[0]
     whole /= layout.tensor if layout.sequence_parallel else 1
     return whole + (attention[1] + mixer[1] + mlp[1]) / layout.tensor
 

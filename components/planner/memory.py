@@ -133,7 +133,7 @@ def rank_memory(job: TrainingJob, rank: int, software: SoftwareMemory) -> RankMe
         **_passes(job, rank, parameters, software),
         states=model_states,
         earlier_gradients=states.earlier_gradients(job, model_states, software),
-        update=states.update_bytes(job, parameters, software),
+        update=states.update_bytes(job, rank, parameters, software),
         base=software.base_bytes,
     )
 
@@ -152,20 +152,26 @@ def _passes(
     job: TrainingJob, rank: int, parameters: DeviceParameters, software: SoftwareMemory
 ) -> dict[str, float]:
     layers, pipelined = job.layers_of(rank), job.layout.pipeline > 1
-    has_head = job.has_head(rank)
     casts = _casts(job, rank, parameters)
-    activations = _activations(job, rank, software)
+    stored, recomputed = _activations(job, rank, software)
     tensors = software.gathered_tensors_in_pipelines if pipelined else software.gathered_tensors
     gathered = tensors * 2 * job.microbatch_tokens * job.shape.dim
     buffers = gathered if job.layout.tensor > 1 else 0.0
-    buffers += states.bucket_bytes(job, parameters) + _gathered_layers(job, parameters, layers)
+    weights, gradients = _gathered_layers(job, parameters, layers)
+    buffers += states.bucket_bytes(job, parameters) + weights
     if software.own_gradients:
-        buffers += _gradient(job, rank, layers, casts + activations)
+        gradients += _gradient(job, rank, layers, casts + stored + recomputed)
+    loss = _loss(job, software) if job.has_head(rank) else 0.0
+    # The loss frees its tensors before the backward pass of the last layer begins.
+    if loss >= recomputed + gradients:
+        recomputed = gradients = 0.0
+    else:
+        loss = 0.0
     return {
         "casts": casts,
-        "activations": activations * software.fragmentation,
-        "loss": _loss(job, software) if has_head else 0.0,
-        "buffers": buffers,
+        "activations": (stored + recomputed) * software.fragmentation,
+        "loss": loss,
+        "buffers": buffers + gradients,
     }
 
 
@@ -194,20 +200,24 @@ def _mixing_share(shape: DecoderSpec) -> float:
     return mixing / shape.over_layers(lambda layer: layer.layer_parameters)
 
 
-def _gathered_layers(job: TrainingJob, parameters: DeviceParameters, layers: int) -> float:
-    """Count the bytes of gathered weights and unscattered gradients of ZeRO 3.
+def _gathered_layers(
+    job: TrainingJob, parameters: DeviceParameters, layers: int
+) -> tuple[float, float]:
+    """Count the bytes of gathered weights, and of unscattered gradients, of ZeRO 3.
 
     See `torch.distributed.fsdp`: the weights of two layers, of the last layer and of the
     embedding and head; the gradients of one layer, plus a copy of them that is being sent.
     """
     if job.layout.zero < 3 or not layers or not job.shard_gradient_bytes:
-        return 0.0
+        return 0.0, 0.0
     layer_weights = (parameters.dense - parameters.ends + parameters.expert) / layers
     weights = min(3, layers) * layer_weights + parameters.ends
-    return weights * job.gather_bytes + layer_weights * (job.gather_bytes + job.reduce_bytes)
+    gradients = layer_weights * (job.gather_bytes + job.reduce_bytes)
+    return weights * job.gather_bytes, gradients
 
 
-def _activations(job: TrainingJob, rank: int, software: SoftwareMemory) -> float:
+def _activations(job: TrainingJob, rank: int, software: SoftwareMemory) -> tuple[float, float]:
+    """Count the bytes of kept activations, and of the layer that is being recomputed."""
     layout, gathered = job.layout, 0.0
     # Torch's compiler does not repeat collectives on its own.
     if (software.keeps_gathered or job.layout.compile != "none") and layout.sequence_parallel:
@@ -222,7 +232,6 @@ def _activations(job: TrainingJob, rank: int, software: SoftwareMemory) -> float
         layer += gathered * (job.layout.recompute in {"none", "selective"})
         per_token += ((layers - again) * whole + again * layer) * microbatches
         extra = max(extra, whole - layer if again else 0.0)
-    per_token += extra  # one layer at a time is recomputed
     if rank + 1 < layout.pipeline or job.stage_placement.stages_per_rank > 1:
         hidden = 2.0 * job.shape.dim / (layout.tensor if layout.sequence_parallel else 1)
         per_token += (
@@ -232,7 +241,7 @@ def _activations(job: TrainingJob, rank: int, software: SoftwareMemory) -> float
         # The inputs of three norms, and both vectors in one.
         vectors = job.mtp_depth * 5 * 2.0 * job.shape.dim
         per_token += vectors * microbatches / (layout.tensor if layout.sequence_parallel else 1)
-    return per_token * job.microbatch_tokens
+    return per_token * job.microbatch_tokens, extra * job.microbatch_tokens
 
 
 def _loss(job: TrainingJob, software: SoftwareMemory) -> float:

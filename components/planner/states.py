@@ -162,17 +162,23 @@ class UpdateBytes(NamedTuple):
 
 
 def update_bytes(
-    job: TrainingJob, parameters: DeviceParameters, software: SoftwareMemory
+    job: TrainingJob, rank: int, parameters: DeviceParameters, software: SoftwareMemory
 ) -> UpdateBytes:
-    """Return the larger of two peaks: the last bucket arriving, or the optimizer step.
+    """Return the largest of three peaks: the last bucket, shared ends, or the optimizer step.
 
     If buckets are sent during the backward pass, all gradient sums still exist when the last
-    bucket arrives, in addition to this rank's share of the reduced gradients.
+    bucket arrives, in addition to this rank's share of the reduced gradients. If both pipeline
+    ends have the embedding, each receives the other's gradient and adds it
+    (`components.distributed.pipeline.sum_tied_gradients`); Megatron sums them in place.
     """
     layout, sums = job.layout, compute_states(job, parameters).gradients
-    updating = UpdateBytes(
-        shard_gradients(job, parameters), step_bytes(job, parameters, software)
-    )
+    shards = shard_gradients(job, parameters)
+    step = step_bytes(job, parameters, software)
+    has_one_end = job.shape.shares_ends and (rank == 0) != job.has_head(rank)
+    if has_one_end and software.own_gradients:
+        embedding = DeviceParameters(end_matrix(job), 0.0, 0.0, 0.0)
+        step = max(step, 2 * shard_gradients(job, embedding))
+    updating = UpdateBytes(shards, step)
     if not job.shard_gradient_bytes:
         return updating
     arriving = bucket_bytes(job, parameters)

@@ -8,7 +8,14 @@ from components.config.model_spec.decoder import DecoderSpec
 from components.config.model_spec.positions import PositionsSpec
 from components.planner.activations import count_stored_microbatches, layer_bytes_per_token
 from components.planner.job import TrainingJob
-from components.planner.memory import plan_memory, rank_memory, usable_bytes
+from components.planner.memory import (
+    _activations,
+    _gathered_layers,
+    _loss,
+    plan_memory,
+    rank_memory,
+    usable_bytes,
+)
 from components.planner.states import (
     DeviceParameters,
     compute_states,
@@ -248,8 +255,41 @@ def test_zero_3_holds_float32_shards_and_a_few_gathered_layers() -> None:
     assert three.states.total_bytes == pytest.approx(parts.dense * (4 + 4 + 8) / 8)
     a_layer = (parts.dense - parts.ends) / 16
     plain = plan_memory(on_our_mesh(1), hopper(), ours().memory).ranks[0]
-    gathered = 2 * (3 * a_layer + parts.ends) + (2 + 4) * a_layer
-    assert three.buffers - plain.buffers == pytest.approx(gathered)
+    weights, gradients = 2 * (3 * a_layer + parts.ends), (2 + 4) * a_layer
+    assert _gathered_layers(sharded, parts, 16) == pytest.approx((weights, gradients))
+    assert three.buffers - plain.buffers == pytest.approx(weights)  # when the loss is computed
+
+
+@pytest.mark.parametrize(("rows", "is_loss"), [(1_024, False), (100_000, True)])
+def test_the_loss_and_a_recomputed_layer_never_exist_at_once(rows: int, is_loss: bool) -> None:
+    shape, software = MIDDLE.model_copy(update={"padded_vocab_size": rows}), ours().memory
+    recomputing = job(shape, layout(recompute="full"))
+    stored, recomputed = _activations(recomputing, 0, software)
+    loss = _loss(recomputing, software)
+    assert is_loss == (loss > recomputed)
+    rank = rank_memory(recomputing, 0, software)
+    assert rank.loss == is_loss * loss
+    kept = stored + (0 if is_loss else recomputed)
+    assert rank.activations == pytest.approx(kept * software.fragmentation)
+
+
+def test_both_ends_of_a_pipeline_sum_the_gradients_of_a_shared_embedding() -> None:
+    """Each receives the other's float32 gradient and creates the sum."""
+    where, sums = layout(pipeline=4), {"gradient_bytes": 0, "shard_gradient_bytes": 4}
+    shared, own = (
+        plan_memory(
+            job(SMALL.model_copy(update={"tied_embeddings": is_tied}), where, **sums),
+            hopper(),
+            ours().memory,
+        )
+        for is_tied in (True, False)
+    )
+    steps = [
+        rank.update.step - other.update.step
+        for rank, other in zip(shared.ranks, own.ranks, strict=True)
+    ]
+    embedding = 4 * SMALL.padded_vocab_size * SMALL.dim
+    assert steps == pytest.approx([2 * embedding, 0, 0, 2 * embedding])
 
 
 @pytest.mark.parametrize(
@@ -345,7 +385,7 @@ def test_a_z_loss_has_64_mib_of_logits_in_float32_at_most() -> None:
     for rows, more in ((MIDDLE.padded_vocab_size, 2**26), (1_024, 4 * 1_024 * 1_024)):
         shape = MIDDLE.model_copy(update={"padded_vocab_size": rows})
         one, other = (
-            rank_memory(job(each, layout()), 0, ours().memory).loss
+            _loss(job(each, layout()), ours().memory)
             for each in (shape.model_copy(update={"z_loss": 1e-5}), shape)
         )
         assert one - other == pytest.approx(more)
@@ -374,11 +414,12 @@ def test_a_norm_after_the_mlp_keeps_what_it_gave() -> None:
 def test_norms_on_both_sides_keep_what_both_branches_gave() -> None:
     both = MIDDLE.model_copy(update={"norm_placement": "both"})
     where = layout(sequence_parallel=False)
-    kept = [
-        [layer_bytes_per_token(job(shape, where), again) for again in ("none", ("norms",))]
-        for shape in (MIDDLE, both)
+    for again in ("none", ("norms",)):  # a recomputed norm keeps its input, too
+        kept = [layer_bytes_per_token(job(shape, where), again) for shape in (MIDDLE, both)]
+        assert kept[1] - kept[0] == 2 * 2 * 4_096
+    assert kept == [
+        layer_bytes_per_token(job(shape, where), "none") for shape in (MIDDLE, both)
     ]
-    assert [more - less for less, more in zip(*kept, strict=True)] == 2 * [2 * 2 * 4_096]
     assert both.total_parameters - MIDDLE.total_parameters == 2 * both.num_layers * 4_096 * (
         both.norm.weight + both.norm.bias
     )

@@ -102,8 +102,8 @@ def test_a_stage_takes_the_seconds_of_its_layers_of_both_kinds() -> None:
 def test_activations_are_those_of_both_kinds() -> None:
     model, software = mixture(), ours().memory
     bare = software.model_copy(update={"fragmentation": 1.0, "stage_outputs": 0.0})
-    first = memory._activations(model, 0, bare) / activations.count_stored_microbatches(
-        model, 0
-    )
+    stored, recomputed = memory._activations(model, 0, bare)
+    assert recomputed == 0
+    first = stored / activations.count_stored_microbatches(model, 0)
     each = [activations.layer_bytes_per_token(one) for one in (model, model.dense_job)]
     assert first == pytest.approx((4 * each[0] + 2 * each[1]) * model.microbatch_tokens)

@@ -94,7 +94,7 @@ def test_a_miniature_goes_without() -> None:
     [
         (
             (*TEUKEN, "cluster=hopper", "parallelism.zero=0"),
-            r"parallelism.recompute: auto: whatever is recomputed, a device needs 133\.\d GiB "
+            r"parallelism.recompute: auto: whatever is recomputed, a device needs 132\.\d GiB "
             r"of 69\.8\n  share more \(parallelism=auto finds a layout\), or see the plan of "
             r"parallelism.recompute=full",
         ),
