@@ -6,10 +6,10 @@ fall below an optimizer's tolerance and it stops early (Besiroglu et al. 2024, a
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
+from pydantic import BaseModel
 from scipy.optimize import minimize
 
 from components.errors import RecipeError
@@ -107,10 +107,10 @@ def _descend(start: FloatArray, runs: RunLosses) -> tuple[float, FloatArray]:
     return float(result.fun), result.x
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrawnRange:
-    """Range from ``low`` to ``high`` that contains 90 % of the bootstrap fits."""
+class FigureRange(BaseModel, frozen=True):
+    """A value, and the range from ``low`` to ``high`` of 90 % of the bootstrap fits."""
 
+    value: float
     low: float
     high: float
 
@@ -135,8 +135,10 @@ def drawn_laws(runs: RunLosses, law: Law, draws: int = DRAWN) -> list[Law]:
     return laws
 
 
-def compute_interval(laws: Sequence[Law], figure: Callable[[Law], float]) -> DrawnRange:
-    """Return the percentile interval of a number over the bootstrap laws."""
-    values = [figure(law) for law in laws]
+def compute_range(
+    law: Law, drawn: Sequence[Law], figure: Callable[[Law], float]
+) -> FigureRange:
+    """Return a number of a law, and its percentile interval over the bootstrap laws."""
+    values = [figure(drawn_law) for drawn_law in drawn]
     low, high = np.percentile(values, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
-    return DrawnRange(low=float(low), high=float(high))
+    return FigureRange(value=figure(law), low=float(low), high=float(high))
