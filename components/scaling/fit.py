@@ -64,18 +64,22 @@ def fit_law(runs: RunLosses, starts: Sequence[FloatArray] | None = None) -> Law:
     If the runs are too few, or no minimum is found, raise a RecipeError.
     """
     check_enough(runs)
+    options = {"gtol": FLAT, "maxiter": 2_000}
     minima = [
-        _descend(start, runs) for start in (grid_starts(runs) if starts is None else starts)
+        minimize(compute_objective, start, (runs,), method="BFGS", jac=True, options=options)
+        for start in (grid_starts(runs) if starts is None else starts)
     ]
-    value, best = min(minima, key=lambda minimum: minimum[0])
-    a, b, e, alpha, beta = (float(constant) for constant in best)
+    best = min(minima, key=lambda minimum: float(minimum.fun))
+    a, b, e, alpha, beta = map(float, best.x)
     falls = alpha > 0 and beta > 0
     most = [a - alpha * np.log(runs.parameters.min()), b - beta * np.log(runs.tokens.min())]
     if not falls or min(most) < np.log(SEEN * runs.losses.min()) or max(a, b, e) > LARGEST:
         problem = f"the fitted exponents {alpha:.3g} and {beta:.3g} are not a scaling law"
         raise RecipeError("study", problem, "train sizes and lengths that are further apart")
     A, B, E = np.exp([a, b, e])
-    return Law(E=float(E), A=float(A), B=float(B), alpha=alpha, beta=beta, objective=value)
+    return Law(
+        E=float(E), A=float(A), B=float(B), alpha=alpha, beta=beta, objective=float(best.fun)
+    )
 
 
 def check_enough(runs: RunLosses) -> None:
@@ -97,14 +101,6 @@ def grid_starts(runs: RunLosses) -> list[FloatArray]:
     """Return the points of the starting grid with the smallest objective."""
     every = [np.array(point, dtype=np.float64) for point in product(*GRID)]
     return sorted(every, key=lambda point: compute_objective(point, runs)[0])[:TRIED]
-
-
-def _descend(start: FloatArray, runs: RunLosses) -> tuple[float, FloatArray]:
-    options = {"gtol": FLAT, "maxiter": 2_000}
-    result = minimize(
-        compute_objective, start, args=(runs,), jac=True, method="BFGS", options=options
-    )
-    return float(result.fun), result.x
 
 
 class FigureRange(BaseModel, frozen=True):

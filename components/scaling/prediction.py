@@ -15,6 +15,7 @@ from components.scaling.fit import (
 )
 from components.scaling.law import FLOPS_PER_PARAMETER, BestSize, Law, RunLosses
 
+LadderRow = tuple[int, int, float, bool]  # parameters, tokens, loss, whether it is held out
 CONVENTION = "parameters without the embedding, FLOPs 6 N D, losses in nats per token"
 
 
@@ -67,12 +68,9 @@ class Prediction(BaseModel, frozen=True):
 
 
 def predict_target(
-    rows: Sequence[tuple[int, int, float, bool]], parameters: int, tokens: int
+    rows: Sequence[LadderRow], parameters: int, tokens: int
 ) -> tuple[Prediction, Law]:
-    """Fit the runs that are not held out, and predict the target.
-
-    Rows are parameters, tokens, loss, and whether the run is held out.
-    """
+    """Fit the runs that are not held out, and predict the target."""
     fitted = RunLosses.from_rows([row[:3] for row in rows if not row[3]])
     law = fit_law(fitted)
     drawn = drawn_laws(fitted, law)
