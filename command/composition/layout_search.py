@@ -117,9 +117,8 @@ def _nodes_in_time(question: SearchProblem, within_days: float) -> int:
         search = question.find_layouts(nodes)
         if not search.best:
             return None
-        bill = plan_recipe(
-            question.resolve_candidate(nodes, search.best[0].layout_degrees)
-        ).cost_estimate
+        recipe = question.resolve_candidate(nodes, search.best[0].layout_degrees)
+        bill = plan_recipe(recipe).cost_estimate
         return bill.days if bill else None
 
     return fewest_nodes(
