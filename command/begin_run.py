@@ -13,7 +13,6 @@ from components.config.recipe import Recipe
 from components.config.resolve import check_continues
 from components.run.folder import RunFolder, create_run_folder, open_run_folder
 from components.run.writer_lock import train_alone
-from components.terminal import log_line
 from components.train.launch import check_trainable
 
 
@@ -35,7 +34,7 @@ def begin_run(path: Path, *words: str) -> Path:
     if RunFolder(path).recipe.is_file():
         folder, before = open_run_folder(path)
         check_continues(before, recipe, path)
-        with train_alone(path, "run", log_line):  # another process may train or end there
+        with train_alone(path, "run"):  # another process may train or end there
             folder.results.unlink(missing_ok=True)
             folder.stop.unlink(missing_ok=True)
         return path

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,17 +22,8 @@ from components.run.records import TimedResults, read_record
 from components.terminal import create_console
 
 
-@dataclass(frozen=True)
-class MeasuredStep:
-    """A recipe with its measured step time and the first rank's peak memory in bytes."""
-
-    recipe: Recipe
-    seconds: float
-    peak_bytes: float | None
-
-
-def read_step(path: Path) -> MeasuredStep:
-    """Read the median step of a finished run: one layout, one batch size, not on a CPU."""
+def read_step(path: Path) -> tuple[Recipe, CalibrationStep]:
+    """Read the recipe and median step of a run: one layout, one batch size, not on a CPU."""
     file = path / "results.json"
     if not file.is_file():
         remedy = "write calibrate=[FOLDER,...] with finished runs"
@@ -49,19 +39,18 @@ def read_step(path: Path) -> MeasuredStep:
     if results.device == "cpu":
         raise RecipeError("calibrate", f"{path} ran on a CPU", "use runs on accelerators")
     seconds = recipe.budget.global_batch_tokens / results.tokens_per_second
-    return MeasuredStep(recipe, seconds, results.peak_memory_bytes or None)
+    return recipe, CalibrationStep(
+        job=job_from_recipe(recipe),
+        seconds=seconds,
+        peak_bytes=results.peak_memory_bytes or None,
+    )
 
 
 def fit_calibration(arguments: Arguments) -> ActionResult:
     """Fit constants, and save them next to the profile if they improve held-out steps."""
-    steps = [read_step(path) for path in arguments.calibrate]
-    cluster, hardware = _common_machine(steps)
-    measured = [
-        CalibrationStep(
-            job=job_from_recipe(step.recipe), seconds=step.seconds, peak_bytes=step.peak_bytes
-        )
-        for step in steps
-    ]
+    runs = [read_step(path) for path in arguments.calibrate]
+    cluster, hardware = _common_machine([recipe for recipe, _ in runs])
+    measured = [step for _, step in runs]
     shipped = software.read_software(software.OURS)
     speed = fit_speed(measured, hardware, shipped)
     memory = fit_memory(measured, shipped)
@@ -84,13 +73,12 @@ def fit_calibration(arguments: Arguments) -> ActionResult:
     return ActionResult(Status.DONE if file else Status.DOES_NOT_HOLD)
 
 
-def _common_machine(steps: Sequence[MeasuredStep]) -> tuple[str, Hardware]:
-    """Return the one cluster of all steps and its hardware."""
-    names = sorted({step.recipe.cluster.name for step in steps})
+def _common_machine(recipes: Sequence[Recipe]) -> tuple[str, Hardware]:
+    names = sorted({recipe.cluster.name for recipe in recipes})
     if len(names) != 1:
         problem = f"the runs used {len(names)} clusters: {', '.join(names)}"
         raise RecipeError("calibrate", problem, "calibrate one cluster at a time")
-    hardware = steps[0].recipe.cluster.hardware
+    hardware = recipes[0].cluster.hardware
     if isinstance(hardware, str):
         problem = f"the profile {names[0]} has no hardware section"
         raise RecipeError("cluster.hardware", problem, "use runs of a cluster with hardware")

@@ -61,11 +61,11 @@ def side_of_run(path: Path, key: str = "run") -> Side:
     )
 
 
-def side_of_now(recipe: Recipe, label: str, *, reads_data: bool) -> Side:
+def side_of_now(recipe: Recipe, *, reads_data: bool) -> Side:
     """Describe a recipe's current state, and read every prepared file if ``reads_data``."""
     folder = find_prepared(recipe) if reads_data else None
     return Side(
-        label=label,
+        label="now",
         tree=recipe.model_dump(mode="json"),
         software=describe_software(),
         data=describe_prepared(folder) if folder else None,
@@ -153,15 +153,10 @@ def print_differences(
         if hidden := len(differences[group]) - len(keys):
             out.print(f"and {hidden} more keys of the two profiles in conf/cluster/")
         out.print()
-    print_output(_verdict(differences))
+    verdicts = [f"{'different' if differences[g] else 'same'} {g.value}" for g in JUDGED]
+    print_output(", ".join(verdicts))
     for note in notes:
         print_output(f"note: {note}")
-
-
-def _verdict(differences: DifferenceGroups) -> str:
-    return ", ".join(
-        f"{'different' if differences[group] else 'same'} {group.value}" for group in JUDGED
-    )
 
 
 def _short(value: object) -> str:

@@ -112,25 +112,21 @@ def print_coordinates(
                 row.kind,
                 row.of,
                 *(f"{value:.3g}" for value in row.sizes.values()),
-                *(
-                    f"{row.growth_exponent:+.2f}",
-                    f"x {row.growth_ratio:.3g}",
-                    _verdict(row, recipe),
-                ),
+                f"{row.growth_exponent:+.2f}",
+                f"x {row.growth_ratio:.3g}",
+                _verdict(row, recipe),
             )
             for row in rows
         ]
         title = f"mean activation size by {axis}"
-        out.print(
-            terminal_table(Grid(columns=columns, rows=cells, title=title, text_columns=2))
-        )
+        grid = Grid(columns=columns, rows=cells, title=title, text_columns=2)
+        out.print(terminal_table(grid))
     out.print(FACTS.format(seeds=coordinates.SEEDS, steps=coordinates.STEPS, **rates))
 
 
 def _verdict(row: Coordinates, recipe: Recipe) -> str:
     if is_judged(row, recipe):
         return "flat" if row.is_flat else "NOT FLAT"
-    direction = (
-        "grows" if row.growth_ratio > 1.0 else "shrinks" if row.growth_ratio < 1.0 else ""
-    )
-    return "" if row.is_flat else direction
+    if row.is_flat:
+        return ""
+    return "grows" if row.growth_ratio > 1.0 else "shrinks" if row.growth_ratio < 1.0 else ""

@@ -64,8 +64,8 @@ def prepare_data(
 ) -> dict[str, Any]:
     """Prepare the data of ``recipe``, or find prepared data; return the run's data record.
 
-    The data card is written if it is missing, or with ``anew``. Data that were staged here are
-    used as they are, without a search for their raw text, unless ``anew``.
+    The data card is written if it is missing, or with ``force``. Data that were staged here
+    are used as they are, without a search for their raw text, unless ``force``.
     """
     staged = None if force else find_staged(recipe)
     if staged is not None:

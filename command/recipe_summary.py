@@ -110,13 +110,9 @@ def start_line(recipe: Recipe) -> str:
 def phase_lines(recipe: Recipe) -> Iterator[str]:
     """Describe each phase of a run: its tokens, steps, batch and layout."""
     for name, phase_recipe in recipes_of(recipe).items() if recipe.phases else ():
-        span, derived, layout = (
-            phase_recipe.phase_span,
-            phase_recipe.derived_numbers,
-            _layout(phase_recipe),
-        )
+        span, derived = phase_recipe.phase_span, phase_recipe.derived_numbers
         batch = f"{derived.samples_per_step:,} samples of {span.sequence_length:,} tokens"
-        steps = f"{len(span.step_range):,} steps of {batch}, {layout}"
+        steps = f"{len(span.step_range):,} steps of {batch}, {_layout(phase_recipe)}"
         yield f"{name or 'first'}, tokens {span.first_token:,} to {span.end_token:,}: {steps}"
 
 

@@ -9,7 +9,7 @@ from command.composition.compose import ComposedRun
 def iter_remarks(composed: ComposedRun, arguments: Arguments) -> Iterator[str]:
     """Yield a remark about the scale that a bundle set."""
     recipe = composed.recipe
-    if "scale" in arguments.choices or composed.bundle_lock is None:
+    if "scale" in arguments.choices or composed.draft.bundle is None:
         return
     here, full = recipe.cluster.scheduler == "none", isinstance(recipe.scale.shrink, str)
     packed = f"the bundle sets scale={recipe.scale.name}"

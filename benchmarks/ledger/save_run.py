@@ -35,8 +35,7 @@ def row_of(run: Path) -> ResultRow:
     Raises:
         RecipeError: the run has not ended, has several layouts, or does not have full size.
     """
-    step = read_step(run)
-    recipe = step.recipe
+    recipe, step = read_step(run)
     if recipe.scale.name != "full":
         problem = f"{run} has scale={recipe.scale.name}, but the ledger has only full size"
         raise RecipeError("scale", problem, "run it with scale=full")

@@ -24,7 +24,7 @@ from command.study.ladder_points import TOTAL
 from command.study.request import read_study_request
 from command.study.schema import PARAMETERS, LadderStudy
 from components.errors import RecipeError
-from components.scaling.fit import LEVEL, compute_interval, drawn_laws, fit_law
+from components.scaling.fit import LEVEL, compute_range, drawn_laws, fit_law
 from components.scaling.law import Law, RunLosses
 
 RESULT = RESULTS / "law_coverage.json"
@@ -67,12 +67,13 @@ def measure_coverage(runs: Sequence[Size], largest: Size, noise: float) -> Resul
         ]
         fitted = RunLosses.from_rows(losses)
         try:
-            laws = drawn_laws(fitted, fit_law(fitted), draws=DRAWS)
+            law = fit_law(fitted)
+            laws = drawn_laws(fitted, law, draws=DRAWS)
         except RecipeError:
             continue  # without a law there is no interval
         num_laws += 1
         for name, target in targets.items():
-            interval = compute_interval(laws, partial(predict_loss_at, target))
+            interval = compute_range(law, laws, partial(predict_loss_at, target))
             truth = TRUE_LAW.predict_loss(*target)
             num_covered[name] += interval.low <= truth <= interval.high
             widths[name].append((interval.high - interval.low) / truth)

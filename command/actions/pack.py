@@ -6,21 +6,20 @@ A bundle runs on machines without the recipe's own files. ``verify`` compares bo
 import os
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from command.arguments import Arguments, read_point
 from command.comparison import data_of, losses_in, software_of
 from command.composition.compose import compose_run
 from command.composition.recipe_tree import compose_own_sections
-from command.recipe.lock_file import as_received, check_recipe_place, is_portable_key
-from command.recipe.path_checks import check_data_place
-from components.config.check import read_recipe
+from command.recipe.lock_file import check_recipe_place, is_portable_key
+from command.recipe.path_checks import open_run
 from components.config.fingerprint import fingerprint_of
 from components.config.key_groups import KeyGroup
 from components.config.validation import read_section
 from components.data.files import parents_of, replace_atomically
 from components.errors import RecipeError
-from components.run.folder import existing_run_folder
 from components.run.ownership import is_own
 from components.run.provenance import describe_software
 from components.run.records import EnvironmentRecord
@@ -33,16 +32,16 @@ LOCK_SUFFIX = ".lock.yaml"
 
 def _make_lock(arguments: Arguments, *, bundle: bool) -> Lock:
     """Build the lock of the recipe that the words choose, or of ``run=``."""
-    folder = existing_run_folder(arguments.run) if arguments.run else None
-    if folder is not None:
-        recipe = read_recipe(folder.recipe)
-        check_data_place(folder, recipe, arguments.values)
+    folder = None
+    if arguments.run is not None:
+        folder, recipe = open_run(arguments.run, arguments.values)
         words = folder.read_file("environment.json", EnvironmentRecord).command[2:]
         if not any(word.startswith("recipe=") for word in words):
             where = str(folder.path / "environment.json")
             problem = "the recorded command has no recipe="
             raise RecipeError(where, problem, "pack recipe=... instead")
-        arguments = as_received(read_point(words))
+        command = read_point(words)  # received, without site settings
+        arguments = replace(command, values={}, file_values=command.all_values, site={})
         if not is_own(folder.recipe):
             check_recipe_place(str(arguments.recipe), "environment.json: command")
     if arguments.searches:

@@ -90,9 +90,8 @@ def _composed(arguments: Arguments) -> Recipe:
     """Compose in the dtype that every engine supports, then switch to the judged dtype."""
     dtypes = {key: ROUNDED for key, value in FIXED.items() if value == JUDGED}
     rounded = replace(arguments, values={**arguments.values, **dtypes})
-    recipe = compose_run(
-        rounded, weights_only=True
-    ).recipe  # a proof draws weights, has no state
+    # A proof draws weights and has no state.
+    recipe = compose_run(rounded, weights_only=True).recipe
     return prover.in_precision(recipe, prover.judged_in(recipe))
 
 

@@ -1,7 +1,5 @@
 """Show a recipe and the numbers derived from it, or the BibTeX of the works it reproduces."""
 
-from pathlib import Path
-
 import yaml
 
 from command.arguments import ROOT, Arguments
@@ -20,9 +18,9 @@ from components.terminal import log_line, print_output
 WORKS = ROOT / "works"
 
 
-def read_citations(recipe: Recipe, folder: Path = WORKS) -> dict[str, str]:
+def read_citations(recipe: Recipe) -> dict[str, str]:
     """Map each work that the recipe names to its BibTeX entry."""
-    known = sorted(file.stem for file in folder.glob("*.bib"))
+    known = sorted(file.stem for file in WORKS.glob("*.bib"))
     if not recipe.citations:
         problem = f"the recipe {recipe.name!r} has no citations"
         remedy = f"choose from {', '.join(known)}: citations=[{known[0]}]"
@@ -32,7 +30,7 @@ def read_citations(recipe: Recipe, folder: Path = WORKS) -> dict[str, str]:
             raise RecipeError(
                 "citations", f"unknown work: {name!r}", suggest_similar(name, known)
             )
-    return {name: (folder / f"{name}.bib").read_text("utf-8") for name in recipe.citations}
+    return {name: (WORKS / f"{name}.bib").read_text("utf-8") for name in recipe.citations}
 
 
 def run(arguments: Arguments) -> None:

@@ -60,11 +60,11 @@ def run(arguments: Arguments, composed: ComposedRun | None = None) -> ActionResu
         create_child_folders(folder.path, composed.children, arguments.site)
         if arguments.card:
             _check_node(recipe, folder)
-        with train_alone(folder.path, "run", log_line) as lock:
+        with train_alone(folder.path, "run") as lock:
             ended = _train(recipe, folder, lock)
         if arguments.card and ended.status is Status.DONE:
             print_output(f"card: {folder.path / CARD}")
-        if composed.bundle_lock is not None:
+        if composed.draft.bundle is not None:
             words = ("action=verify", f"file={arguments.recipe}", f"run={folder.path}")
             log_line(f"compare with the packed run: {command_line(*words)}")
         return _grown(folder, ended)
@@ -73,7 +73,7 @@ def run(arguments: Arguments, composed: ComposedRun | None = None) -> ActionResu
         return _grown(RunFolder(arguments.resume), ActionResult(run=arguments.resume))
     # Reopen before taking the lock, which is a file: nothing is written yet.
     folder, _, _ = reopen_run(arguments.resume, arguments)
-    with train_alone(folder.path, "resume", log_line) as lock:
+    with train_alone(folder.path, "resume") as lock:
         ended = _train(_resume(arguments.resume, arguments), folder, lock)
     return _grown(folder, ended)
 

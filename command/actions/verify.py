@@ -48,13 +48,11 @@ def run(arguments: Arguments) -> ActionResult:
                 f"prepared data not read: data.folder={folder} leads out of the working "
                 "directory; if you trust it, set data.folder"
             )
-        now = side_of_now(recipe, "now", reads_data=not unseen)
+        now = side_of_now(recipe, reads_data=not unseen)
     differences = compare_sides(locked, now)
     _judge_file(received, differences)
-    remarks, commit = (
-        [*list_notes(locked, now, differences), *unseen],
-        lock.software.code.commit,
-    )
+    remarks = [*list_notes(locked, now, differences), *unseen]
+    commit = lock.software.code.commit
     for folder_name in COMPUTING:  # git lists the changed files
         differs = f"code.{folder_name}" in differences[KeyGroup.MATHEMATICS]
         if differs and (files := files_changed(commit, folder_name)):
@@ -76,7 +74,7 @@ def _recompose(lock: Lock, file: Path, values: Mapping[str, Any]) -> Recipe:
     name = str(file) if lock.is_bundle else request["recipe"]
     point = replace(
         read_point([f"recipe={name}"]),
-        choices=check_choices(request["choices"], "requested.choices"),
+        choices=check_choices(request["choices"]),
         file_values=request["values"],
         values=dict(values),
     )
@@ -97,7 +95,5 @@ def _judge_file(given: ReceivedLock, differences: DifferenceGroups) -> None:
     for group in KeyGroup:
         written, computed = lock.fingerprint.of_group(group), fingerprint_of(tree, group)
         if computed != written:
-            differences[group][f"{name}: fingerprint of the {group.value}"] = (
-                written,
-                computed,
-            )
+            key = f"{name}: fingerprint of the {group.value}"
+            differences[group][key] = (written, computed)

@@ -81,7 +81,7 @@ def _fit_layers(arguments: Arguments, base: Recipe, sizes: CardSizes) -> CardSiz
     sizes = _with_microbatches(base, sizes, sizes.pipeline)
     if "model.num_layers" in arguments.values:
         return sizes
-    stages = sizes.pipeline * _stages_per_rank(base, sizes)
+    stages = sizes.pipeline * (base.parallelism.stages_per_rank if sizes.pipeline > 1 else 1)
     low, high = 0, sizes.num_layers // stages
     while low < high:
         middle = (low + high + 1) // 2
@@ -114,10 +114,6 @@ def _fit_batch(arguments: Arguments, base: Recipe, sizes: CardSizes) -> CardSize
         if time is not None and time.total_seconds * STEPS <= MOST_STEPS_SECONDS:
             return tried
     return sizes
-
-
-def _stages_per_rank(base: Recipe, sizes: CardSizes) -> int:
-    return base.parallelism.stages_per_rank if sizes.pipeline > 1 else 1
 
 
 def _values(base: Recipe, sizes: CardSizes) -> Values:

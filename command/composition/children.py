@@ -106,7 +106,6 @@ def _shrink_tokens(root: RootRun, name: str, child: Child, parent: ComposedNode)
 def _compose_child(
     root: RootRun, name: str, child: Child, parent: ComposedNode
 ) -> ComposedNode:
-    """Compose the run of a child after its parent."""
     arguments, keys = _child_arguments(root.arguments, child)
     try:
         with compose_recipe_tree(arguments, anywhere=root.anywhere, keys=keys) as draft:
@@ -121,7 +120,7 @@ def _compose_child(
         }
         if root.recipe.scale.shrink != "none":
             shrink_budget(draft.tree, parent.recipe, parent.full_tokens, draft.values)
-        recipe = resolve_recipe(draft)
+        recipe = resolve_recipe(draft.tree, draft.values, draft.full)
         check_start(recipe, parent.recipe)
     except RecipeError as error:
         problem = f"{error.path}: {error.problem}"

@@ -13,7 +13,6 @@ from components.config.recipe import Recipe
 from components.config.start import check_start, shrink_start
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
-from components.sharing.lock import Lock
 
 if TYPE_CHECKING:
     from command.composition.layout_search import SearchResult  # slow: the planner
@@ -31,10 +30,6 @@ class ComposedRun:
     draft: RecipeTree
     children: Mapping[str, Recipe] = field(default_factory=dict)
     search: "SearchResult | None" = None
-
-    @property
-    def bundle_lock(self) -> Lock | None:
-        return self.draft.bundle
 
 
 def compose_recipe(arguments: Arguments, *, anywhere: bool = False) -> Recipe:
@@ -65,7 +60,7 @@ def compose_run(
         )
         if arguments.searches:
             return _search_layout(draft, parent, arguments, has_children=bool(children))
-        recipe = resolve_recipe(draft)
+        recipe = resolve_recipe(draft.tree, draft.values, draft.full)
         if parent is not None:
             check_start(recipe, parent)
         if not children:
@@ -99,13 +94,12 @@ def _compose_parent(
 def _search_layout(
     draft: RecipeTree, parent: Recipe | None, arguments: Arguments, *, has_children: bool
 ) -> ComposedRun:
-    """Search for the best layout of a recipe that leaves its layout open."""
     if has_children:
         problem = "parallelism=auto does not support children"
         raise RecipeError("children", problem, "set the degrees that action=plan finds")
     from command.composition import layout_search  # slow: the planner
 
-    search_problem = layout_search.SearchProblem(draft.tree, draft.values, draft.full)
+    search_problem = layout_search.SearchProblem(draft)
     result = layout_search.find_layout(search_problem, within_days=arguments.within_days)
     if parent is not None:
         check_start(result.recipe, parent)

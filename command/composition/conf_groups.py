@@ -139,9 +139,8 @@ def _hydra(conf: Path, stored: Sequence[StoredConfig]) -> Iterator[None]:
     # A bundle removes the recipe (~recipe), and only a group that has files can be removed.
     store.store(group="recipe", name="none", node={}, package="_global_")
     for config in stored:
-        store.store(
-            group=config.group, name=config.name, node=config.plain_tree, package=config.package
-        )
+        node = json.loads(config.text)
+        store.store(group=config.group, name=config.name, node=node, package=config.package)
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(conf)):
             yield

@@ -1,46 +1,24 @@
 """Layout search: choose a recipe's parallel degrees, or its recomputation, with the planner."""
 
-from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from math import inf, prod
 from typing import Any
 
-from components.config.check import change_recipe
+from command.composition.recipe_tree import RecipeTree, resolve_recipe, without_recompute
 from components.config.layout import SMOKE_NODES
 from components.config.recipe import Recipe
-from components.config.resolve import leaves_recompute_open, resolve_template, resolve_tree
+from components.config.resolve import leaves_recompute_open, resolve_template
 from components.config.schema.sections import AXES, Parallelism
 from components.errors import RecipeError
 from components.planner.layouts import SEARCHED, fewest_nodes, near_nodes
 from components.planner.memory import GIB
 from components.planner.plan import plan_recipe
-from components.planner.recompute import NOTHING, Choice, least_that_fits
 from components.planner.search import LayoutSearch, describe_layout, hardware_of, search_layouts
 
 NODES, RANKS = "cluster.nodes", "cluster.ranks"
 PREFIX = "parallelism."
 DEGREES = (*SEARCHED, "data_shard")
-
-
-def resolve_with_recompute(
-    tree: dict[str, Any], values: Iterable[str], full: dict[str, Any]
-) -> Recipe:
-    """Resolve a tree. ``recompute: auto`` becomes the least recomputation that fits."""
-    if not leaves_recompute_open(tree):
-        return resolve_tree(tree, values, full)
-    plain = resolve_tree(_with_choice(tree, NOTHING), values, full)
-    choice = least_that_fits(plain)
-    degrees = plain.model_dump(mode="json")["parallelism"] | _keys_of(choice)
-    return change_recipe(plain, {"parallelism": degrees})
-
-
-def _with_choice(tree: dict[str, Any], choice: Choice) -> dict[str, Any]:
-    return {**deepcopy(tree), "parallelism": {**tree["parallelism"], **_keys_of(choice)}}
-
-
-def _keys_of(choice: Choice) -> dict[str, Any]:
-    return {"recompute": choice.recompute, "recompute_every": choice.every}
 
 
 class SearchProblem:
@@ -50,13 +28,11 @@ class SearchProblem:
     degrees.
     """
 
-    def __init__(
-        self, tree: dict[str, Any], values: Mapping[str, Any], full: dict[str, Any]
-    ) -> None:
-        self._tree, self.full = tree, full
-        self.named = {key: value for key, value in values.items() if value != "auto"}
-        is_open = leaves_recompute_open(tree)
-        template = _with_choice(tree, NOTHING) if is_open else deepcopy(tree)
+    def __init__(self, draft: RecipeTree) -> None:
+        self._tree, self.full = draft.tree, draft.full
+        self.named = {key: value for key, value in draft.values.items() if value != "auto"}
+        is_open = leaves_recompute_open(draft.tree)
+        template = without_recompute(draft.tree) if is_open else deepcopy(draft.tree)
         self.template = resolve_template(template, self.named)
         self.fixed = frozenset(key for key in DEGREES if f"{PREFIX}{key}" in self.named)
 
@@ -70,7 +46,7 @@ class SearchProblem:
         for key, value in degree_values.items():
             section, _, name = key.partition(".")
             tree[section][name] = list(value) if isinstance(value, tuple) else value
-        return resolve_with_recompute(tree, [*self.named, *degree_values], self.full)
+        return resolve_recipe(tree, [*self.named, *degree_values], self.full)
 
     def find_layouts(self, nodes: int) -> LayoutSearch:
         """Search for layouts on this number of nodes."""
@@ -141,9 +117,8 @@ def _nodes_in_time(question: SearchProblem, within_days: float) -> int:
         search = question.find_layouts(nodes)
         if not search.best:
             return None
-        bill = plan_recipe(
-            question.resolve_candidate(nodes, search.best[0].layout_degrees)
-        ).cost_estimate
+        recipe = question.resolve_candidate(nodes, search.best[0].layout_degrees)
+        bill = plan_recipe(recipe).cost_estimate
         return bill.days if bill else None
 
     return fewest_nodes(

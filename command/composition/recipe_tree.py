@@ -1,6 +1,6 @@
 """The tree of one recipe: the values of its files, overridden by the user's keys."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from command.recipe.lock_file import with_bundle
 from command.recipe.recipe_chain import RecipeChain
 from command.recipe.recipe_file import SECTIONS, check_content
 from command.recipe.recipe_source import read_source
+from components.config.check import change_recipe
 from components.config.part_nodes import find_spec
 from components.config.recipe import Recipe
 from components.config.resolve import leaves_recompute_open, resolve_tree
@@ -87,13 +88,23 @@ def compose_recipe_tree(
         raise error if named.is_overridden(error.path) else source.locate_error(error) from None
 
 
-def resolve_recipe(draft: RecipeTree) -> Recipe:
+def resolve_recipe(tree: YamlTree, values: Iterable[str], full: YamlTree) -> Recipe:
     """Resolve and check a tree. ``recompute: auto`` becomes the least one that fits."""
-    if not leaves_recompute_open(draft.tree):
-        return resolve_tree(draft.tree, draft.values, draft.full)
-    from command.composition.layout_search import resolve_with_recompute  # slow: the planner
+    if not leaves_recompute_open(tree):
+        return resolve_tree(tree, values, full)
+    from components.planner.recompute import least_that_fits  # slow: the planner
 
-    return resolve_with_recompute(draft.tree, draft.values, draft.full)
+    plain = resolve_tree(without_recompute(tree), values, full)
+    recompute, every = least_that_fits(plain)
+    chosen = {"recompute": recompute, "recompute_every": every}
+    degrees = plain.model_dump(mode="json")["parallelism"] | chosen
+    return change_recipe(plain, {"parallelism": degrees})
+
+
+def without_recompute(tree: YamlTree) -> YamlTree:
+    """Return a copy of a tree that recomputes nothing."""
+    nothing = {"recompute": "none", "recompute_every": 1}
+    return {**deepcopy(tree), "parallelism": {**tree["parallelism"], **nothing}}
 
 
 def _choose_at_home(arguments: Arguments, source: RecipeChain | Lock) -> dict[str, str]:

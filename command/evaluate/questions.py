@@ -71,8 +71,7 @@ def evaluate_all(arguments: Arguments) -> list[ResultTree]:
 def add_published(section: ResultTree, recipe: Recipe) -> ResultTree:
     """Add each score's published value ``score_TASK`` from the recipe, in per cent."""
     for scores in section.get("scores", {}).values():
-        averaged = {"average": scores}
-        for name, entry in {**scores["tasks"], **averaged}.items():
+        for name, entry in {**scores["tasks"], "average": scores}.items():
             figure = recipe.published.get(f"score_{name}")
             entry["published"] = None if figure is None else float(figure.value)
     return section

@@ -67,9 +67,8 @@ def evaluate_in_jobs(arguments: Arguments) -> list[Answer]:
     """
     folder, recipe = open_run(arguments.run, arguments.values)
     check_received_site(folder, recipe)
-    available = list_saved_tokens(
-        folder.checkpoints
-    )  # listed by name: an element checks the content
+    # Listed by name: an element of the array checks the content.
+    available = list_saved_tokens(folder.checkpoints)
     newest = available[-1:] if arguments.at_tokens is None else [arguments.at_tokens]
     selected = available if arguments.checkpoints == "all" else newest
     if not selected or not {*selected} <= {*available}:

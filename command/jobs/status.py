@@ -71,15 +71,11 @@ def _tree(path: Path) -> dict[str, dict[str, Any]]:
 
 def _node_state(node: TreeNode) -> tuple[str, str]:
     """Return the state of a node as a word, and the reason, if there is one."""
-    state = state_of(node)
-    if state == QUEUED and node.child.node_kind == "run":
+    state, is_run = state_of(node), node.child.node_kind == "run"
+    if state == QUEUED and is_run:
         run = status_of(node.folder_path, _scheduler(node.folder_path))
         return run.state, run.why
-    if (
-        node.child.node_kind == "run"
-        or state in {DONE, WAITING}
-        or _scheduler(node.root) is None
-    ):
+    if is_run or state in {DONE, WAITING} or _scheduler(node.root) is None:
         return state, ""
     try:
         jobs = queued_jobs(node)

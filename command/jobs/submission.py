@@ -121,7 +121,7 @@ def _continue(folder: RunFolder, checked: CheckedRun) -> None:
     before, recipe = read_recipe(folder.recipe), checked.recipe
     if recipe.data != before.data or newest_checkpoint(folder.checkpoints) is None:
         renew_data(folder, recipe, checked.arguments)
-    with train_alone(folder.path, "resume", log_line):
+    with train_alone(folder.path, "resume"):
         continue_run(folder, before, recipe, checked.arguments, reads=False)
 
 
@@ -202,11 +202,9 @@ def _check_plan(
     recipe: Recipe, plan: Plan, user: User, children: Mapping[str, Recipe], *, force: bool
 ) -> None:
     """Refuse a plan that does not fit, or that costs more than the user's limit."""
-    peak, usable = (
-        plan.largest_memory.fullest_rank_bytes / GIB,
-        plan.largest_memory.usable_bytes / GIB,
-    )
-    if not plan.largest_memory.is_within_limit and not force:
+    memory = plan.largest_memory
+    if not memory.is_within_limit and not force:
+        peak, usable = memory.fullest_rank_bytes / GIB, memory.usable_bytes / GIB
         problem = f"the plan needs {peak:.1f} GiB per device, of {usable:.1f} usable"
         remedy = "change the layout (action=plan lists the memory), or set force=true"
         raise RecipeError("parallelism", problem, remedy)

@@ -30,13 +30,13 @@ NO_MAPPINGS = frozenset({"name", "description", "reference_cluster", "citations"
 CARRIED = frozenset({"cluster", "scale"})  # not in a bundle: conf/ has these sections
 
 
-def check_choices(choices: Mapping[str, object], path: str) -> dict[str, str]:
-    """Return a file's choices of group options; refuse others: the text would reach Hydra."""
+def check_choices(choices: Mapping[str, object]) -> dict[str, str]:
+    """Return a lock's choices of group options; refuse others: the text would reach Hydra."""
     known = {
         group: options for group, options in list_config_groups().items() if group != "recipe"
     }
     for group, option in choices.items():
-        where = f"{path}.{group}"
+        where = f"requested.choices.{group}"
         if group not in known:
             raise RecipeError(where, "unknown group", suggest_similar(group, list(known)))
         check_option(group, option, known[group], where)
@@ -50,11 +50,6 @@ def check_recipe_place(recipe: str, path: str) -> str:
     elif "/" in recipe:
         raise RecipeError(path, f"{recipe!r} is not a name", "a path must end in .yaml")
     return recipe
-
-
-def as_received(arguments: Arguments) -> Arguments:
-    """Turn a file's arguments into file values, without site settings."""
-    return replace(arguments, values={}, file_values=arguments.all_values, site={})
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,7 @@ def _checked(tree: Mapping[str, Any]) -> Lock:
     """Validate everything in a lock by the rules for received recipes."""
     tree = {EARLIER_KEYS.get(key, key): value for key, value in tree.items()}
     lock = read_section(Lock, tree, "")
-    check_choices(lock.requested.choices, "requested.choices")
+    check_choices(lock.requested.choices)
     for part in ("resolved", "composed") if lock.is_bundle else ("resolved",):
         try:
             _check_sections(tree[part], whole=part == "resolved")

@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from command.files.trusted_paths import (
     conf_folder,
@@ -24,17 +23,12 @@ PACKAGES = {"preparation": "data.preparation"}  # of groups that are no sections
 
 @dataclass(frozen=True)
 class StoredConfig:
-    """A config for Hydra's store. Its content is text, so that equal configs compare equal."""
+    """A config for Hydra's store. Its content is JSON text: equal configs compare equal."""
 
     group: str | None
     name: str
     text: str
     package: str
-
-    @property
-    def plain_tree(self) -> Any:
-        """The content as plain data."""
-        return json.loads(self.text)
 
 
 def read_options(choices: Mapping[str, str]) -> list[StoredConfig]:

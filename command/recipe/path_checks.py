@@ -89,7 +89,8 @@ def _places(
     if isinstance(value, Mapping):
         node = value.get("_target_")
         for key, item in value.items():
-            argument = node is not None and _takes_place(node, str(key), path)
+            spec = None if node is None else find_spec(node, f"{path}._target_")
+            argument = spec is not None and spec.names_place(str(key))
             here = f"{path}.{key}" if path else str(key)
             yield from _places(item, (*location, key), here, marked=marked or argument)
     elif isinstance(value, list | tuple):
@@ -97,10 +98,6 @@ def _places(
             yield from _places(item, (*location, index), f"{path}[{index}]", marked=marked)
     elif isinstance(value, str) and (marked or names_place(Recipe, location)):
         yield path, value
-
-
-def _takes_place(target: object, key: str, path: str) -> bool:
-    return find_spec(target, f"{path}._target_").names_place(key)
 
 
 def check_run_places(folder: RunFolder, recipe: Recipe, arguments: Arguments) -> None:

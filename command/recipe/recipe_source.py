@@ -35,7 +35,7 @@ class RecipeSource:
     ) -> None:
         """Check all paths that neither the user names nor one of the user's own recipes.
 
-        ``beside`` are the keys that another file set.
+        ``from_files`` are the keys that another file set.
         """
         try:
             check_places(tree, named)

@@ -61,11 +61,9 @@ class TreeNode:
             words += [] if merge.ema_decay is None else [f"ema_decay={merge.ema_decay}"]
         if (evaluation := self.child.evaluate) is not None and evaluation.tasks:
             words.append(f"tasks=[{','.join(evaluation.tasks)}]")
-        return (
-            words
-            if self.child.node_kind == "evaluate"
-            else [*words, f"file={self.folder_path}"]
-        )
+        if self.child.node_kind != "evaluate":
+            words.append(f"file={self.folder_path}")
+        return words
 
     @property
     def missing_tokens(self) -> list[int]:
@@ -74,11 +72,8 @@ class TreeNode:
         return [tokens for tokens in self._there() if tokens not in answered]
 
     def _there(self) -> list[int]:
-        checkpoints, every = (
-            list_saved_tokens(self.parent_run.checkpoints),
-            self.child.every_tokens,
-        )
-        if every is None:
+        checkpoints = list_saved_tokens(self.parent_run.checkpoints)
+        if (every := self.child.every_tokens) is None:
             return [tokens for tokens in checkpoints if tokens == self.child.at_tokens]
         firsts: dict[int, int] = {}
         for tokens in checkpoints:

@@ -122,7 +122,6 @@ class StudyJournal(BaseJournalBackend):
         return code == SAMPLER_NOTE
 
     def _is_inside(self, key: str, record: Mapping[str, Any]) -> bool:
-        """Return whether a parameter is in the search space of the study."""
         values, number = self._study.space.get(key), record["param_value_internal"]
         if values is None or type(number) not in {int, float}:
             return False

@@ -27,9 +27,7 @@ from components.report.proposal import LadderSummary
 from components.run.records import DerivedRecord, read_record
 from components.scaling.isoflop import BestByBudgets, best_by_budgets
 from components.scaling.law import FLOPS_PER_PARAMETER, Law
-from components.scaling.prediction import Prediction, predict_target
-
-LadderRow = tuple[int, int, float, bool]  # parameters, tokens, loss, whether it is held out
+from components.scaling.prediction import LadderRow, Prediction, predict_target
 
 
 @dataclass(frozen=True, kw_only=True)

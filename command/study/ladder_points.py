@@ -64,7 +64,6 @@ def _rises(numbers: list[int] | tuple[float, ...]) -> bool:
 
 
 def _takes(rule: BudgetRule, parameters: int, budget: float) -> bool:
-    """Return whether a size is trained with a budget."""
     low, high = rule.tokens_per_parameter
     return low <= budget / FLOPS_PER_PARAMETER / parameters**2 <= high
 

@@ -18,7 +18,7 @@ from command.study.outcomes import (
     read_figure_or_none,
     result_in,
 )
-from command.study.page import write_study
+from command.study.page import study_document
 from command.study.point_results import (
     PointResult,
     divide_by_baselines,
@@ -31,6 +31,7 @@ from command.study.request import StudyRequest, ask_sweep, read_study_request
 from command.study.schema import ListedStudy
 from components.config.schema.types import to_plain
 from components.errors import RecipeError
+from components.report.document import write_document
 from components.report.html import check_destination, check_plotly
 from components.terminal import create_console, log_line, print_output
 
@@ -103,7 +104,6 @@ def plan_points(request: StudyRequest, study: ListedStudy) -> list[PointResult]:
 def _results(
     study: ListedStudy, plans: Sequence[PointOutcome], ended: Sequence[PointOutcome]
 ) -> list[PointResult]:
-    """Combine the plan and the run of each point into a result."""
     return divide_by_baselines(study, [
         PointResult(
             point=point,
@@ -149,7 +149,7 @@ def _write_page(
             remedy = f"remove cluster=: the points are planned on {study.cluster}"
         raise RecipeError("study", problem, remedy)
     check_plotly("action")
-    return write_study(study, tried, request.changed, request.page)
+    return write_document(study_document(study, tried, request.changed), request.page)
 
 
 def _first_reason(tried: Sequence[PointResult]) -> str:

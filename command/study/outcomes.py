@@ -36,11 +36,6 @@ Poll = Callable[[], PointOutcome | None]  # a run's outcome, None until it ends
 PointValue = TypeVar("PointValue")
 
 
-def outcome_of_error(error: RecipeError) -> PointOutcome:
-    """Return the outcome of a point that was refused."""
-    return PointOutcome(None, f"{error.path}: {error.problem}")
-
-
 def attempt_point(
     act: Callable[[], PointValue], request: StudyRequest, point: Point
 ) -> PointValue | PointOutcome:

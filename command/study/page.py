@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from math import ceil, floor, log10
-from pathlib import Path
 from typing import Any
 
 from command.study.point_results import (
@@ -19,27 +18,20 @@ from components.report.document import (
     Figure,
     ReportDocument,
     ReportSection,
-    write_document,
 )
 from components.report.figures import PlotlyFigure, choose_color, empty_figure
-from components.report.html import check_destination
 from components.report.tables import Card
 
 SYMBOLS = {"published": "circle", "planned": "circle-open", "measured": "diamond"}
 
 
-def write_study(
-    study: ListedStudy, tried: Sequence[PointResult], changed: Sequence[str], destination: Path
-) -> Path:
-    """Write the page atomically; ``changed`` are words that differ from the study's file."""
-    check_destination(destination)
-    return write_document(study_document(study, tried, changed), destination)
-
-
 def study_document(
     study: ListedStudy, tried: Sequence[PointResult], changed: Sequence[str]
 ) -> ReportDocument:
-    """Build the document with each point's published, planned and measured figures."""
+    """Build the document with each point's published, planned and measured figures.
+
+    ``changed`` are words that differ from the study's file.
+    """
     axes, published = study.chart_axes, study.published
     changed_words = (
         f"Planned and measured with {' '.join(changed)}; published values are for the study "

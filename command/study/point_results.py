@@ -91,11 +91,12 @@ def study_grid(study: ListedStudy, tried: Sequence[PointResult]) -> Grid:
     for result in tried:
         shown = study.list_shown_values(result.point)
         for quote in result.quotes or (None,):
+            off = result.plan_deviation(quote) if quote else None
             rows.append((
                 *(numbers.format_exact(as_scalar(shown[key])) for key in keys),
                 *((_written(quote.value if quote else None),) * quoted),
                 *((_written(result.planned),) * planned),
-                *((_deviation(result, quote),) * (quoted and planned)),
+                *((numbers.format_value(off, "+.1%"),) * (quoted and planned)),
                 *((_written(result.measured),) * measured),
                 *(_short(result.columns.get(name)) for name in study.columns),
                 *((result.why,) * noted),
@@ -116,10 +117,6 @@ def _differing(study: ListedStudy) -> list[str]:
     return [key for key in shown[0] if key in keys_by_pattern.values()] or [
         key for key in drawn if key in shown[0]
     ]
-
-
-def _deviation(result: PointResult, quote: Quote | None) -> str:
-    return numbers.format_value(result.plan_deviation(quote) if quote else None, "+.1%")
 
 
 def _short(value: float | None) -> str:

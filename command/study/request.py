@@ -16,7 +16,6 @@ from command.study.schema import (
     Point,
     QueueLimits,
     SearchStudy,
-    StudyColumn,
     as_scalar,
 )
 from command.study.study_file import check_study, list_varied_keys
@@ -39,10 +38,10 @@ OVER = "study."  # prefix of keys of the study's own file
 NO_RUN_HAS = {"search", "queue", "figure", "description", "columns", "measures"}
 MINE = (STUDY, "run=", "action=", "output=", "at_most=", "file=")
 SWEPT_COLUMNS = {
-    "training loss": StudyColumn(measured="loss"),
-    "steps": StudyColumn(measured="steps"),
-    "tokens": StudyColumn(measured="tokens"),
-    "tokens/s": StudyColumn(measured="tokens_per_second"),
+    "training loss": Objective(measured="loss"),
+    "steps": Objective(measured="steps"),
+    "tokens": Objective(measured="tokens"),
+    "tokens/s": Objective(measured="tokens_per_second"),
 }
 
 

@@ -30,7 +30,6 @@ from command.study.outcomes import (
     PointOutcome,
     Poll,
     measures_tokenizers,
-    outcome_of_error,
     read_figure,
     result_in,
 )
@@ -72,7 +71,6 @@ def _plan(request: StudyRequest, point: Point) -> Poll:
 
 
 def _check_training(request: StudyRequest, point: Point) -> Begin:
-    """Check a point before training."""
     arguments, path = request.arguments_of(point), request.folder_of(point)
     recipe = compose_recipe(arguments)  # a refused point leaves no files
     if (path / "recipe.json").exists():
@@ -129,7 +127,6 @@ class Queue:
     active_runs: Counter[str] = field(default_factory=Counter)  # active runs by queue
 
     def __call__(self, point: Point) -> Begin:
-        """Check a point before submission."""
         arguments, path = self.request.arguments_of(point), self.request.folder_of(point)
         recipe = compose_recipe(arguments)
         if (checked := check_submission(recipe, arguments, path)) is not None:
@@ -201,7 +198,7 @@ def plan_point(request: StudyRequest, point: Point) -> PointOutcome:
         figure = None if key is None else read_figure(tree, key, "objective.planned")
         return PointOutcome(figure, why, tree)
     except RecipeError as error:
-        return outcome_of_error(error)
+        return PointOutcome(None, f"{error.path}: {error.problem}")
 
 
 def _planned(request: StudyRequest, point: Point) -> tuple[Mapping[str, Any], str]:

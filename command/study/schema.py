@@ -161,23 +161,17 @@ class StudyFigure(Section):
     log: Annotated[tuple[Literal["x", "y"], ...], Field(strict=False)] = ()
 
 
-class StudyColumn(Objective):
-    """An additional figure of each point: from its result, its plan, or plan over result.
-
-    A plan's JSON also contains the derived numbers of `action=show`, below ``derived``.
-    """
-
-
 class ListedStudy(Study):
     """Points that are all run once. Figures are divided by the figure of ``baseline``.
 
     If several points have the baseline's values, each point is divided by the one that
     otherwise has the same values. Points are runs, or ``tokenizers`` that are trained and
-    counted here.
+    counted here. ``columns`` are additional figures, each of the result, of the plan, or plan
+    over result; a plan's JSON also has the derived numbers of `action=show`, below ``derived``.
     """
 
     measures: Literal["runs", "tokenizers"] = "runs"
-    columns: FrozenMapping[StudyColumn] = NOTHING
+    columns: FrozenMapping[Objective] = NOTHING
 
     points: Annotated[tuple[ByKey, ...], Field(strict=False, min_length=1)]
     objective: Objective

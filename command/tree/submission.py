@@ -68,13 +68,9 @@ def _submit(node: TreeNode, *, again: bool) -> None:
     words = Jobs(root_run).load_chain().words or command  # of the root run's last submission
     site = [word for word in words if word.startswith("site.")]
     if node.child.node_kind == "evaluate":
-        arguments, recipe = (
-            read_point([*node.command_words, *site]),
-            read_recipe(node.parent_run.recipe),
-        )
-        ask_in_jobs(
-            node.parent_run, recipe, node.missing_tokens, arguments, node.name
-        )  # one array
+        arguments = read_point([*node.command_words, *site])
+        run = node.parent_run
+        ask_in_jobs(run, read_recipe(run.recipe), node.missing_tokens, arguments, node.name)
         return
     if node.child.node_kind == "run":
         if again:

@@ -35,7 +35,6 @@ CPU = "measured on CPUs: no measurement of an accelerator, and no row of the led
 _SQUARE = "2 n^3 FLOPs of a square product over the median time"
 _BUS = "bus bandwidth over the median time, all groups of a node at once"
 _STEP = "median step after the first five"
-_RATE = "per device, without recomputation"
 _DISK = "all ranks, from the start of the save until the checkpoint is complete"
 # By name: unit, convention, and the largest credible value.
 FIGURES: Mapping[str, tuple[str, str, float]] = {

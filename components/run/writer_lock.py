@@ -272,29 +272,25 @@ def _started(process: int) -> int | None:
 
 
 @contextmanager
-def train_alone(
-    path: Path, key: str, say: Callable[[str], None], *, seconds: float = DYING_SECONDS
-) -> Iterator[int]:
+def train_alone(path: Path, key: str, *, seconds: float = DYING_SECONDS) -> Iterator[int]:
     """Hold the run folder's lock; see `lock_folder`. Errors name the argument ``key``."""
     occupied = partial(_trained, path, key)
     with (
         as_recipe_error(path),
-        lock_folder(path, seconds=seconds, occupied=occupied, say=say) as lock,
+        lock_folder(path, seconds=seconds, occupied=occupied, say=log_line) as lock,
     ):
         yield lock
 
 
 @contextmanager
-def rank_holds(
-    path: Path, seen: Mapping[str, str], say: Callable[[str], None]
-) -> Iterator[None]:
+def rank_holds(path: Path, seen: Mapping[str, str]) -> Iterator[None]:
     """Hold the run folder's lock as a rank: share the launcher's, or take it for the job.
 
     In a job, rank 0 holds the lock for all ranks. It waits, because a requeued job may start
     before its previous attempt has ended.
     """
     if SHARES not in seen and int(seen.get("RANK", "0")) == 0:
-        with train_alone(path, "run", say, seconds=DEAD_NODE_SECONDS):
+        with train_alone(path, "run", seconds=DEAD_NODE_SECONDS):
             yield
         return
     if SHARES in seen:

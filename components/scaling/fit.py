@@ -6,10 +6,10 @@ fall below an optimizer's tolerance and it stops early (Besiroglu et al. 2024, a
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
+from pydantic import BaseModel
 from scipy.optimize import minimize
 
 from components.errors import RecipeError
@@ -64,18 +64,22 @@ def fit_law(runs: RunLosses, starts: Sequence[FloatArray] | None = None) -> Law:
     If the runs are too few, or no minimum is found, raise a RecipeError.
     """
     check_enough(runs)
+    options = {"gtol": FLAT, "maxiter": 2_000}
     minima = [
-        _descend(start, runs) for start in (grid_starts(runs) if starts is None else starts)
+        minimize(compute_objective, start, (runs,), method="BFGS", jac=True, options=options)
+        for start in (grid_starts(runs) if starts is None else starts)
     ]
-    value, best = min(minima, key=lambda minimum: minimum[0])
-    a, b, e, alpha, beta = (float(constant) for constant in best)
+    best = min(minima, key=lambda minimum: float(minimum.fun))
+    a, b, e, alpha, beta = map(float, best.x)
     falls = alpha > 0 and beta > 0
     most = [a - alpha * np.log(runs.parameters.min()), b - beta * np.log(runs.tokens.min())]
     if not falls or min(most) < np.log(SEEN * runs.losses.min()) or max(a, b, e) > LARGEST:
         problem = f"the fitted exponents {alpha:.3g} and {beta:.3g} are not a scaling law"
         raise RecipeError("study", problem, "train sizes and lengths that are further apart")
     A, B, E = np.exp([a, b, e])
-    return Law(E=float(E), A=float(A), B=float(B), alpha=alpha, beta=beta, objective=value)
+    return Law(
+        E=float(E), A=float(A), B=float(B), alpha=alpha, beta=beta, objective=float(best.fun)
+    )
 
 
 def check_enough(runs: RunLosses) -> None:
@@ -99,18 +103,10 @@ def grid_starts(runs: RunLosses) -> list[FloatArray]:
     return sorted(every, key=lambda point: compute_objective(point, runs)[0])[:TRIED]
 
 
-def _descend(start: FloatArray, runs: RunLosses) -> tuple[float, FloatArray]:
-    options = {"gtol": FLAT, "maxiter": 2_000}
-    result = minimize(
-        compute_objective, start, args=(runs,), jac=True, method="BFGS", options=options
-    )
-    return float(result.fun), result.x
+class FigureRange(BaseModel, frozen=True):
+    """A value, and the range from ``low`` to ``high`` of 90 % of the bootstrap fits."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class DrawnRange:
-    """Range from ``low`` to ``high`` that contains 90 % of the bootstrap fits."""
-
+    value: float
     low: float
     high: float
 
@@ -135,8 +131,10 @@ def drawn_laws(runs: RunLosses, law: Law, draws: int = DRAWN) -> list[Law]:
     return laws
 
 
-def compute_interval(laws: Sequence[Law], figure: Callable[[Law], float]) -> DrawnRange:
-    """Return the percentile interval of a number over the bootstrap laws."""
-    values = [figure(law) for law in laws]
+def compute_range(
+    law: Law, drawn: Sequence[Law], figure: Callable[[Law], float]
+) -> FigureRange:
+    """Return a number of a law, and its percentile interval over the bootstrap laws."""
+    values = [figure(drawn_law) for drawn_law in drawn]
     low, high = np.percentile(values, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
-    return DrawnRange(low=float(low), high=float(high))
+    return FigureRange(value=figure(law), low=float(low), high=float(high))

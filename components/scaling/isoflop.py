@@ -1,7 +1,6 @@
 """IsoFLOP fit (second approach of Hoffmann et al. 2022): best size per budget, power law."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -34,21 +33,10 @@ def fitted_minimum(
     return float(np.exp(minimum)), float(constant - linear**2 / (4 * square))
 
 
-@dataclass(frozen=True, kw_only=True)
-class PowerLaw:
-    """Power law: ``factor`` times C to the ``exponent``."""
-
-    factor: float
-    exponent: float
-
-    def __call__(self, flops: float) -> float:
-        return float(self.factor * flops**self.exponent)
-
-
-def fit_power(flops: Sequence[float], values: Sequence[float]) -> PowerLaw:
-    """Fit a power law by least squares on logarithms."""
+def fit_power(flops: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """Fit a power law by least squares on logarithms; return its factor and exponent."""
     exponent, constant = np.polyfit(np.log(flops), np.log(values), 1)
-    return PowerLaw(factor=float(np.exp(constant)), exponent=float(exponent))
+    return float(np.exp(constant)), float(exponent)
 
 
 class BudgetOptimum(BaseModel, frozen=True):
@@ -89,12 +77,13 @@ def best_by_budgets(
         optima.append(BudgetOptimum(flops=budget, parameters=size, loss=loss))
     if len(optima) < LEAST_BUDGETS:
         raise RecipeError("study", "; ".join(missed), "train sizes around each optimum")
-    power = fit_power(
+    factor, exponent = fit_power(
         [optimum.flops for optimum in optima], [optimum.parameters for optimum in optima]
     )
+    parameters = factor * flops**exponent
     return BestByBudgets(
         budgets=tuple(optima),
-        exponent=power.exponent,
-        parameters=power(flops),
-        tokens=flops / FLOPS_PER_PARAMETER / power(flops),
+        exponent=exponent,
+        parameters=parameters,
+        tokens=flops / FLOPS_PER_PARAMETER / parameters,
     )

@@ -10,6 +10,7 @@ from math import exp, log
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel
 
 FloatArray = npt.NDArray[np.float64]
 LARGEST = 700.0  # largest logarithm of a float
@@ -41,17 +42,13 @@ class RunLosses:
             losses=self.losses[chosen],
         )
 
-    @property
-    def run_flops(self) -> FloatArray:
-        return FLOPS_PER_PARAMETER * self.parameters * self.tokens
 
-
-@dataclass(frozen=True, kw_only=True)
-class Optimum:
-    """Model size and token count with the lowest loss for a number of FLOPs."""
+class BestSize(BaseModel, frozen=True):
+    """Model size and token count with the lowest loss for a number of FLOPs, and this loss."""
 
     parameters: float
     tokens: float
+    loss: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +74,7 @@ class Law:
         """The a of N* ~ C^a."""
         return self.beta / (self.alpha + self.beta)
 
-    def find_optimum(self, flops: float) -> Optimum:
+    def find_optimum(self, flops: float) -> BestSize:
         """Return the best model for this many FLOPs (Hoffmann et al. 2022, equation 4).
 
         Exponents near 0 would overflow, hence logarithms. 6 N* D* = ``flops``.
@@ -86,6 +83,6 @@ class Law:
         exponents = self.alpha + self.beta
         shift = (log(self.alpha * self.A) - log(self.beta * self.B)) / exponents
         size = shift + self.beta / exponents * products
-        return Optimum(
-            parameters=exp(min(size, LARGEST)), tokens=exp(min(products - size, LARGEST))
-        )
+        parameters, tokens = exp(min(size, LARGEST)), exp(min(products - size, LARGEST))
+        loss = self.predict_loss(parameters, tokens)
+        return BestSize(parameters=parameters, tokens=tokens, loss=loss)

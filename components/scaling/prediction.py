@@ -1,12 +1,21 @@
 """Prediction of a large run from small runs: loss, interval, and extrapolation factor."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from pydantic import BaseModel
 
-from components.scaling.fit import DRAWN, LEVEL, compute_interval, drawn_laws, fit_law
-from components.scaling.law import FLOPS_PER_PARAMETER, Law, RunLosses
+from components.scaling.fit import (
+    DRAWN,
+    LEVEL,
+    FigureRange,
+    compute_range,
+    drawn_laws,
+    fit_law,
+)
+from components.scaling.law import FLOPS_PER_PARAMETER, BestSize, Law, RunLosses
 
+LadderRow = tuple[int, int, float, bool]  # parameters, tokens, loss, whether it is held out
 CONVENTION = "parameters without the embedding, FLOPs 6 N D, losses in nats per token"
 
 
@@ -19,14 +28,6 @@ class LadderRun(BaseModel, frozen=True):
     held_out: bool
     predicted: float
     error: float
-
-
-class FigureRange(BaseModel, frozen=True):
-    """A value and its range over the bootstrap fits."""
-
-    value: float
-    low: float
-    high: float
 
 
 class FittedLaw(BaseModel, frozen=True):
@@ -52,14 +53,6 @@ class Beyond(BaseModel, frozen=True):
     flops: float
 
 
-class BestSize(BaseModel, frozen=True):
-    """Best use of the target's FLOPs according to the law."""
-
-    parameters: float
-    tokens: float
-    loss: float
-
-
 class Prediction(BaseModel, frozen=True):
     """Prediction at ``parameters`` and ``tokens``. ``held_out_error`` is the largest error."""
 
@@ -75,39 +68,24 @@ class Prediction(BaseModel, frozen=True):
 
 
 def predict_target(
-    rows: Sequence[tuple[int, int, float, bool]], parameters: int, tokens: int
+    rows: Sequence[LadderRow], parameters: int, tokens: int
 ) -> tuple[Prediction, Law]:
-    """Fit the runs that are not held out, and predict the target.
-
-    Rows are parameters, tokens, loss, and whether the run is held out.
-    """
+    """Fit the runs that are not held out, and predict the target."""
     fitted = RunLosses.from_rows([row[:3] for row in rows if not row[3]])
     law = fit_law(fitted)
     drawn = drawn_laws(fitted, law)
-
-    def compute_range(figure: str) -> FigureRange:
-        drawn_range = compute_interval(
-            drawn, lambda drawn_law: float(getattr(drawn_law, figure))
-        )
-        return FigureRange(
-            value=getattr(law, figure), low=drawn_range.low, high=drawn_range.high
-        )
-
-    loss_range = compute_interval(
-        drawn, lambda drawn_law: drawn_law.predict_loss(parameters, tokens)
-    )
     runs = tuple(_compared(law, *row) for row in rows)
-    best = law.find_optimum(FLOPS_PER_PARAMETER * parameters * tokens)
-    largest = max(fitted.run_flops)
+    flops = FLOPS_PER_PARAMETER * parameters * tokens
     return Prediction(
         parameters=parameters,
         tokens=tokens,
-        loss=FigureRange(
-            value=law.predict_loss(parameters, tokens), low=loss_range.low, high=loss_range.high
-        ),
+        loss=compute_range(law, drawn, lambda fit: fit.predict_loss(parameters, tokens)),
         law=FittedLaw(
-            **{key: compute_range(key) for key in ("E", "A", "B", "alpha", "beta")},
-            exponent=compute_range("parameters_exponent"),
+            **{
+                key: compute_range(law, drawn, attrgetter(key))
+                for key in ("E", "A", "B", "alpha", "beta")
+            },
+            exponent=compute_range(law, drawn, attrgetter("parameters_exponent")),
             objective=law.objective,
             runs=len(fitted),
             drawn=DRAWN,
@@ -118,13 +96,9 @@ def predict_target(
         beyond=Beyond(
             parameters=parameters / max(fitted.parameters),
             tokens=tokens / max(fitted.tokens),
-            flops=FLOPS_PER_PARAMETER * parameters * tokens / largest,
+            flops=flops / max(FLOPS_PER_PARAMETER * fitted.parameters * fitted.tokens),
         ),
-        optimum=BestSize(
-            parameters=best.parameters,
-            tokens=best.tokens,
-            loss=law.predict_loss(best.parameters, best.tokens),
-        ),
+        optimum=law.find_optimum(flops),
     ), law
 
 

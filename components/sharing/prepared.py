@@ -23,19 +23,11 @@ SECTIONS = ("data.", "tokenizer.")
 MOST_NAME_BYTES = 4096
 
 
-def note_prepared(recipe: Recipe, folder: Path) -> None:
-    """Note that ``folder`` contains the data of ``recipe``."""
-    _write_note(Path(recipe.data.folder) / NOTES, recipe, folder)
-
-
-def note_staged(recipe: Recipe, folder: Path) -> None:
-    """Note next to ``folder`` that it contains the recipe's data, even without raw text."""
-    _write_note(folder.parent / STAGED, recipe, folder)
-
-
-def _write_note(notes: Path, recipe: Recipe, folder: Path) -> None:
-    notes.mkdir(parents=True, exist_ok=True)
-    with replace_atomically(notes / _digest(recipe)) as file:
+def note_prepared(recipe: Recipe, folder: Path, notes: str = NOTES) -> None:
+    """Note next to ``folder`` that it contains the data of ``recipe``."""
+    note = folder.parent / notes / _digest(recipe)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    with replace_atomically(note) as file:
         file.write(folder.name.encode())
 
 

@@ -34,7 +34,7 @@ def be_a_rank(path: Path) -> None:
     os.environ["TORCHELASTIC_ERROR_FILE"] = str(error)
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
         raise_again(path / "ranks")
-    with rank_holds(path, os.environ, log_line):
+    with rank_holds(path, os.environ):
         fit_phase(folder, recipe)
 
 

@@ -67,7 +67,7 @@ def test_a_run_of_this_machine_is_what_its_lock_and_its_files_say(run_on: Run) -
     assert said() == ("killed", "the run ended before its first step")
     assert status_of(folder.path, None).next == go_on
     log = EventLog(file=folder.events, writes=True, retry_seconds=0)
-    with train_alone(folder.path, "run", print):
+    with train_alone(folder.path, "run"):
         state, why = said()
         assert (state, why.partition(" on host")[0]) == ("running", f"process {os.getpid()}")
         log.write_event("start", RunProgress(0, 0), "a run begins", {})

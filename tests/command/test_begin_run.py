@@ -20,7 +20,7 @@ def test_a_run_that_is_trained_keeps_its_results_and_its_request_to_stop(
     folder = create_run_folder(compose_recipe(read_point([*WORDS])), tmp_path / "run")
     folder.write_json("results.json", {"status": "stopped"})
     folder.stop.touch()
-    with train_alone(folder.path, "run", print):
+    with train_alone(folder.path, "run"):
         with pytest.raises(RecipeError, match="is being trained by process"):
             begin_run(folder.path, *WORDS)
         assert folder.end_status == "stopped"

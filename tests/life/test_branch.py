@@ -145,7 +145,7 @@ def test_a_branch_that_was_interrupted_before_it_had_its_checkpoint_takes_it_at_
     (cooled / "results.json").unlink()
     with (
         pytest.raises(RecipeError, match="the checkpoint that this run starts from is not in"),
-        train_alone(cooled, "run", print) as lock,
+        train_alone(cooled, "run") as lock,
     ):  # as a job's ranks, before which nobody looks
         launch_training(read_recipe(cooled / "recipe.json"), RunFolder(cooled), lock)
     program(f"resume={cooled}")

@@ -35,17 +35,16 @@ def run(arguments: Arguments) -> None:
 
 def _cancel_tree(run: Path, *, force: bool) -> None:
     """Cancel the submitted nodes of the tree below a root run."""
-    if not read_recipe(run / "recipe.json").children or root_of(run) != run.absolute():
+    recipe, root = read_recipe(run / "recipe.json"), run.absolute()
+    if not recipe.children or root_of(run) != root:
         return
-    scheduler = scheduler_for(read_recipe(run / "recipe.json").cluster)
-    with submission_lock(root_of(run) / CHILDREN):  # a job may submit a node at this moment
-        for node in nodes_of(root_of(run)):
+    scheduler = scheduler_for(recipe.cluster)
+    with submission_lock(root / CHILDREN):  # a job may submit a node at this moment
+        for node in nodes_of(root):
             if node.child.node_kind == "run":
-                if (
-                    not node.is_done
-                    and Jobs(RunFolder(node.folder_path)).load_chain().submissions
-                ):
-                    _cancel(RunFolder(node.folder_path), force=force)
+                folder = RunFolder(node.folder_path)
+                if not node.is_done and Jobs(folder).load_chain().submissions:
+                    _cancel(folder, force=force)
             elif queued_jobs(node):
                 scheduler.cancel_jobs(job_of(node) or "", logs_of(node), running=force)
 

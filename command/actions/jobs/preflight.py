@@ -14,13 +14,12 @@ from command.arguments import Arguments
 from command.composition.compose import compose_recipe
 from command.outcome import ActionResult, Status, print_result
 from command.received_site import check_received_site
-from command.recipe.path_checks import check_data_place
-from components.config.check import read_recipe
+from command.recipe.path_checks import open_run
 from components.config.recipe import Recipe
 from components.data.manifest import Manifest
 from components.preflight.node import look_alone
 from components.preflight.verdict import PreflightVerdict
-from components.run.folder import RunFolder, existing_run_folder
+from components.run.folder import RunFolder
 from components.sharing.prepared import find_prepared
 from components.terminal import create_console
 
@@ -68,9 +67,7 @@ def run(arguments: Arguments) -> ActionResult:
 def _folder(arguments: Arguments) -> Iterator[tuple[Recipe, RunFolder]]:
     """Yield the recipe and the named run folder, or a temporary folder that all nodes see."""
     if arguments.run is not None:
-        folder = existing_run_folder(arguments.run.absolute())
-        recipe = read_recipe(folder.recipe)
-        check_data_place(folder, recipe, arguments.values)
+        folder, recipe = open_run(arguments.run.absolute(), arguments.values)
         yield recipe, folder
         return
     recipe = compose_recipe(arguments)

@@ -11,7 +11,7 @@ from command.prepared_data import prepare_data
 from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.run.provenance import parts_of
-from components.sharing.prepared import note_staged
+from components.sharing.prepared import STAGED, note_prepared
 from components.terminal import log_line, print_output
 
 COMMAND_ONLY = ("action=", "stage=", "file=", "tasks=", "site.", "output=")
@@ -72,5 +72,5 @@ def _stage_data(recipe: Recipe, arguments: Arguments, folder: Path) -> dict[str,
         return {"data": f"{error.path}: {error.problem}"}
     staged = folder / "prepared" / prepared.name
     staging.copy_tree(prepared, staged)
-    note_staged(recipe, staged)
+    note_prepared(recipe, staged, STAGED)
     return {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from command.study.page import study_figure, write_study
+from command.study.page import study_document, study_figure
 from command.study.point_results import (
     PointResult,
     divide_by_baselines,
@@ -18,6 +18,7 @@ from command.study.point_results import (
 )
 from command.study.schema import ListedStudy
 from command.study.study_file import check_study
+from components.report.document import write_document
 from tests.components.report.outline import check_outline
 
 TREE: dict[str, Any] = {
@@ -163,7 +164,8 @@ def test_the_table_has_a_row_a_figure_and_only_columns_that_tell_points_apart() 
 
 def test_the_page_loads_nothing_and_a_strangers_text_is_text(tmp_path: Path) -> None:
     study = a_study()
-    file = write_study(study, tries(study), ["cluster=local"], tmp_path / "page.html")
+    document = study_document(study, tries(study), ["cluster=local"])
+    file = write_document(document, tmp_path / "page.html")
     page = file.read_text("utf-8")
     body = page[page.index("<body>") :]
     assert "<title>Rates: study · figure 1</title>" in page

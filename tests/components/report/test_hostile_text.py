@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from command.study.page import write_study
+from command.study.page import study_document
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.planner.result import Plan
@@ -179,7 +179,7 @@ def _study(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Pa
         study = study.model_copy(update={name: part})
     study = study.model_copy(update={"description": planted("why"), "name": planted("weak")})
     tries = [replace(one, why=planted(one.why)) for one in tries]
-    return write_study(study, tries, [planted("cluster=x")], page)
+    return write_document(study_document(study, tries, [planted("cluster=x")]), page)
 
 
 def _prediction(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:

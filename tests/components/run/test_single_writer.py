@@ -9,15 +9,11 @@ from components.run import writer_lock
 from components.run.writer_lock import SHARES, check_not_trained, rank_holds, train_alone
 
 
-def silent(text: str) -> None:
-    """Say nothing."""
-
-
 def test_what_is_trained_here_is_not_handed_to_a_scheduler(tmp_path: Path) -> None:
     check_not_trained(tmp_path, "run")
     assert not list(tmp_path.iterdir())
     with (
-        train_alone(tmp_path, "run", silent),
+        train_alone(tmp_path, "run"),
         pytest.raises(RecipeError, match=r"run: \S+ is being trained by process"),
     ):
         check_not_trained(tmp_path, "run")
@@ -26,9 +22,9 @@ def test_what_is_trained_here_is_not_handed_to_a_scheduler(tmp_path: Path) -> No
 
 def test_ranks_of_the_command_that_holds_the_run_are_let_in(tmp_path: Path) -> None:
     with (
-        train_alone(tmp_path, "run", silent),
-        rank_holds(tmp_path, {SHARES: "1", "RANK": "0"}, silent),
-        rank_holds(tmp_path, {SHARES: "1", "RANK": "1"}, silent),
+        train_alone(tmp_path, "run"),
+        rank_holds(tmp_path, {SHARES: "1", "RANK": "0"}),
+        rank_holds(tmp_path, {SHARES: "1", "RANK": "1"}),
     ):
         pass
 
@@ -38,10 +34,10 @@ def test_the_first_rank_of_a_job_holds_the_run_for_all(
 ) -> None:
     monkeypatch.setattr(writer_lock, "DEAD_NODE_SECONDS", 0.2)
     with (
-        rank_holds(tmp_path, {"RANK": "0"}, silent),
-        rank_holds(tmp_path, {"RANK": "1"}, silent),
+        rank_holds(tmp_path, {"RANK": "0"}),
+        rank_holds(tmp_path, {"RANK": "1"}),
         pytest.raises(RecipeError, match="is being trained by process"),
-        rank_holds(tmp_path, {"RANK": "0"}, silent),
+        rank_holds(tmp_path, {"RANK": "0"}),
     ):
         pass
 
@@ -55,6 +51,6 @@ def test_a_folder_that_cannot_be_written_is_said(
     monkeypatch.setattr("components.run.writer_lock.os.open", read_only)
     with (
         pytest.raises(RecipeError, match=r"writer\.lock: cannot be written: Read-only"),
-        train_alone(tmp_path, "run", silent),
+        train_alone(tmp_path, "run"),
     ):
         pass
