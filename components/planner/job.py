@@ -162,17 +162,11 @@ class TrainingJob:
         """Return the layer kinds of these stages, with the leading layers last."""
         if self.shape.pattern is not None:
             return self._pattern_kinds(stages)
-        ranges, leading = self._layer_ranges(stages), self.shape.leading_layers
-        kinds = [
-            (
-                self,
-                [range(max(span.start, leading), max(span.stop, leading)) for span in ranges],
-            )
-        ]
+        spans, leading = self._layer_ranges(stages), self.shape.leading_layers
+        later = [range(max(span.start, leading), max(span.stop, leading)) for span in spans]
+        kinds = [(self, later)]
         if leading:
-            first = [
-                range(min(span.start, leading), min(span.stop, leading)) for span in ranges
-            ]
+            first = [range(min(span.start, leading), min(span.stop, leading)) for span in spans]
             kinds.append((self.dense_job, first))
         return tuple(
             LayerKind(job, sum(map(len, parts)), sum(map(self._recomputed, parts)))

@@ -145,9 +145,8 @@ def price_recompute(
         return None
     extra = None
     if step.time is not None:
-        extra = (
-            step.time.total_seconds - plan_time(plain, hardware, software.speed).total_seconds
-        )
+        unrepeated = plan_time(plain, hardware, software.speed).total_seconds
+        extra = step.time.total_seconds - unrepeated
     before = plan_memory(plain, hardware, software.memory).fullest_rank_bytes
     return PlannedRecomputation(
         recompute=layout.recompute,

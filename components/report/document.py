@@ -115,14 +115,8 @@ def write_document(
     """Write Markdown if the suffix is ``.md``, else HTML. ``script``: see `render_document`."""
     check_destination(destination)
     is_markdown = destination.suffix == ".md"
-    return write_page(
-        as_markdown(document) if is_markdown else as_html(document, script), destination
-    )
-
-
-def as_html(document: ReportDocument, script: str | None = None) -> str:
-    """Return the document as one HTML page."""
-    return render_document(document, script)
+    page = as_markdown(document) if is_markdown else render_document(document, script)
+    return write_page(page, destination)
 
 
 def as_markdown(document: ReportDocument) -> str:
