@@ -126,7 +126,8 @@ class TrainingJob:
     def dense_job(self) -> Self:
         """The same job with only leading layers, which have no experts."""
         job = self.with_layout(data=self.layout.num_replicas, expert=1)
-        return replace(job, shape=self.shape.dense_decoder)
+        shape = self.shape.model_copy(update={"mlp": self.shape.dense_mlp, "dense_mlp": None})
+        return replace(job, shape=shape)
 
     def with_layout(self, **changes: object) -> Self:
         """Return the job with other values of layout keys, without validation."""
