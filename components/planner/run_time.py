@@ -189,8 +189,8 @@ def plan_run_time(
         [whole * part.useful / work.step_seconds for part in parts],
         queue_of_run(cluster),
         start_up=start_up,
-        write=saving.write_and_hash_seconds,  # the end of a job waits for the write
-        read=saving.read,
+        # The end of a job waits for the write.
+        hand_over=saving.write_and_hash_seconds + saving.read,
     )
     checkpoints = _checkpoint_cost(work, first, between)
     if between is not None and failures is None:
