@@ -19,22 +19,11 @@ from typing import NamedTuple
 from components.config.schema.cluster import QueueSection
 from components.config.schema.sections import Cluster
 from components.errors import RecipeError
+from components.planner.cost import InterruptionCost
 from components.planner.job import TrainingJob
 from components.planner.software import SoftwareRun
 
 HOUR = 3_600.0
-
-
-@dataclass(frozen=True)
-class FailureTime:
-    """Number of failures in a whole run and seconds lost per failure."""
-
-    count: float
-    each: float
-
-    @property
-    def total_seconds(self) -> float:
-        return self.count * self.each
 
 
 def mean_seconds_between(node_hours_between: float, nodes: int) -> float:
@@ -44,13 +33,15 @@ def mean_seconds_between(node_hours_between: float, nodes: int) -> float:
 
 def expected_failures(
     *, work: float, interval: float, restart: float, between: float
-) -> FailureTime | None:
+) -> InterruptionCost | None:
     """Return the failures expected in ``work`` seconds plus the time lost to failures.
 
     T = work + T / between x (interval / 2 + restart). Returns None for a run that never ends.
     """
     each = interval / 2 + restart
-    return None if each >= between else FailureTime(work / (between - each), each)
+    if each >= between:
+        return None
+    return InterruptionCost(count=work / (between - each), each_seconds=each)
 
 
 def best_interval(*, stall: float, between: float) -> float:
