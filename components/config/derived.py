@@ -47,10 +47,7 @@ class FlopsPerToken(Section):
         again = shape.layer_parameters - idle * shape.mlp.expert_parameters(shape.dim)
         again += shape.mtp_whole_parameters + shape.vocab_size * shape.dim
         products = 6 * (shape.active_parameters - looked_up + depth * again)
-        heads = shape.attention
-        width = heads.num_heads * (
-            heads.head_dim + heads.value_width
-        )  # of scores, and of values
+        width = shape.attention.product_width
         visible = shape.visible_keys(sequence_length)
         last = visible[-1] if visible else 0
         products += 3 * shape.state_flops()  # forward and backward

@@ -1,5 +1,7 @@
 """Comparisons shared by many rules; each raises a RecipeError with path, value and fix."""
 
+from heapq import nsmallest
+
 from components.config.suggestions import list_divisors
 from components.errors import RecipeError
 
@@ -33,9 +35,8 @@ def check_multiple(path: str, value: int, name: str, unit: int, fitting: int = 0
 def check_divides(path: str, value: int, name: str, number: int) -> None:
     """Raise a RecipeError for a value that does not divide ``number``."""
     if number % value:
-        near = sorted(list_divisors(number), key=lambda divisor: abs(divisor - value))[
-            :MOST_LISTED
-        ]
+        divisors = list_divisors(number)
+        near = nsmallest(MOST_LISTED, divisors, key=lambda divisor: abs(divisor - value))
         fix = f"valid values: {', '.join(map(str, sorted(near)))}"
         raise RecipeError(path, f"{value:,} does not divide {name} {number:,}", fix)
 

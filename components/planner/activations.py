@@ -241,10 +241,8 @@ def count_stored_microbatches(job: TrainingJob, rank: int) -> float:
     if layout.schedule in V_SCHEDULES:
         full = 2 * layout.pipeline
         return (full + 1 if layout.schedule == "dualpipev" else min(full, most + rank + 1)) / 2
-    interleaved, stages = (
-        2 * (layout.pipeline - rank - 1) + 1,
-        job.stage_placement.stages_per_rank,
-    )
+    interleaved = 2 * (layout.pipeline - rank - 1) + 1
+    stages = job.stage_placement.stages_per_rank
     zero_bubble = layout.pipeline - (0 if job.splits_backward else rank)
     chunks = (stages - 1) * round_microbatches(layout.pipeline, most)
     chunks += zero_bubble if layout.schedule == "zero_bubble" else interleaved

@@ -188,14 +188,7 @@ def _summary(errors: Sequence[float]) -> Errors:
 def _lot(job: TrainingJob) -> bytes:
     """Return a hash of a job. The hash uses stable sizes, so new keys do not change it."""
     layout = job.layout
-    degrees = (
-        layout.data,
-        layout.tensor,
-        layout.pipeline,
-        layout.expert,
-        layout.context,
-        layout.zero,
-    )
+    degrees = *layout.axis_degrees.values(), layout.zero
     sizes = job.shape.total_parameters, job.sequence_length, job.microbatches
-    text = repr((*degrees, *sizes, job.layout.microbatch_sequences, job.layers_by_stage))
+    text = repr((*degrees, *sizes, layout.microbatch_sequences, job.layers_by_stage))
     return hashlib.sha256(text.encode()).digest()

@@ -25,6 +25,11 @@ class InterruptionCost(BaseModel, frozen=True):
     count: int | float | None
     each_seconds: float | None
 
+    @property
+    def total_seconds(self) -> float:
+        """Seconds of all, 0 if unknown."""
+        return (self.count or 0) * (self.each_seconds or 0.0)
+
 
 class CostEstimate(BaseModel, frozen=True):
     """Costs of a whole run; a part that is None is unknown and counts as 0.

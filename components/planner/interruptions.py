@@ -19,22 +19,11 @@ from typing import NamedTuple
 from components.config.schema.cluster import QueueSection
 from components.config.schema.sections import Cluster
 from components.errors import RecipeError
+from components.planner.cost import InterruptionCost
 from components.planner.job import TrainingJob
 from components.planner.software import SoftwareRun
 
 HOUR = 3_600.0
-
-
-@dataclass(frozen=True)
-class FailureTime:
-    """Number of failures in a whole run and seconds lost per failure."""
-
-    count: float
-    each: float
-
-    @property
-    def total_seconds(self) -> float:
-        return self.count * self.each
 
 
 def mean_seconds_between(node_hours_between: float, nodes: int) -> float:
@@ -44,13 +33,15 @@ def mean_seconds_between(node_hours_between: float, nodes: int) -> float:
 
 def expected_failures(
     *, work: float, interval: float, restart: float, between: float
-) -> FailureTime | None:
+) -> InterruptionCost | None:
     """Return the failures expected in ``work`` seconds plus the time lost to failures.
 
     T = work + T / between x (interval / 2 + restart). Returns None for a run that never ends.
     """
     each = interval / 2 + restart
-    return None if each >= between else FailureTime(work / (between - each), each)
+    if each >= between:
+        return None
+    return InterruptionCost(count=work / (between - each), each_seconds=each)
 
 
 def best_interval(*, stall: float, between: float) -> float:
@@ -154,34 +145,28 @@ class JobChain(NamedTuple):
 
 
 def chain_of_phases(
-    phases: Sequence[float],
-    queue: QueueSection | None,
-    *,
-    start_up: float,
-    write: float,
-    read: float,
+    phases: Sequence[float], queue: QueueSection | None, *, start_up: float, hand_over: float
 ) -> JobChain | None:
     """Divide the seconds of each phase into jobs. Each phase starts with a new job."""
-    phase_chains = [
-        chain_of(phase, queue, start_up=start_up, write=write, read=read) for phase in phases
-    ]
+    phase_chains = [chain_of(p, queue, start_up=start_up, hand_over=hand_over) for p in phases]
     chains = [chain for chain in phase_chains if chain is not None]
     if len(chains) < len(phase_chains):
         return None
     jobs, seconds = sum(chain.jobs for chain in chains), sum(chain.seconds for chain in chains)
-    return JobChain(chains[0].queue, jobs, seconds + (len(chains) - 1) * (write + read))
+    return JobChain(chains[0].queue, jobs, seconds + (len(chains) - 1) * hand_over)
 
 
 def chain_of(
-    work: float, queue: QueueSection | None, *, start_up: float, write: float, read: float
+    work: float, queue: QueueSection | None, *, start_up: float, hand_over: float
 ) -> JobChain | None:
     """Divide ``work`` seconds into jobs. Without a queue's time limit, one job is enough.
 
-    Each job but the last ends with a checkpoint for the next. None: no time remains for work.
+    Each job but the last hands over to the next: it writes a checkpoint, which the next reads.
+    None: no time remains for work.
     """
     if queue is None:
         return JobChain(None, 1, start_up)
-    hand_over, room = write + read, queue.longest_hours * HOUR - start_up
+    room = queue.longest_hours * HOUR - start_up
     if work <= room:
         return JobChain(queue.name, 1, start_up)
     if room <= hand_over:

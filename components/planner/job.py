@@ -126,7 +126,8 @@ class TrainingJob:
     def dense_job(self) -> Self:
         """The same job with only leading layers, which have no experts."""
         job = self.with_layout(data=self.layout.num_replicas, expert=1)
-        return replace(job, shape=self.shape.dense_decoder)
+        shape = self.shape.model_copy(update={"mlp": self.shape.dense_mlp, "dense_mlp": None})
+        return replace(job, shape=shape)
 
     def with_layout(self, **changes: object) -> Self:
         """Return the job with other values of layout keys, without validation."""
@@ -162,17 +163,11 @@ class TrainingJob:
         """Return the layer kinds of these stages, with the leading layers last."""
         if self.shape.pattern is not None:
             return self._pattern_kinds(stages)
-        ranges, leading = self._layer_ranges(stages), self.shape.leading_layers
-        kinds = [
-            (
-                self,
-                [range(max(span.start, leading), max(span.stop, leading)) for span in ranges],
-            )
-        ]
+        spans, leading = self._layer_ranges(stages), self.shape.leading_layers
+        later = [range(max(span.start, leading), max(span.stop, leading)) for span in spans]
+        kinds = [(self, later)]
         if leading:
-            first = [
-                range(min(span.start, leading), min(span.stop, leading)) for span in ranges
-            ]
+            first = [range(min(span.start, leading), min(span.stop, leading)) for span in spans]
             kinds.append((self.dense_job, first))
         return tuple(
             LayerKind(job, sum(map(len, parts)), sum(map(self._recomputed, parts)))

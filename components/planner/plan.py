@@ -67,13 +67,11 @@ def _missing_figures(hardware: Hardware, job: TrainingJob) -> tuple[RecipeError,
         problem = "not measured; all of the device's memory counts as usable"
         remedy = "read the free memory of a device after the first collective, before any model"
         errors.append(RecipeError(f"{path}.context_bytes", problem, remedy))
-    inside = hardware.inside.all_gather_gigabytes_per_second
-    if layout.tensor > 1 and inside is None:
+    key = "all_gather_gigabytes_per_second"
+    if layout.tensor > 1 and hardware.inside.all_gather_gigabytes_per_second is None:
         problem = "not measured; a part of the vendor's figure is used"
         remedy = "run all_gather_perf -b 256M -e 256M of nccl-tests, or oneCCL's benchmark"
-        errors.append(
-            RecipeError(f"{path}.inside.all_gather_gigabytes_per_second", problem, remedy)
-        )
+        errors.append(RecipeError(f"{path}.inside.{key}", problem, remedy))
     nodes, counts = layout.num_ranks / job.devices_per_node, dict(hardware.across.by_nodes)
     if nodes > 1 and len(counts) < 2 and nodes > max(counts, default=0):
         problem = "too few node counts are measured to know how bandwidth falls"

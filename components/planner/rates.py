@@ -103,9 +103,7 @@ def flops_by_convention(
     MLP of four widths and no grouped heads.
     """
     flops = FlopsPerToken.from_spec(shape, sequence_length)
-    heads = shape.attention
-    width = heads.num_heads * (heads.head_dim + heads.value_width)
-    once = width * shape.causal_keys(sequence_length)  # L h s
+    once = shape.attention.product_width * shape.causal_keys(sequence_length)  # L h s
     again = shape.vocab_size * shape.dim if shape.tied_embeddings and pipeline > 1 else 0
     logged = _megatron_logged(shape, sequence_length)
     return {
@@ -145,9 +143,8 @@ def price_recompute(
         return None
     extra = None
     if step.time is not None:
-        extra = (
-            step.time.total_seconds - plan_time(plain, hardware, software.speed).total_seconds
-        )
+        unrepeated = plan_time(plain, hardware, software.speed).total_seconds
+        extra = step.time.total_seconds - unrepeated
     before = plan_memory(plain, hardware, software.memory).fullest_rank_bytes
     return PlannedRecomputation(
         recompute=layout.recompute,

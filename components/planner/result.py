@@ -120,12 +120,8 @@ class Plan(StepPlan):
     @property
     def published_figures(self) -> dict[str, ComparedFigure | PublishedFigure]:
         """The published figures. Numbers come with the plan's own prediction."""
-        recipe, derived, rates, bill = (
-            self.recipe,
-            self.recipe.derived_numbers,
-            self.planned_time,
-            self.cost_estimate,
-        )
+        recipe, derived = self.recipe, self.recipe.derived_numbers
+        rates, bill = self.planned_time, self.cost_estimate
         checkpoints = bill.checkpoints if bill else None
         # Keys as sources name them. Published rates count whole attention and recomputation.
         predicted = {

@@ -11,7 +11,7 @@ from components.energy.emissions import Emissions
 from components.errors import RecipeError
 from components.planner import interruptions
 from components.planner.cost import CheckpointCost, CostEstimate, InterruptionCost
-from components.planner.interruptions import HOUR, CheckpointTime, FailureTime, JobChain
+from components.planner.interruptions import HOUR, CheckpointTime, JobChain
 from components.planner.job import TrainingJob
 from components.planner.queues import most_chained, queue_of_run
 from components.planner.software import SoftwareModel, SoftwareSpeed
@@ -171,12 +171,13 @@ def plan_run_time(
     work = UninterruptedRun(phases=tuple(parts), saving=saving)
     start_up = run.start_up_seconds + run.start_up_rank_seconds * cluster.ranks
     missing = interruptions.missing_rates(cluster)
-    hours, failures, between = cluster.failures.node_hours_between, None, None
+    hours, between = cluster.failures.node_hours_between, None
+    failures = InterruptionCost(count=None, each_seconds=None)
     if hours is None:
         missing.append(_UNKNOWN_FAILURES)
     else:
         between = interruptions.mean_seconds_between(hours, cluster.nodes)
-        failures = interruptions.expected_failures(
+        expected = interruptions.expected_failures(
             work=work.total_seconds,
             interval=work.checkpoint_interval,
             # A failure also loses the checkpoint in progress: work since the previous one
@@ -184,16 +185,17 @@ def plan_run_time(
             restart=start_up + saving.read + saving.delay_seconds,
             between=between,
         )
-    whole = work.total_seconds + (failures.total_seconds if failures else 0.0)
+        failures = expected or failures
+    whole = work.total_seconds + failures.total_seconds
     chain = interruptions.chain_of_phases(
         [whole * part.useful / work.step_seconds for part in parts],
         queue_of_run(cluster),
         start_up=start_up,
-        write=saving.write_and_hash_seconds,  # the end of a job waits for the write
-        read=saving.read,
+        # The end of a job waits for the write.
+        hand_over=saving.write_and_hash_seconds + saving.read,
     )
     checkpoints = _checkpoint_cost(work, first, between)
-    if between is not None and failures is None:
+    if between is not None and failures.count is None:
         missing.append(_never_ends(between, checkpoints.best_every_tokens))
     if chain is None:
         missing.append(_too_short_jobs(start_up + saving.read + saving.write_and_hash_seconds))
@@ -228,21 +230,21 @@ def _checkpoint_cost(
 def _estimate_cost(
     work: UninterruptedRun,
     checkpoints: CheckpointCost,
-    failures: FailureTime | None,
+    failures: InterruptionCost,
     chain: JobChain | None,
     start_up: float,
     cluster: Cluster,
     hardware: Hardware,
 ) -> CostEstimate:
     """Return the cost. Energy is the devices' rated power times hours, as on BLOOM's card."""
-    lost = failures.total_seconds if failures else 0.0
+    lost = failures.total_seconds
     total = work.total_seconds + lost + (chain.seconds if chain else 0.0)
     hours, watts = total / HOUR, hardware.device_watts
     energy = None if watts is None else hours * cluster.ranks * watts / 1_000
     unit, price = "node-h", 1.0
     if not isinstance(cluster.accounting, str):
         unit, price = cluster.accounting.unit, cluster.accounting.per_node_hour
-    starts = (failures.count if failures else 0.0) + (chain.jobs if chain else 1)
+    starts = (failures.count or 0.0) + (chain.jobs if chain else 1)
     return CostEstimate(
         device_hours=hours * cluster.ranks,
         node_hours=hours * cluster.nodes,
@@ -254,7 +256,7 @@ def _estimate_cost(
         useful_days=work.step_seconds / DAY,
         checkpoint_days=work.num_checkpoints * work.stall_seconds / DAY,
         evaluation_days=work.num_evaluations * work.evaluation_seconds / DAY,
-        failure_days=failures.total_seconds / DAY if failures else None,
+        failure_days=None if failures.count is None else lost / DAY,
         chain_days=chain.seconds / DAY if chain else None,
         days=total / DAY,
         waiting_days=starts * cluster.waiting_hours * HOUR / DAY,
@@ -266,10 +268,7 @@ def _estimate_cost(
         evaluations=InterruptionCost(
             count=work.num_evaluations, each_seconds=work.evaluation_seconds
         ),
-        failures=InterruptionCost(
-            count=failures.count if failures else None,
-            each_seconds=failures.each if failures else None,
-        ),
+        failures=failures,
     )
 
 

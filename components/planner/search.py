@@ -246,11 +246,9 @@ class Prices:
         """Sort by cost. Of layouts with equal cost, keep the most similar to the recipe's."""
 
         def count_changes(choice: LayoutChoice) -> tuple[int, float]:
-            base_layout, layout = self._base_layout, choice.layout_degrees
-            changed = [
-                key for key in SEARCHED if getattr(base_layout, key) != getattr(layout, key)
-            ]
-            return len(changed), choice.peak
+            base, layout = self._base_layout, choice.layout_degrees
+            changed = sum(getattr(base, key) != getattr(layout, key) for key in SEARCHED)
+            return changed, choice.peak
 
         different: dict[float, LayoutChoice] = {}
         for choice in sorted(choices, key=count_changes):
@@ -260,13 +258,9 @@ class Prices:
 
 def _shared_key(job: TrainingJob) -> tuple[object, ...]:
     """Return the values that one microbatch's passes through one rank depend on."""
-    layout = job.layout
+    layout, placement = job.layout, job.stage_placement
     return (
         *(layout.tensor, layout.pipeline, layout.expert, layout.context),
-        *(
-            layout.sequence_parallel,
-            job.stage_placement.stages_per_rank,
-            job.stage_placement.style,
-        ),
-        *(job.layout.microbatch_sequences, job.layout.recompute, layout.recompute_every),
+        *(layout.sequence_parallel, placement.stages_per_rank, placement.style),
+        *(layout.microbatch_sequences, layout.recompute, layout.recompute_every),
     )

@@ -202,12 +202,10 @@ def software_of(
     cluster: Cluster, measured: Calibration | None = None
 ) -> tuple[SoftwareModel, Calibration | None]:
     """Return the constants to plan with, and the calibration that they come from, if any."""
-    shipped, calibration = read_software(OURS), measured or calibration_of(cluster)
-    return (
-        replace_constants(shipped, calibration.speed, calibration.memory)
-        if calibration
-        else shipped
-    ), calibration
+    software, calibration = read_software(OURS), measured or calibration_of(cluster)
+    if calibration is not None:
+        software = replace_constants(software, calibration.speed, calibration.memory)
+    return software, calibration
 
 
 def as_text(calibration: Calibration) -> str:

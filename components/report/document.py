@@ -6,7 +6,7 @@ markup. In HTML, text between two backticks is set as code.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,9 +80,7 @@ class ReportDocument:
     def filled_sections(self) -> list[ReportSection]:
         """Sections without empty blocks. Sections without any block are skipped."""
         sections = (
-            ReportSection(
-                section.title, [b for b in section.blocks if _has_content(b)], section.caption
-            )
+            replace(section, blocks=[b for b in section.blocks if _has_content(b)])
             for section in self.sections
         )
         return [section for section in sections if section.blocks]
@@ -115,14 +113,8 @@ def write_document(
     """Write Markdown if the suffix is ``.md``, else HTML. ``script``: see `render_document`."""
     check_destination(destination)
     is_markdown = destination.suffix == ".md"
-    return write_page(
-        as_markdown(document) if is_markdown else as_html(document, script), destination
-    )
-
-
-def as_html(document: ReportDocument, script: str | None = None) -> str:
-    """Return the document as one HTML page."""
-    return render_document(document, script)
+    page = as_markdown(document) if is_markdown else render_document(document, script)
+    return write_page(page, destination)
 
 
 def as_markdown(document: ReportDocument) -> str:

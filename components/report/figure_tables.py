@@ -160,15 +160,12 @@ def energy_quantities(entry: ReportEntry) -> dict[str, str]:
             share = counted.joules / tokens if counted.is_whole and tokens else None
             rows["joules per token, devices"] = _format_value(share, "J")
             emitted = _emissions(entry)
-            rows["energy of the devices with site overhead"] = _format_value(
-                emitted.site_kwh, "kWh", absent=UNKNOWN
-            )
-            rows["CO2e of the devices' energy"] = _format_value(
-                emitted.kg_co2e, "kg", absent=UNKNOWN
-            )
-            rows["CO2e with site overhead"] = _format_value(
-                emitted.site_kg_co2e, "kg", absent=UNKNOWN
-            )
+            for title, amount, unit in (
+                ("energy of the devices with site overhead", emitted.site_kwh, "kWh"),
+                ("CO2e of the devices' energy", emitted.kg_co2e, "kg"),
+                ("CO2e with site overhead", emitted.site_kg_co2e, "kg"),
+            ):
+                rows[title] = _format_value(amount, unit, absent=UNKNOWN)
         rows[f"{name}, measured by"] = sources.get(name, {}).get("source", numbers.ABSENT)
     return rows
 

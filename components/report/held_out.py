@@ -55,19 +55,16 @@ def held_out_card(out: RunOutcome) -> Card:
     ]
     if not held_out.by_source:
         return Card(title, numbers.ABSENT, (NONE_YET, *figures))
-    names = [AS_MIXTURE] if many and weighted else []
-    names += [] if weighted else [plain_mean(held_out)]
+    loss = held_out.final if weighted else held_out.final_unweighted
+    plain = plain_mean(held_out)
+    names = [] if weighted else [plain]
     if many and weighted:
-        figures.append(
-            f"{plain_mean(held_out)} {numbers.format_loss(held_out.final_unweighted)}"
-        )
-    loss, trend = held_out.final if weighted else held_out.final_unweighted, _trend(held_out)
-    notes = (
-        *names,
-        _place(held_out),
-        *figures,
-        *((trend,) if held_out.rising is False else ()),
-    )
+        names = [AS_MIXTURE]
+        figures.append(f"{plain} {numbers.format_loss(held_out.final_unweighted)}")
+    trend = _trend(held_out)
+    if held_out.rising is False:
+        figures.append(trend)
+    notes = (*names, _place(held_out), *figures)
     return Card(title, numbers.format_loss(loss), notes, trend if held_out.rising else "")
 
 

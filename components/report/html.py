@@ -40,16 +40,12 @@ def check_plotly(path: str) -> None:
 def share_script(folder: Path) -> None:
     """Write plotly's script into a folder of runs, for the pages in the run folders."""
     if find_spec("plotly") is not None and shared_script(folder / "run") is None:
-        from plotly.offline import get_plotlyjs
-
-        write_page(get_plotlyjs(), folder / _script_name())
+        write_page(_read_library(), folder / _script_name())
 
 
 def shared_script(run: Path) -> str | None:
     """Return the relative path of the shared script above a run, if it is plotly's own."""
-    from plotly.offline import get_plotlyjs
-
-    file, own = run.absolute().parent / _script_name(), get_plotlyjs().encode("utf-8")
+    file, own = run.absolute().parent / _script_name(), _read_library().encode("utf-8")
     is_own = file.is_file() and file.stat().st_size == len(own) and file.read_bytes() == own
     return f"../{file.name}" if is_own else None
 
@@ -96,13 +92,13 @@ def render_document(document: object, script: str | None = None) -> str:
     parts = {
         "document": document,
         "style": (_HERE / "page.css").read_text("utf-8"),
-        "plotly": _library,
+        "plotly": _read_library,
         "script": script,
     }
     return environment.get_template("document.html.j2").render(parts)
 
 
-def _library() -> str:
+def _read_library() -> str:
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())

@@ -98,10 +98,7 @@ def task_grid(tree: JsonTree) -> Grid:
     rows: list[Cells] = []
     for name, task in tree.get("tasks", {}).items():
         metrics: Mapping[str, float] = task["metrics"]
-        shape = (
-            numbers.format_exact(task["samples"]),
-            numbers.format_exact(task["num_fewshot"]),
-        )
+        shape = [numbers.format_exact(task[key]) for key in ("samples", "num_fewshot")]
         for metric, value in metrics.items():
             base, comma, filtered = metric.partition(",")
             if not base.endswith("_stderr"):
@@ -116,10 +113,7 @@ def score_grid(tree: JsonTree) -> Grid:
     rows: list[Cells] = []
     for name, scores in tree.get("scores", {}).items():
         for task, figures in scores["tasks"].items():
-            shape = (
-                numbers.format_exact(figures["num_fewshot"]),
-                numbers.format_exact(figures["samples"]),
-            )
+            shape = [numbers.format_exact(figures[key]) for key in ("num_fewshot", "samples")]
             rows.append((name, task, figures["metric"], *shape, *_score_cells(figures)))
         mean = {"score": scores["mean"], "published": scores.get("published")}
         rows.append((name, MEAN, "", "", "", *_score_cells(mean)))

@@ -191,14 +191,11 @@ def _numbers(entries: Sequence[ReportEntry]) -> Iterator[ReportSection]:
         """Fold a long table of several runs. A single run's table shows all rows."""
         return grid if alone else replace(grid, fold=rows)
 
-    yield _profile(entries)
+    yield ReportSection("Profile", (profile_grid(entries),), captions.PROFILE)
     plans = [figure_tables.plan_of(entry.run.recipe) for entry in entries]
     planned = fold_grid(figure_tables.planned_grid(entries, plans), "figures")
-    yield ReportSection(
-        "Planned and measured",
-        (planned, figure_tables.parts_grid(entries, plans)) if planned.rows else (),
-        captions.PLANNED,
-    )
+    parts = figure_tables.parts_grid(entries, plans)
+    yield ReportSection("Planned and measured", (planned, parts), captions.PLANNED)
     energy = grid_by_quantity(entries, figure_tables.energy_quantities)
     yield ReportSection("Energy", (energy,), captions.ENERGY)
     published = fold_grid(figure_tables.published_grid(entries), "published figures")
@@ -218,11 +215,6 @@ def _numbers(entries: Sequence[ReportEntry]) -> Iterator[ReportSection]:
     if alone:  # several runs have their stories on their own pages
         yield ReportSection("Story", (events_grid(entries[0]),), captions.STORY)
     yield ReportSection("Environment", (tables.environment_grid(entries),))
-
-
-def _profile(entries: Sequence[ReportEntry]) -> ReportSection:
-    parts = profile_grid(entries)
-    return ReportSection("Profile", (parts,) if parts.rows else (), captions.PROFILE)
 
 
 def events_grid(entry: ReportEntry) -> Grid:

@@ -149,23 +149,23 @@ def _words(columns: Cells, rows: Sequence[Cells], kind: str) -> Grid:
 
 def _nodes(picture: Picture) -> Grid:
     """Return a table with one row per node. Ranks of other copies are in parentheses."""
-    nodes = picture.nodes
-    labels = [
-        [(picture.groups.format_label(d, ""), d.first_copy) for d in n.devices] for n in nodes
-    ]
-    rows = [
-        (str(node.number), *(text if first else f"({text})" for text, first in cells))
-        for node, cells in zip(nodes, labels, strict=True)
-    ]
-    marked = frozenset(
-        (row, column)
-        for row, cells in enumerate(labels)
-        for column, (_, first) in enumerate(cells, 1)
-        if first
-    )
+    rows, marked = [], set[tuple[int, int]]()
+    for row, node in enumerate(picture.nodes):
+        cells = [str(node.number)]
+        for column, device in enumerate(node.devices, 1):
+            label = picture.groups.format_label(device, "")
+            if device.first_copy:
+                marked.add((row, column))
+            cells.append(label if device.first_copy else f"({label})")
+        rows.append(tuple(cells))
     columns = ("node", *map(str, range(picture.groups.devices_per_node)))
     return Grid(
-        columns=columns, rows=rows, text_columns=len(columns), kind="nodes", cut=4, first=marked
+        columns=columns,
+        rows=rows,
+        text_columns=len(columns),
+        kind="nodes",
+        cut=4,
+        first=frozenset(marked),
     )
 
 

@@ -65,10 +65,8 @@ def time_sheet(plan: Plan, *, now: datetime | None) -> Grid:
 
 
 def _recomputation(planned: PlannedRecomputation) -> str:
-    parts = _joined(planned.recompute)
-    every = (
-        "" if planned.recompute_every == 1 else f" of every {planned.recompute_every} layers"
-    )
+    parts, layers = _joined(planned.recompute), planned.recompute_every
+    every = "" if layers == 1 else f" of every {layers} layers"
     seconds = "" if planned.extra_seconds is None else f" adds {planned.extra_seconds:.3g} s,"
     return f"{parts}{every}:{seconds} saves {numbers.format_gib(planned.saved_bytes)} GiB"
 
@@ -120,10 +118,7 @@ def bill_rows(bill: CostEstimate, now: datetime | None) -> list[tuple[str, str]]
         (f"bill, {bill.site_unit}", numbers.format_significant(bill.site_units)),
     ]
     if bill.energy_kwh is not None:
-        rows.append((
-            "energy of the devices",
-            f"{numbers.format_significant(bill.energy_kwh)} kWh",
-        ))
+        rows.append(("energy of the devices", numbers.format_known(bill.energy_kwh, "kWh")))
         rows += emission_rows(bill.emissions)
     jobs = f", {jobs_of_chain(bill)}" if bill.jobs else ""
     failures = f"{bill.failures.count:.3g} failures" if bill.failures.count is not None else ""
@@ -203,20 +198,15 @@ def phases_sheet(phases: Sequence[PlannedPhase]) -> Grid:
             numbers.format_gib(phase.peak_bytes),
             numbers.replace_underscores(phase.verdict),
             _digits(phase.step_seconds, ".4g"),
-            ""
-            if phase.device_hours is None
-            else numbers.format_significant(phase.device_hours),
+            _significant(phase.device_hours),
         )
         for phase in phases
     ]
     if rows:
-        tokens, steps = (
-            sum(phase.tokens for phase in phases),
-            sum(phase.steps for phase in phases),
-        )
-        hours = sum(phase.device_hours or 0.0 for phase in phases)
-        total = numbers.format_significant(hours) if hours else ""
-        rows.append(("all", f"{tokens:,}", f"{steps:,}", *[""] * 6, total))
+        tokens = sum(phase.tokens for phase in phases)
+        steps = sum(phase.steps for phase in phases)
+        hours = sum(phase.device_hours or 0.0 for phase in phases) or None
+        rows.append(("all", f"{tokens:,}", f"{steps:,}", *[""] * 6, _significant(hours)))
     columns = (
         *("phase", "tokens", "steps", "length", "tokens per step", "layout"),
         *("GiB", "", "step, s", "device-hours"),
@@ -233,15 +223,17 @@ def _digits(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
+def _significant(value: float | None) -> str:
+    return "" if value is None else numbers.format_significant(value)
+
+
 def published_sheet(published: Mapping[str, PublishedFigure]) -> Grid:
     """Return the table of every published figure with the prediction of the same quantity."""
     rows = []
     for name, item in published.items():
         predicted = deviation = ""
         if isinstance(item, ComparedFigure):
-            predicted = (
-                "" if item.predicted is None else numbers.format_significant(item.predicted)
-            )
+            predicted = _significant(item.predicted)
             deviation = _digits(item.deviation, "+.1%")
         value = f"{item.value:,}" if isinstance(item.value, int) else str(item.value)
         rows.append((name, value, item.unit, predicted, deviation))
@@ -293,10 +285,7 @@ def tree_sheet(tree: PlannedTree) -> Grid:
         (name, node.kind, node.of or "", _digits(node.at_tokens, ","), *_node_figures(node))
         for name, node in tree.nodes.items()
     ]
-    hours, energy = (
-        numbers.format_known(tree.device_hours),
-        numbers.format_known(tree.energy_kwh),
-    )
+    hours, energy = map(numbers.format_known, (tree.device_hours, tree.energy_kwh))
     rows.append(("all", "", "", "", hours, "", energy, _gigabytes(tree.storage_bytes)))
     columns = (
         *("node", "kind", "of", "after tokens"),
@@ -334,10 +323,8 @@ class Picture:
     def heading_text(self) -> str:
         """Number and size of the copies, nodes of the first copy, legend of the letters."""
         layout = self.groups.layout
-        ranks, nodes = (
-            layout.num_ranks // layout.data,
-            layout.num_ranks // self.groups.devices_per_node,
-        )
+        ranks = layout.num_ranks // layout.data
+        nodes = layout.num_ranks // self.groups.devices_per_node
         size = "1 rank" if ranks == 1 else f"{ranks:,} ranks"
         where = f"{len(self.nodes):,} of {nodes:,} nodes"
         text = f"one copy of the model, of {size} on {where}"

@@ -65,21 +65,15 @@ def prediction_document(
 
 
 def _cards(prediction: Prediction, plan: Plan) -> tuple[Card, ...]:
-    low, high = prediction.loss.low, prediction.loss.high
-    bill = plan.cost_estimate
+    loss, bill = prediction.loss, plan.cost_estimate
+    interval = f"{loss.low:.3f} to {loss.high:.3f} in 90 % of fits"
+    hours = numbers.format_count(bill.device_hours if bill else None)
+    days = f"{bill.days:.3g} days" if bill else "not predicted"
     return (
-        Card(
-            "loss",
-            f"{prediction.loss.value:.3f}",
-            (f"{low:.3f} to {high:.3f} in 90 % of fits",),
-        ),
+        Card("loss", f"{loss.value:.3f}", (interval,)),
         Card("largest runs, held out", f"{prediction.held_out_error:.2%}", ("maximum error",)),
         Card("FLOPs", f"{prediction.beyond.flops:.2g}x", ("of the largest fitted run",)),
-        Card(
-            "device-hours",
-            numbers.format_count(bill.device_hours if bill else None),
-            (f"{bill.days:.3g} days" if bill else "not predicted",),
-        ),
+        Card("device-hours", hours, (days,)),
     )
 
 

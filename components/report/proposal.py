@@ -155,14 +155,9 @@ def _layout(recipe: Recipe, plan: Plan) -> Iterator[ProposalRow]:
     yield "degrees", ", ".join(degrees) or "one rank", RECIPE
     yield "ZeRO stage", str(layout.zero), RECIPE
     yield "microbatches per step", f"{plan.job.microbatches:,}", RECIPE
-    used, usable = (
-        numbers.format_gib(memory.peak_bytes),
-        numbers.format_gib(memory.usable_bytes),
-    )
-    used_memory = (
-        f"{used} of {usable} GiB usable, {numbers.replace_underscores(memory.memory_verdict)}"
-    )
-    yield "memory of the fullest device", used_memory, PLAN
+    used, usable = map(numbers.format_gib, (memory.peak_bytes, memory.usable_bytes))
+    verdict = numbers.replace_underscores(memory.memory_verdict)
+    yield "memory of the fullest device", f"{used} of {usable} GiB usable, {verdict}", PLAN
     if recipe.cluster.spare_nodes:
         yield "spare nodes of each job", str(recipe.cluster.spare_nodes), RECIPE
 
@@ -255,29 +250,23 @@ def _bytes(count: float) -> str:
 
 
 def _whole_tree(tree: PlannedTree, time: PlannedTime | None) -> ReportSection:
-    """Return the sums of a root run and its children, then one row per node."""
-    rows = list[ProposalRow]()
+    return _part("The full tree", _tree_rows(tree, time), [f"{longest_path(tree)}."])
+
+
+def _tree_rows(tree: PlannedTree, time: PlannedTime | None) -> Iterator[ProposalRow]:
+    """Yield the sums of a root run and its children, then one row per node."""
     if tree.device_hours is not None and time is not None:
         # The ranges of the children's layouts are not computed: the root run's applies to all.
         most = tree.device_hours * time.step_seconds_high / time.step_seconds
-        rows += [
-            ("total device-hours, expected", format_significant(tree.device_hours), _OWN_STEPS),
-            (
-                "total device-hours, upper end",
-                format_significant(most),
-                "plan, the root run's range",
-            ),
-        ]
+        yield "total device-hours, expected", format_significant(tree.device_hours), _OWN_STEPS
+        source = "plan, the root run's range"
+        yield "total device-hours, upper end", format_significant(most), source
     if tree.energy_kwh is not None:
-        rows.append((
-            "energy of the devices",
-            format_known(tree.energy_kwh, "kWh"),
-            "plan; power of a card",
-        ))
+        energy = format_known(tree.energy_kwh, "kWh")
+        yield "energy of the devices", energy, "plan; power of a card"
     sheet = tree_sheet(tree)
     for name, kind, _, at, *figures in sheet.rows[:-1]:
         after = f" after {at} tokens" if at else ""
         named = zip(figures, sheet.columns[4:], strict=True)
         texts = [f"{text} {unit}" for text, unit in named] if kind == "run" else figures[:1]
-        rows.append((f"{name}: {kind}{after}", ", ".join(texts), _OWN_STEPS))
-    return _part("The full tree", rows, [f"{longest_path(tree)}."])
+        yield f"{name}: {kind}{after}", ", ".join(texts), _OWN_STEPS

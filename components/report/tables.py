@@ -66,9 +66,7 @@ def terminal_table(grid: Grid) -> Table:
 
 def summary_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Return a table with one row per run: recipe differences and results."""
-    words = dict(
-        zip((entry.label for entry in entries), _differing_words(entries), strict=True)
-    )
+    words = _differing_words(entries)
     columns: dict[str, Callable[[ReportEntry], str]] = {
         "run": lambda entry: entry.label,
         "differs in": lambda entry: words[entry.label],
@@ -91,26 +89,24 @@ def summary_grid(entries: Sequence[ReportEntry]) -> Grid:
 
 def _last(out: RunOutcome, loss: float | None) -> str:
     """Format a held-out loss, with its step if the run continued after it."""
-    step = out.held_out.step
+    text, step = numbers.format_loss(loss), out.held_out.step
     earlier = loss is not None and step is not None and step != out.steps
-    return (
-        f"{numbers.format_loss(loss)} at step {step:,}"
-        if earlier
-        else numbers.format_loss(loss)
-    )
+    return f"{text} at step {step:,}" if earlier else text
 
 
-def _differing_words(entries: Sequence[ReportEntry]) -> list[str]:
-    """Describe the differences of each run. Keys named in the runs' commands come first."""
+def _differing_words(entries: Sequence[ReportEntry]) -> dict[str, str]:
+    """Describe each run's differences, by its label. Keys of the runs' commands come first."""
     differing = differing_keys(entries)
     commands = (entry.run.environment.get("command", []) for entry in entries)
     named = {str(word).partition("=")[0] for command in commands for word in command}
     keys = sorted(without_profile(differing), key=lambda key: key not in named)
     shown = keys if len(keys) <= _MOST_KEYS else keys[: _MOST_KEYS - 1]
     rest = [f"and {len(keys) - len(shown)} more keys"] if shown != keys else []
-    places = range(len(entries))
-    words = ([*(f"{key}={differing[key][place]}" for key in shown), *rest] for place in places)
-    return [", ".join(texts) or numbers.ABSENT for texts in words]
+    words = {}
+    for place, entry in enumerate(entries):
+        texts = [f"{key}={differing[key][place]}" for key in shown]
+        words[entry.label] = ", ".join([*texts, *rest]) or numbers.ABSENT
+    return words
 
 
 def differing_keys(entries: Sequence[ReportEntry]) -> dict[str, Cells]:

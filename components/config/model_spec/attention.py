@@ -60,10 +60,6 @@ class AttentionSpec(ModelPartSpec):
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         return dim * (2 * queries + self.gate_width + 2 * keys)
 
-    def down_matrices(self, dim: int) -> int:
-        """Count the parameters of maps to latent vectors; tensor ranks do not split them."""
-        return dim * self.latent_width
-
     @property
     def latent_width(self) -> int:
         """Channels of a token's latent vectors, with the rotated channels of all keys."""
@@ -88,6 +84,11 @@ class AttentionSpec(ModelPartSpec):
     def value_width(self) -> int:
         """Width of a head's values."""
         return self.value_dim or self.head_dim
+
+    @property
+    def product_width(self) -> int:
+        """Channels of a query's products with a key and with its value, in all heads."""
+        return self.num_heads * (self.head_dim + self.value_width)
 
     @property
     def norm_parameters(self) -> int:
@@ -146,7 +147,7 @@ class LatentAttentionSpec(AttentionSpec):
         """Count the parameters of all matrices."""
         queries = self.num_heads * self.head_dim
         up = (self.query_rank or dim) * queries + self.key_value_rank * self.inner_width
-        return self.down_matrices(dim) + up + dim * self.num_heads * self.value_width
+        return dim * (self.latent_width + self.num_heads * self.value_width) + up
 
     @property
     def latent_width(self) -> int:

@@ -3,6 +3,7 @@
 Tests compare the counts with a build on the ``meta`` device; both must agree exactly.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
@@ -83,11 +84,6 @@ class DecoderSpec(ModelPartSpec):
         return self.num_dense_layers if self.dense_mlp is not None else 0
 
     @cached_property
-    def dense_decoder(self) -> Self:
-        """Decoder in which all layers are like the leading layers."""
-        return self.model_copy(update={"mlp": self.dense_mlp, "dense_mlp": None})
-
-    @cached_property
     def layer_types(self) -> Mapping[str, LayerType]:
         """Layer types of the pattern by their text."""
         return {text: read_layer(text, self.mixers) for text in self.pattern or (DEFAULT,)}
@@ -103,10 +99,14 @@ class DecoderSpec(ModelPartSpec):
         return LayerKey(pattern[index % len(pattern)], index < self.leading_layers)
 
     @cached_property
+    def _kind_counts(self) -> Mapping[LayerKey, int]:
+        """Number of layers of each kind."""
+        return Counter(map(self.kind_of, range(self.num_layers)))
+
+    @cached_property
     def kind_shapes(self) -> Mapping[LayerKey, Self]:
         """Kinds of layers, each with a decoder in which all layers are of the kind."""
-        kinds = dict.fromkeys(map(self.kind_of, range(self.num_layers)))
-        return {kind: self._build_uniform(kind) for kind in kinds}
+        return {kind: self._build_uniform(kind) for kind in self._kind_counts}
 
     def shape_of(self, index: int) -> Self:
         """Return a decoder in which all layers are like the layer at ``index``."""
@@ -160,11 +160,9 @@ class DecoderSpec(ModelPartSpec):
         """Count the forward FLOPs per token of one layer of a decoder of one kind."""
         idle = (self.mlp.num_experts or 1) - (self.mlp.top_k or 1)
         used = self.layer_parameters - idle * self.mlp.expert_parameters(self.dim)
-        width = self.attention.num_heads * (
-            self.attention.head_dim + self.attention.value_width
-        )
         keys = self.causal_keys(sequence_length) / self.num_layers
-        return 2 * used + round(2 * width * keys) + self.layer_state_flops
+        products = round(2 * self.attention.product_width * keys)
+        return 2 * used + products + self.layer_state_flops
 
     def state_flops(self) -> int:
         """Return the FLOPs of a token's products with all states, forward."""
@@ -203,10 +201,11 @@ class DecoderSpec(ModelPartSpec):
     @cached_property
     def routed_layers(self) -> int:
         """Number of layers with ``mlp``, not with ``dense_mlp`` or without an MLP."""
-        if self.pattern is None:
-            return self.num_layers - self.leading_layers
-        kinds = map(self.kind_of, range(self.leading_layers, self.num_layers))
-        return sum(self.layer_types[kind.text].has_mlp for kind in kinds)
+        return sum(
+            count
+            for kind, count in self._kind_counts.items()
+            if self.layer_types[kind.text].has_mlp and not kind.is_leading
+        )
 
     @property
     def norms_per_layer(self) -> int:
@@ -257,7 +256,7 @@ class DecoderSpec(ModelPartSpec):
         """Parameters of one layer that tensor parallelism does not split."""
         count = self.norms_per_layer * self.norm.count_parameters(self.dim)
         count += self.mlp.router_parameters(self.dim)
-        count += self.mlp.activation_parameters + self.attention.down_matrices(self.dim)
+        count += self.mlp.activation_parameters + self.dim * self.attention.latent_width
         if self.attention.norms_heads or self.attention.latent_norm is not None:
             count += self.attention.norm_parameters
         mixer = self.layer_type.mixer
@@ -276,16 +275,11 @@ class DecoderSpec(ModelPartSpec):
     def down_matrices(self) -> int:
         """Parameters of a layer's maps to latent vectors; tensor ranks do not split them."""
         mixer = self.layer_type.mixer
-        count = self.attention.down_matrices(self.dim)
-        return count + (mixer.down_matrices(self.dim) if mixer else 0)
+        return self.dim * (self.attention.latent_width + (mixer.latent_width if mixer else 0))
 
     def over_layers(self, count: Callable[[Self], int]) -> int:
         """Return the sum of ``count`` over all layers, leading and other."""
-        if self.pattern is not None:
-            return sum(count(self.shape_of(layer)) for layer in range(self.num_layers))
-        leading = self.leading_layers
-        dense = leading * count(self.dense_decoder) if leading else 0
-        return dense + (self.num_layers - leading) * count(self)
+        return sum(n * count(self.kind_shapes[kind]) for kind, n in self._kind_counts.items())
 
     @property
     def total_parameters(self) -> int:

@@ -91,14 +91,10 @@ class MixerSpec(ModelPartSpec):
         """Channels of the output norm: those of a head, or of all heads of a grouped norm."""
         return self.value_width if self.groups_norm else self.value_dim
 
-    def down_matrices(self, dim: int) -> int:
-        """Count the parameters of maps to latent vectors; tensor ranks do not split them."""
-        return dim * self.latent_width
-
     def count_matrix_parameters(self, dim: int) -> int:
         """Count the parameters of all matrices, without the convolution."""
         inner = self.inner_width * (self.gate_rank or 0)
-        return dim * (self.split_width + self.value_width) + self.down_matrices(dim) + inner
+        return dim * (self.split_width + self.value_width + self.latent_width) + inner
 
     def count_parameters(self, dim: int) -> int:
         """Count the parameters of matrices, convolution, norm and vectors."""
@@ -107,7 +103,7 @@ class MixerSpec(ModelPartSpec):
 
     def whole_parameters(self, dim: int) -> int:
         """Count the parameters that tensor parallelism does not split."""
-        return self.down_matrices(dim) + (0 if self.groups_norm else self._norms)
+        return dim * self.latent_width + (0 if self.groups_norm else self._norms)
 
     @property
     def _norms(self) -> int:

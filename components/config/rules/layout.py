@@ -238,10 +238,8 @@ def _other_sizes(recipe: Recipe) -> str:
 def check_microbatches(recipe: Recipe) -> None:
     """Raise a RecipeError for a batch (also of the ramp-up) that does not divide evenly."""
     degrees, length = recipe.parallelism, recipe.budget.sequence_length
-    batch, group = (
-        recipe.batch_ramp.full_samples,
-        degrees.num_replicas * degrees.microbatch_sequences,
-    )
+    batch = recipe.batch_ramp.full_samples
+    group = degrees.num_replicas * degrees.microbatch_sequences
     pipeline, schedule = degrees.pipeline, degrees.schedule
     if batch % group:
         sequences = degrees.microbatch_sequences

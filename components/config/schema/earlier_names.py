@@ -77,14 +77,12 @@ def update_names(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 def restore_names(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by dotted path with earlier names and values, which fingerprints hash."""
-    return {
-        _rename(path, _EARLIER): _EARLIER_VALUES.get(path.rpartition(".")[2], {}).get(
-            value, value
-        )
-        if isinstance(value, str)
-        else value
-        for path, value in leaves.items()
-    }
+    restored: dict[str, Any] = {}
+    for path, value in leaves.items():
+        if isinstance(value, str):
+            value = _EARLIER_VALUES.get(path.rpartition(".")[2], {}).get(value, value)
+        restored[_rename(path, _EARLIER)] = value
+    return restored
 
 
 def _rename(path: str, rules: _Rules) -> str:

@@ -59,6 +59,9 @@ class LossScaleSection(Section):
     minimum: Positive
 
 
+Dtype = Literal["bfloat16", "float16", "float32", "float64"]
+
+
 class Precision(Section):
     """Dtypes of a step; ``auto`` is bfloat16 if the device supports it, else float32.
 
@@ -72,14 +75,10 @@ class Precision(Section):
 
     compute: Literal["auto", "bfloat16", "float8", "float16", "float32", "float64"]
     # Storage of the same numbers: autocast would round the same weights.
-    weights: Annotated[
-        Literal["auto", "bfloat16", "float16", "float32", "float64"], KeyGroup.LAYOUT
-    ]
-    master: Annotated[
-        Literal["auto", "bfloat16", "float16", "float32", "float64"], KeyGroup.LAYOUT
-    ]
-    accumulate: Literal["bfloat16", "float16", "float32", "float64"]
-    reduce: Literal["bfloat16", "float16", "float32", "float64"]
+    weights: Annotated[Literal["auto", Dtype], KeyGroup.LAYOUT]
+    master: Annotated[Literal["auto", Dtype], KeyGroup.LAYOUT]
+    accumulate: Dtype
+    reduce: Dtype
     loss_scale: OrNone[LossScaleSection]
 
 

@@ -23,7 +23,7 @@ HOUR = 3_600.0
 def test_so_many_jobs_end_the_work_and_one_less_does_not(
     work: float, start_up: float, write: float, read: float
 ) -> None:
-    chain = chain_of(work, DAY_QUEUE, start_up=start_up, write=write, read=read)
+    chain = chain_of(work, DAY_QUEUE, start_up=start_up, hand_over=write + read)
     assert chain is not None
     done, jobs = 0.0, 0
     while done < work - 1e-6:
@@ -38,14 +38,14 @@ def test_so_many_jobs_end_the_work_and_one_less_does_not(
 
 
 def test_without_a_limit_one_job_starts_once() -> None:
-    chain = chain_of(1e9, None, start_up=60.0, write=1.0, read=1.0)
+    chain = chain_of(1e9, None, start_up=60.0, hand_over=2.0)
     assert chain is not None
     assert (chain.queue, chain.jobs, chain.seconds) == (None, 1, 60.0)
 
 
 def test_jobs_that_only_start_read_and_write_make_no_chain() -> None:
-    assert chain_of(1e9, DAY_QUEUE, start_up=12 * HOUR, write=6 * HOUR, read=6 * HOUR) is None
-    assert chain_of(1.0, DAY_QUEUE, start_up=12 * HOUR, write=6 * HOUR, read=6 * HOUR)
+    assert chain_of(1e9, DAY_QUEUE, start_up=12 * HOUR, hand_over=12 * HOUR) is None
+    assert chain_of(1.0, DAY_QUEUE, start_up=12 * HOUR, hand_over=12 * HOUR)
 
 
 def test_of_the_queues_that_take_the_nodes_the_longest_is_chosen() -> None:
@@ -59,7 +59,7 @@ def test_of_the_queues_that_take_the_nodes_the_longest_is_chosen() -> None:
 
 
 def test_a_phase_begins_with_a_job_of_its_own() -> None:
-    known = {"start_up": 60.0, "write": 5.0, "read": 7.0}
+    known = {"start_up": 60.0, "hand_over": 12.0}
     days = [10.5 * 24 * HOUR, 3.0 * HOUR]
     alone = [chain_of(one, DAY_QUEUE, **known) for one in days]
     both = chain_of_phases(days, DAY_QUEUE, **known)
@@ -69,5 +69,5 @@ def test_a_phase_begins_with_a_job_of_its_own() -> None:
     assert both.jobs == alone[0].jobs + 1
     assert both.seconds == pytest.approx(alone[0].seconds + alone[1].seconds + 12.0)
     assert chain_of_phases(days[:1], DAY_QUEUE, **known) == alone[0]
-    never = {"start_up": 12 * HOUR, "write": 6 * HOUR, "read": 6 * HOUR}
+    never = {"start_up": 12 * HOUR, "hand_over": 12 * HOUR}
     assert chain_of_phases([1e9, 1.0], DAY_QUEUE, **never) is None

@@ -32,7 +32,8 @@ def test_bloom_s_failures_lose_what_its_chronicle_says() -> None:
     """An hour and a half each on average, three hours at most: half of 100 steps, and all."""
     lost = expected_failures(work=HOUR, interval=10_500.0, restart=0.0, between=168 * HOUR)
     assert lost is not None
-    assert lost.each / HOUR == pytest.approx(1.5, abs=0.05)
+    assert lost.each_seconds is not None
+    assert lost.each_seconds / HOUR == pytest.approx(1.5, abs=0.05)
 
 
 def test_the_best_interval_loses_least_of_its_neighbours() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from components.report.document import as_html
 from components.report.figures import score_figure
+from components.report.html import render_document
 from components.report.measurements import evaluation_grids, read_evaluations
 from components.report.outcome import load_entries
 from components.report.page import report_document
@@ -64,10 +64,10 @@ def test_a_metric_stands_beside_its_standard_error(write_run) -> None:
 def test_the_page_has_the_section_only_where_something_was_evaluated(write_run) -> None:
     run, other = write_run("a"), write_run("b")
     evaluated(run, 1_000, tasks={"<arc>": TASK})
-    page = as_html(report_document(load_entries([run, other])))
+    page = render_document(report_document(load_entries([run, other])))
     assert "<h2>Evaluated</h2>" in page
     assert "&lt;arc&gt;" in page
-    assert "<h2>Evaluated</h2>" not in as_html(report_document(load_entries([other])))
+    assert "<h2>Evaluated</h2>" not in render_document(report_document(load_entries([other])))
 
 
 def test_a_damaged_result_is_named(write_run) -> None:
@@ -113,4 +113,4 @@ def test_scores_of_two_checkpoints_are_a_curve_over_tokens(write_run) -> None:
     assert both is not None
     assert [trace.name for trace in both.data] == ["a: mine, mean"]  # b has one point
     assert score_figure(entries[1:], trees[1:]) is None
-    assert "Scores over tokens" in as_html(report_document(entries[:1]))
+    assert "Scores over tokens" in render_document(report_document(entries[:1]))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from components.report.data_card import data_card
-from components.report.document import ReportDocument, ReportSection, as_html, write_document
-from components.report.html import share_script
+from components.report.document import ReportDocument, ReportSection, write_document
+from components.report.html import render_document, share_script
 from components.report.page import write_report
 from components.report.plan_page import plan_document
 from components.report.tables import Grid
@@ -148,7 +148,7 @@ def test_a_comparison_leaves_events_to_the_page_of_each_run_and_links_it(
 def test_a_run_s_name_of_another_alphabet_has_its_place_in_the_contents() -> None:
     titles = ("A & b", "A & b", "Значит", "three", "four")
     sections = [ReportSection(title, ["text"]) for title in titles]
-    html = as_html(ReportDocument(kind="Kind", title="Title", sections=sections))
+    html = render_document(ReportDocument(kind="Kind", title="Title", sections=sections))
     page = Outline(html)
     names = ["a-b", "a-b-again", "section", "three", "four"]
     assert [one["href"] for one in page.all("a")] == [f"#{name}" for name in names]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from components.report.document import as_html
+from components.report.html import render_document
 from components.report.measurements import profile_grid
 from components.report.outcome import load_entries
 from components.report.page import report_document
@@ -56,9 +56,9 @@ def test_of_several_runs_each_row_says_whose_it_is(write_run) -> None:
 def test_the_page_has_the_section_only_where_something_was_profiled(write_run) -> None:
     run, other = write_run("a"), write_run("b")
     profiled(run, 0)
-    page = as_html(report_document(load_entries([run, other])))
+    page = render_document(report_document(load_entries([run, other])))
     assert "<h2>Profile</h2>" in page
-    assert "<h2>Profile</h2>" not in as_html(report_document(load_entries([other])))
+    assert "<h2>Profile</h2>" not in render_document(report_document(load_entries([other])))
 
 
 def test_a_profile_that_is_cut_off_names_its_file(write_run) -> None:
