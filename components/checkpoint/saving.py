@@ -22,7 +22,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from components.checkpoint import retention
 from components.checkpoint.copy_out import copy_out
 from components.checkpoint.layout import CheckpointLayout, RankWritePlan
-from components.checkpoint.metadata import CheckpointKind, Marker, RunProgress
+from components.checkpoint.metadata import (
+    CheckpointKind,
+    Marker,
+    RunProgress,
+    complete_checkpoints,
+    tokens_of,
+)
 from components.checkpoint.sections import files_of, write_blocks
 from components.distributed.broadcast_read import assign_readers, find_holders, send_value
 from components.distributed.collectives import by_first, gather_results
@@ -100,8 +106,9 @@ MOMENTS = "optimizer.state."  # prefix of each weight's name, for moments and ma
 _Dealt = tuple[str, Tensor, DeviceMesh, int]  # name, tensor, ranks with the same tensor, reader
 
 
-def _is_own(among: DeviceMesh, reader: int) -> bool:
-    return reader == among.get_local_rank()
+def _own_parts(parts: Sequence[_Dealt]) -> dict[str, Tensor]:
+    """Return the tensors that this rank reads."""
+    return {part[0]: part[1] for part in parts if part[3] == part[2].get_local_rank()}
 
 
 def master_of(name: str) -> str:
@@ -155,7 +162,7 @@ class ShardState:
         self._make()
         wanted, for_masters = self._wanted(saved, fresh_optimizer=fresh_optimizer)
         parts = self._deal(wanted)
-        read({name: value for name, value, among, reader in parts if _is_own(among, reader)})
+        read(_own_parts(parts))
         for _, value, among, reader in parts:
             send_value(value, among, reader)
         for shard, whole in for_masters.items():
@@ -165,8 +172,7 @@ class ShardState:
 
     def select_own_tensors(self) -> dict[str, Tensor]:
         wanted, _ = self._wanted(self.collect_tensors(), fresh_optimizer=False)
-        parts = self._deal(wanted)
-        return {name: value for name, value, among, reader in parts if _is_own(among, reader)}
+        return _own_parts(self._deal(wanted))
 
     def _wanted(
         self, saved: Collection[str], *, fresh_optimizer: bool
@@ -370,7 +376,7 @@ class Saver:
             return
 
         def is_permanent() -> bool:
-            saved = list(retention.saved_in(self.folder).values())
+            saved = map(tokens_of, complete_checkpoints(self.folder))
             return marker.progress.tokens in self.policy.select_permanent(saved)
 
         if marker.kind == "weights" or self._by_first(is_permanent):
