@@ -108,8 +108,7 @@ class StagePlan:
 
 def read_plan(folder: Path) -> StagePlan:
     """Read what :meth:`StagePlan.write_plan` wrote."""
-    tree = json.loads((folder / FILE_NAME).read_bytes())
-    return TypeAdapter(StagePlan).validate_python(tree)
+    return TypeAdapter(StagePlan).validate_json((folder / FILE_NAME).read_bytes())
 
 
 def pin_lists(steps: Mapping[str, Any]) -> dict[str, Any]:
