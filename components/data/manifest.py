@@ -7,6 +7,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -84,8 +85,7 @@ class Manifest:
     ``stages`` produced the text. If it is empty, the inputs were read unchanged.
     """
 
-    # It applies to nested classes too.
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", defer_build=True)
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")  # applies to nested classes too
 
     key: str
     tokenizer: TokenizerRecord
@@ -109,7 +109,7 @@ class Manifest:
             tree = parse_json(read_bounded(path, MOST_BYTES), finite=True)
             version = tree["format_version"]
             if version == FORMAT_VERSION:  # it requires the key "stages"
-                manifest = _MANIFEST.validate_python({**tree, "stages": tree["stages"]})
+                manifest = _adapter().validate_python({**tree, "stages": tree["stages"]})
                 manifest._check()
                 return manifest
         except (ValueError, KeyError, TypeError) as error:
@@ -182,4 +182,6 @@ class Manifest:
         yield from {record.name: record for record in records}.values()
 
 
-_MANIFEST = TypeAdapter(Manifest)
+@cache
+def _adapter() -> TypeAdapter[Manifest]:
+    return TypeAdapter(Manifest)

@@ -108,7 +108,8 @@ class StagePlan:
 
 def read_plan(folder: Path) -> StagePlan:
     """Read what :meth:`StagePlan.write_plan` wrote."""
-    return TypeAdapter(StagePlan).validate_json((folder / FILE_NAME).read_bytes())
+    tree = json.loads((folder / FILE_NAME).read_bytes())
+    return TypeAdapter(StagePlan).validate_python(tree)
 
 
 def pin_lists(steps: Mapping[str, Any]) -> dict[str, Any]:
