@@ -19,16 +19,10 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from components.checkpoint import retention
+from components.checkpoint import metadata, retention
 from components.checkpoint.copy_out import copy_out
 from components.checkpoint.layout import CheckpointLayout, RankWritePlan
-from components.checkpoint.metadata import (
-    CheckpointKind,
-    Marker,
-    RunProgress,
-    complete_checkpoints,
-    tokens_of,
-)
+from components.checkpoint.metadata import CheckpointKind, Marker, RunProgress
 from components.checkpoint.sections import files_of, write_blocks
 from components.distributed.broadcast_read import assign_readers, find_holders, send_value
 from components.distributed.collectives import by_first, gather_results
@@ -38,9 +32,8 @@ from components.distributed.weight_shards import WeightShard, get_local_part, ro
 from components.run.disk import Patience
 
 T = TypeVar("T")
-_Task = tuple[
-    Marker, RankWritePlan, list[Tensor]
-]  # a marker without files, this rank's share, pieces
+# A marker without files, this rank's share, and its pieces.
+_Task = tuple[Marker, RankWritePlan, list[Tensor]]
 
 
 class HostBuffers:
@@ -376,7 +369,7 @@ class Saver:
             return
 
         def is_permanent() -> bool:
-            saved = map(tokens_of, complete_checkpoints(self.folder))
+            saved = map(metadata.tokens_of, metadata.complete_checkpoints(self.folder))
             return marker.progress.tokens in self.policy.select_permanent(saved)
 
         if marker.kind == "weights" or self._by_first(is_permanent):

@@ -9,11 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.checkpoint.metadata import MARKER, Marker, RunProgress
-from components.checkpoint.retention import (
-    Policy,
-    drop_after,
-    prune_checkpoints,
-)
+from components.checkpoint.retention import Policy, drop_after, prune_checkpoints
 
 LOSSES = st.one_of(
     st.none(), st.floats(1.0, 9.0), st.sampled_from([math.nan, math.inf, -math.inf])
