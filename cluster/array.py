@@ -34,11 +34,6 @@ class ArrayWork:
     logs: Path
     elements: int
 
-    def build_command(self, python: str) -> str:
-        """Return the command without its last word, the element's number."""
-        words = (script.check_plain(word, self.kind) for word in self.words)
-        return " ".join((python, "-m", self.module, *words))
-
 
 def array_settings(
     recipe: Recipe, user: User, work: ArrayWork, *, repository: Path
@@ -51,6 +46,7 @@ def array_settings(
         raise error
     cores = site.binding.cores_per_rank
     venv, python = script.python_of(site, user, repository)
+    words = (script.check_plain(word, work.kind) for word in work.words)
     return {
         "name": script.job_name(recipe, work.kind),
         "cluster": cluster,
@@ -65,7 +61,7 @@ def array_settings(
         "indices": indices_of(work.elements),
         "venv": venv,
         "repository": script.check_plain(str(repository), "repository"),
-        "command": work.build_command(python),
+        "command": " ".join((python, "-m", work.module, *words)),
         "logs": script.output_folder(work.logs, work.kind, cluster.scheduler),
         "container_text": container_text(site, user, str(repository)),
         "container_path": container_path(work.logs),

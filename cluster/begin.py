@@ -51,7 +51,7 @@ def start_job(
     if again:
         good = good_nodes(chain, place.job)
         place = replace(place, nodes=tuple(node for node in place.nodes if node in good))
-    opening = open_job(
+    events, over = open_job(
         chain,
         place,
         saved=saved_tokens(folder),
@@ -59,13 +59,13 @@ def start_job(
         at=utc_now(),
         fate_of=lambda before: scheduler.find_exit_reason(before.job),
     )
-    jobs.append_events(*opening.events)
+    jobs.append_events(*events)
     updated = jobs.load_chain()
     if chain.open_attempt is not None:  # this attempt did not record its own end
         key = chain.open_attempt.job, chain.open_attempt.attempt
         record_job_end(folder, next(o for o in updated.attempts if (o.job, o.attempt) == key))
-    if opening.over:
-        log_line(f"{opening.over}; the chain ends here")
+    if over:
+        log_line(f"{over}; the chain ends here")
         end_chain(scheduler, jobs)
         return OVER
     if again:

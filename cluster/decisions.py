@@ -4,7 +4,6 @@ They decide whether a job may start, why a chain is over, and which nodes its jo
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cluster.chain import (
@@ -17,7 +16,7 @@ from cluster.chain import (
     LostEvent,
     OverEvent,
 )
-from cluster.scheduler import JobPlace
+from cluster.scheduler import JobPlace, short_name
 
 MOST_FAILED = 2  # jobs in a row that ended through their own fault and saved nothing new
 MOST_LOST = 5  # attempts in a row that saved nothing, for any reason
@@ -25,14 +24,6 @@ MOST_LOST = 5  # attempts in a row that saved nothing, for any reason
 LAUNCH_SECONDS = 300.0
 MOST_AVOIDED_FRACTION = 0.25  # of a job's nodes; above it, the nodes are not the cause
 AVOIDED_HOURS = 24.0  # by then the site has checked a bad node, or the node was not the cause
-
-
-@dataclass(frozen=True, kw_only=True)
-class Opening:
-    """Events to record when a job begins, and the reason ``over`` if it has nothing to do."""
-
-    events: tuple[ChainEvent, ...]
-    over: str
 
 
 def open_job(
@@ -43,10 +34,11 @@ def open_job(
     finished: bool,
     at: str,
     fate_of: Callable[[JobAttempt], Fate],
-) -> Opening:
-    """Decide whether a job starts. An earlier attempt without a recorded end is closed first.
+) -> tuple[list[ChainEvent], str]:
+    """Return the events to record when a job begins, and why it has nothing to do, or "".
 
-    ``saved`` is the token count of the newest checkpoint. ``fate_of`` asks the scheduler.
+    An earlier attempt without a recorded end is closed first. ``saved`` is the token count of
+    the newest checkpoint. ``fate_of`` asks the scheduler.
     """
     events: list[ChainEvent] = []
     if (before := chain.open_attempt) is not None:
@@ -58,12 +50,12 @@ def open_job(
     if why:
         is_recorded = finished or chain.cancelled or chain.over
         events += [] if is_recorded else [OverEvent(at=at, why=why)]
-        return Opening(events=tuple(events), over=why)
+        return events, why
     # Not every scheduler reports that a job runs again.
     later = [earlier.attempt + 1 for earlier in chain.attempts if earlier.job == place.job]
     attempt = max([place.attempt, *later])
     began = BeganEvent(at=at, job=place.job, attempt=attempt, nodes=place.nodes, tokens=saved)
-    return Opening(events=(*events, began), over="")
+    return [*events, began], ""
 
 
 def queues_next(chain: ChainState) -> bool:
@@ -102,8 +94,8 @@ def good_nodes(chain: ChainState, job: str | None = None) -> tuple[str, ...]:
     """Return the nodes of a job's newest attempt that the job has not found bad."""
     newest = chain.newest_of(job)
     of_job = [attempt for attempt in chain.current_attempts if attempt.job == newest.job]
-    bad = {_short(node) for attempt in of_job for node in attempt.bad_nodes}
-    return tuple(node for node in newest.nodes if _short(node) not in bad)
+    bad = {short_name(node) for attempt in of_job for node in attempt.bad_nodes}
+    return tuple(node for node in newest.nodes if short_name(node) not in bad)
 
 
 def why_not_relaunched(
@@ -137,11 +129,6 @@ def why_not_relaunched(
     if (good := len(good_nodes(chain, job))) < needed:
         return f"{good} nodes are good, {needed} are needed"
     return ""
-
-
-def _short(node: str) -> str:
-    """Return a node's name without its domain. Preflight uses short names, PBS full ones."""
-    return node.partition(".")[0]
 
 
 def _ends(attempts: Sequence[JobAttempt]) -> str:

@@ -27,7 +27,7 @@ from cluster.records import (
     saved_tokens,
     utc_now,
 )
-from cluster.scheduler import Scheduler, SchedulerError
+from cluster.scheduler import Scheduler, SchedulerError, short_name
 from components.config.check import read_recipe
 from components.config.recipe import Recipe
 from components.errors import RecipeError
@@ -162,7 +162,7 @@ def _failure(
     log = "\n".join(text.rpartition(format_heading(record))[2] for text in texts)
     nodes = read_hosts(jobs.folder, CHOSEN)
     if verdict is not None:  # the verdict has short names
-        nodes = tuple(node.partition(".")[0] for node in nodes)
+        nodes = tuple(map(short_name, nodes))
     per_node = recipe.cluster.devices_per_node
     ranks = run / "ranks"
     failure = find_failure(ranks=ranks, log=log, nodes=nodes, per_node=per_node, status=status)

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from cluster.scheduler import short_name
+
 # `srun: error: NODE: task 5: Killed` (srun) and `NODE: rank 5 died from signal 9` (PALS), then
 # the forms of Open MPI and Hydra. MPICH's Hydra names no rank.
 _ENDINGS = (
@@ -101,8 +103,8 @@ def _read_ending(match: re.Match[str]) -> RankEnding:
 
 def match_nodes(names: Iterable[str], nodes: Sequence[str]) -> tuple[str, ...]:
     """Return the nodes that are among ``names``. Domains may differ and are ignored."""
-    known = {name.partition(".")[0] for name in names}
-    return tuple(node for node in nodes if node.partition(".")[0] in known)
+    known = set(map(short_name, names))
+    return tuple(node for node in nodes if short_name(node) in known)
 
 
 def suspect_nodes(named: Sequence[str], nodes: Sequence[str]) -> tuple[str, ...]:

@@ -75,11 +75,12 @@ class Pbs:
 
     def find_exit_reason(self, job: str) -> Fate:
         try:
-            tree = self._describe(job)
+            described = self._ask(job)
         except SchedulerError:
             return "gone"
-        if tree is None:
+        if described is None:
             return "gone"
+        _, tree = described.popitem()
         if tree.get("job_state") in _WAITING_LETTERS:
             return "put back"
         return "wall" if tree.get("Exit_status") == _KILLED_AT_WALL else "gone"
@@ -109,7 +110,9 @@ class Pbs:
             raise SchedulerError("qstat: jobs end faster than qstat lists them")
         own_jobs: list[QstatTree] = []
         for job, tree in known.items():
-            user, output = _source(tree)
+            user = str(tree.get("Job_Owner", "")).partition("@")[0]  # USER@HOST
+            # HOST:FOLDER/ or HOST:FOLDER/FILE
+            output = str(tree.get("Output_Path", "")).partition(":")[2].rpartition("/")[0]
             outputs = (Path(output),)
             if not is_own(job, user=user, outputs=outputs, logs=logs, known=job == chain):
                 continue
@@ -120,10 +123,6 @@ class Pbs:
                 if "[]" not in name
             ]
         return own_jobs
-
-    def _describe(self, job: str) -> QstatTree | None:
-        described = self._ask(job)
-        return None if described is None else described.popitem()[1]
 
     def _ask(self, *words: str) -> dict[str, QstatTree] | None:
         """Return qstat's description of jobs, including ended jobs if PBS keeps a history.
@@ -170,13 +169,3 @@ def _hosts(exec_host: str) -> list[str]:
 
 def _number(job: str) -> int:
     return int(job.partition(".")[0].partition("[")[0])
-
-
-def _source(tree: QstatTree) -> tuple[str, str]:
-    """Return the job's user and output folder.
-
-    PBS writes them as ``USER@HOST``, and as ``HOST:FOLDER/`` or ``HOST:FOLDER/FILE``.
-    """
-    user = str(tree.get("Job_Owner", "")).partition("@")[0]
-    output = str(tree.get("Output_Path", "")).partition(":")[2].rpartition("/")[0]
-    return user, output

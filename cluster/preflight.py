@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cluster.clients import scheduler_for
 from cluster.records import Jobs, record_event
-from cluster.scheduler import JobPlace
+from cluster.scheduler import JobPlace, short_name
 from components.child_process import python_environment
 from components.config.check import read_recipe
 from components.config.recipe import Recipe
@@ -43,12 +43,12 @@ def look_at_nodes(run: Path, seen: Mapping[str, str]) -> int:
     recipe = read_recipe(folder.recipe)
     chain = Jobs(folder).load_chain()
     nodes = chain.newest_of(job_name(seen)).nodes
-    hosts = {node.partition(".")[0]: node for node in nodes}
+    hosts = {short_name(node): node for node in nodes}
     with serve_store(int(seen["MASTER_PORT"])) as store:
         result = gather_reports(store, recipe, list(hosts), needed=recipe.cluster.nodes)
     verdict.write_verdict(folder, result)
     # Choose avoided nodes last if the scheduler allocated them anyway.
-    avoided = {node.partition(".")[0] for node in chain.avoided}
+    avoided = set(map(short_name, chain.avoided))
     selected = sorted(result.good_nodes, key=lambda name: name in avoided)[: result.needed]
     chosen = (hosts[name] for name in result.good_nodes if name in selected)
     verdict.list_hosts(folder, verdict.CHOSEN, chosen)
@@ -95,7 +95,7 @@ def look_at_allocation(
     site, scheduler = recipe.cluster.site, scheduler_for(recipe.cluster)
     assert isinstance(site, Site)
     place = scheduler.read_job_place(os.environ)
-    names = [name.partition(".")[0] for name in place.nodes]
+    names = [*map(short_name, place.nodes)]
     hosts = verdict.list_hosts(folder, verdict.HOSTS, place.nodes)
     prefix = scheduler.on_each(hosts, len(names), site.launch)
     words = [*prefix, python, "-m", "components.preflight", str(folder.path)]

@@ -7,14 +7,14 @@ ID.log               output of the job script
 The ranks write all other events. A job outlives its ranks and records why they ended.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from cluster.chain import KINDS, ChainEvent, ChainState, JobAttempt
-from cluster.scheduler import Scheduler, check_id
+from cluster.scheduler import Scheduler, check_id, short_name
 from components.checkpoint.metadata import RunProgress, newest_checkpoint, tokens_of
 from components.config.check import read_recipe
 from components.errors import RecipeError
@@ -86,20 +86,14 @@ def remove_logs(jobs: Jobs) -> None:
     needed: dict[str, set[str]] = {}
     nodes: dict[str, set[str]] = {}
     for attempt in jobs.load_chain().attempts:
-        names, failed, bad = map(
-            _short_names, (attempt.nodes, attempt.failed_nodes, attempt.bad_nodes)
-        )
-        needed.setdefault(attempt.job, set()).update(names[:1], failed, bad)
-        nodes.setdefault(attempt.job, set()).update(names)
+        needed_nodes = (*attempt.nodes[:1], *attempt.failed_nodes, *attempt.bad_nodes)
+        needed.setdefault(attempt.job, set()).update(map(short_name, needed_nodes))
+        nodes.setdefault(attempt.job, set()).update(map(short_name, attempt.nodes))
     for job in list(nodes)[:-2]:
         for node in nodes[job] - needed[job]:
             for name in (f"{job}-{node}.log", f"{job}-preflight-{node}.log"):
                 with suppress(OSError):
                     (jobs.folder.path / "ranks" / name).unlink()
-
-
-def _short_names(nodes: Sequence[str]) -> list[str]:
-    return [node.partition(".")[0] for node in nodes]
 
 
 def saved_tokens(folder: RunFolder) -> int:

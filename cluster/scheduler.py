@@ -130,6 +130,11 @@ def user_name() -> str:
         return getpass.getuser()
 
 
+def short_name(node: str) -> str:
+    """Return a node's name without its domain. Preflight uses short names, PBS full ones."""
+    return node.partition(".")[0]
+
+
 def check_present(scheduler: Scheduler, script: Path | None) -> None:
     """Raise a RecipeError if the scheduler's program is not found; name ``script`` if given."""
     program = scheduler.program

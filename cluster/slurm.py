@@ -88,19 +88,13 @@ class Slurm:
             return None
         partition = f"--partition={described['Partition']}"
         command = ["sinfo", "--noheader", "--Node", partition, "--format=%N %t"]
-        lines = run_command(command).splitlines()
-        states = [line.split() for line in lines]
-        # A star marks a node that does not respond.
-        able = (
-            pair[0] for pair in states if not pair[1].startswith(_UNABLE) and "*" not in pair[1]
-        )
-        return frozenset(able)
+        states = [line.split() for line in run_command(command).splitlines()]
+        answering = [(node, state) for node, state in states if "*" not in state]
+        return frozenset(node for node, state in answering if not state.startswith(_UNABLE))
 
     def find_exit_reason(self, job: str) -> Fate:
-        described = self._described(job)
-        return (
-            "gone" if described is None else _FATES.get(described.get("JobState", ""), "gone")
-        )
+        described = self._described(job) or {}
+        return _FATES.get(described.get("JobState", ""), "gone")
 
     def _described(self, job: str) -> dict[str, str] | None:
         """Return a job's ``KEY=VALUE`` fields. Slurm forgets a job minutes after its end."""

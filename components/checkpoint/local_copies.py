@@ -10,7 +10,7 @@ import json
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
@@ -55,9 +55,6 @@ class LocalCopies:
     ranks_per_node: int
     timeout: timedelta
     pinned: bool
-    _files: Mapping[Generation, Mapping[int, StateFile]] = field(
-        default_factory=dict, init=False
-    )
 
     def __post_init__(self) -> None:
         share = {
@@ -84,21 +81,14 @@ class LocalCopies:
         # Otherwise an interrupted process may delete the pool's pipe before the pool.
         weakref.finalize(self, self._pool.close)
         self._job: AsyncResult[str | None] | None = None
-        self._join_neighbours()
-
-    def _join_neighbours(self) -> None:
+        self._files: dict[Generation, dict[int, StateFile]] = {}
         rank, ranks, step = self.group.global_rank, self.group.world_size, self.ranks_per_node
-        self._moves = (
-            []
-            if ranks == step
-            else [(sender, (sender + step) % ranks) for sender in range(ranks)]
-        )
+        senders = range(ranks if ranks != step else 0)
+        self._moves = [(sender, (sender + step) % ranks) for sender in senders]
         self._groups = _connect(self._moves, rank, self.timeout)
-        sender = (rank - step) % ranks
-        self._received = torch.empty(
-            self._lengths[sender] if self._moves else 0, dtype=torch.uint8
-        )
-        self._sender = sender
+        self._sender = (rank - step) % ranks
+        length = self._lengths[self._sender] if self._moves else 0
+        self._received = torch.empty(length, dtype=torch.uint8)
 
     def start_save(self, progress: RunProgress) -> str | None:
         """Start a local checkpoint, and return the error of the previous one, or None."""
@@ -135,10 +125,10 @@ class LocalCopies:
 
     def find_newest(self, *, after_tokens: int) -> Generation | None:
         """Find the newest generation after ``after_tokens`` with the state of every rank."""
-        files: dict[Generation, dict[int, StateFile]] = {}
+        files = self._files = {}
         for file in whole_states(self._files_here(), self._keys):
-            files.setdefault(file.header.local_generation, {})[file.header.rank] = file
-        self._files = files
+            generation = Generation(file.header.progress.tokens, file.header.attempt)
+            files.setdefault(generation, {})[file.header.rank] = file
         self._sources: dict[Generation, dict[int, int]] = {}
         own_generations = [(generation, sorted(ranks)) for generation, ranks in files.items()]
         for holder, of_rank in enumerate(self.group.all_gather(own_generations)):

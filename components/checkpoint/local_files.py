@@ -43,10 +43,6 @@ class Header:
     attempt: str
     progress: RunProgress
 
-    @property
-    def local_generation(self) -> Generation:
-        return Generation(self.progress.tokens, self.attempt)
-
 
 @dataclass(frozen=True)
 class StateFile:
@@ -58,12 +54,10 @@ class StateFile:
 
     def read_into(self, target: Tensor) -> None:
         """Read the state into ``target``; EOFError if the file is shorter."""
-        with self.path.open("rb", buffering=0) as stream:
+        with self.path.open("rb") as stream:
             stream.seek(self.begin)
-            view = target.numpy().data
-            while view and (got := stream.readinto(view)):
-                view = view[got:]
-        if view:
+            length = stream.readinto(target.numpy().data)
+        if length < len(target):
             raise EOFError(f"{self.path} was truncated after it was verified")
 
 
@@ -74,11 +68,8 @@ def write_state(folder: Path, header: Header, state: Tensor) -> Path:
     digest.update(state.numpy().data)
     name = f"rank-{header.rank:05d}-{header.progress.tokens:015d}-{header.attempt}.state"
     temporary = folder / f".{name}"
-    with temporary.open("wb", buffering=0) as stream:
-        for part in (digest.hexdigest().encode() + b"\n", line, state.numpy().data):
-            view = memoryview(part)
-            while view:  # the kernel takes 2 GiB at most
-                view = view[stream.write(view) :]
+    with temporary.open("wb") as stream:
+        stream.writelines((digest.hexdigest().encode() + b"\n", line, state.numpy().data))
     return temporary.replace(folder / name)
 
 

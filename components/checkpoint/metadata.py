@@ -19,9 +19,8 @@ from components.run.records import Finite, Natural, RunRecord
 
 FORMAT = 1
 MARKER = "progress.json"
-CheckpointKind = Literal[
-    "tokens", "weights"
-]  # the full state to resume a run, or only its weights
+# The full state to resume a run, or only its weights.
+CheckpointKind = Literal["tokens", "weights"]
 EITHER: tuple[CheckpointKind, ...] = ("tokens", "weights")
 
 # A plain file name: a marker must not point outside its folder.

@@ -4,24 +4,17 @@ import errno
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from components.checkpoint import metadata
 from components.checkpoint.metadata import MARKER, DamagedCheckpointError, Marker, RunProgress
 from components.checkpoint.sections import check_names
 from components.data.files import sync_folder
 from components.run.disk import check_room, write_synced
-
-
-class SavedCheckpoint(NamedTuple):
-    """The properties of a checkpoint that decide whether it is kept."""
-
-    tokens: int
-    held_out_loss: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,46 +30,42 @@ class Policy:
     best: int
     needed: frozenset[int] = frozenset()
 
-    def select_retained(self, saved: Sequence[SavedCheckpoint]) -> set[int]:
-        """Return the token counts to keep. Removing the others changes no later decision."""
-        ordered = sorted(saved, key=lambda checkpoint: checkpoint.tokens)
+    def select_retained(self, losses: Mapping[int, float | None]) -> set[int]:
+        """Return the token counts to keep. Removing the others changes no later decision.
+
+        ``losses`` are the held-out losses of all checkpoints, by their token counts.
+        """
         judged = sorted(
             (loss, tokens)
-            for tokens, loss in ordered
+            for tokens, loss in losses.items()
             if loss is not None and math.isfinite(loss)  # NaN breaks sorting
         )
-        retained_tokens = {checkpoint.tokens for checkpoint in ordered[-self.last :]}
-        retained_tokens |= {tokens for _, tokens in judged[: self.best]}
-        needed = self.needed & {checkpoint.tokens for checkpoint in ordered}
-        return retained_tokens | needed | self.select_permanent(ordered)
+        best = {tokens for _, tokens in judged[: self.best]}
+        newest = sorted(losses)[-self.last :]
+        return best.union(newest, self.needed & losses.keys(), self.select_permanent(losses))
 
-    def select_permanent(self, saved: Sequence[SavedCheckpoint]) -> set[int]:
+    def select_permanent(self, saved: Iterable[int]) -> set[int]:
         """Return the first token count at or after each multiple of ``every_tokens``."""
         if self.every_tokens == "none":
             return set()
         firsts: dict[int, int] = {}
-        for tokens in sorted(checkpoint.tokens for checkpoint in saved):
+        for tokens in sorted(saved):
             firsts.setdefault(tokens // self.every_tokens, tokens)
         return {tokens for multiple, tokens in firsts.items() if multiple}
 
 
-def saved_in(folder: Path) -> dict[Path, SavedCheckpoint]:
-    """Read the markers of all complete checkpoints. A damaged marker counts as without loss."""
-    saved = {}
-    for checkpoint in metadata.complete_checkpoints(folder):
-        loss = None
-        with suppress(DamagedCheckpointError):
-            loss = metadata.read_marker(checkpoint).held_out_loss
-        saved[checkpoint] = SavedCheckpoint(metadata.tokens_of(checkpoint), loss)
-    return saved
-
-
 def prune_checkpoints(folder: Path, policy: Policy) -> None:
     """Remove checkpoints that the policy does not keep, oldest first, and incomplete ones."""
-    saved = saved_in(folder)
-    retained_tokens = policy.select_retained(list(saved.values()))
-    for checkpoint, record in sorted(saved.items()):
-        if record.tokens not in retained_tokens:
+    losses: dict[int, float | None] = {}
+    saved = list(metadata.complete_checkpoints(folder))
+    for checkpoint in saved:
+        tokens = metadata.tokens_of(checkpoint)
+        losses[tokens] = None
+        with suppress(DamagedCheckpointError):
+            losses[tokens] = metadata.read_marker(checkpoint).held_out_loss
+    retained_tokens = policy.select_retained(losses)
+    for checkpoint in sorted(saved):
+        if metadata.tokens_of(checkpoint) not in retained_tokens:
             (checkpoint / MARKER).unlink()  # first: no run loads a half-removed checkpoint
     _remove_incomplete(folder)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from components.checkpoint import retention
+from components.checkpoint import metadata, retention
 from components.checkpoint.copy_out import copy_out
 from components.checkpoint.layout import CheckpointLayout, RankWritePlan
 from components.checkpoint.metadata import CheckpointKind, Marker, RunProgress
@@ -32,9 +32,8 @@ from components.distributed.weight_shards import WeightShard, get_local_part, ro
 from components.run.disk import Patience
 
 T = TypeVar("T")
-_Task = tuple[
-    Marker, RankWritePlan, list[Tensor]
-]  # a marker without files, this rank's share, pieces
+# A marker without files, this rank's share, and its pieces.
+_Task = tuple[Marker, RankWritePlan, list[Tensor]]
 
 
 class HostBuffers:
@@ -100,8 +99,9 @@ MOMENTS = "optimizer.state."  # prefix of each weight's name, for moments and ma
 _Dealt = tuple[str, Tensor, DeviceMesh, int]  # name, tensor, ranks with the same tensor, reader
 
 
-def _is_own(among: DeviceMesh, reader: int) -> bool:
-    return reader == among.get_local_rank()
+def _own_parts(parts: Sequence[_Dealt]) -> dict[str, Tensor]:
+    """Return the tensors that this rank reads."""
+    return {part[0]: part[1] for part in parts if part[3] == part[2].get_local_rank()}
 
 
 def master_of(name: str) -> str:
@@ -155,7 +155,7 @@ class ShardState:
         self._make()
         wanted, for_masters = self._wanted(saved, fresh_optimizer=fresh_optimizer)
         parts = self._deal(wanted)
-        read({name: value for name, value, among, reader in parts if _is_own(among, reader)})
+        read(_own_parts(parts))
         for _, value, among, reader in parts:
             send_value(value, among, reader)
         for shard, whole in for_masters.items():
@@ -165,8 +165,7 @@ class ShardState:
 
     def select_own_tensors(self) -> dict[str, Tensor]:
         wanted, _ = self._wanted(self.collect_tensors(), fresh_optimizer=False)
-        parts = self._deal(wanted)
-        return {name: value for name, value, among, reader in parts if _is_own(among, reader)}
+        return _own_parts(self._deal(wanted))
 
     def _wanted(
         self, saved: Collection[str], *, fresh_optimizer: bool
@@ -370,7 +369,7 @@ class Saver:
             return
 
         def is_permanent() -> bool:
-            saved = list(retention.saved_in(self.folder).values())
+            saved = map(metadata.tokens_of, metadata.complete_checkpoints(self.folder))
             return marker.progress.tokens in self.policy.select_permanent(saved)
 
         if marker.kind == "weights" or self._by_first(is_permanent):

@@ -11,12 +11,12 @@ from itertools import accumulate
 from pathlib import Path
 
 from components.checkpoint.metadata import Files, FileSection, make_damage_error
+from components.data.files import hash_file
 from components.errors import RecipeError
 from components.run.disk import Patience
 
 FileBlocks = Sequence[tuple[int, memoryview]]
 Written = tuple[str, int, FileSection]  # the file's name, the start in the file, the section
-_READ_BYTES = 1 << 22  # at a time
 
 
 def write_blocks(file: Path, blocks: FileBlocks, patience: Patience) -> list[Written]:
@@ -111,13 +111,7 @@ def _check_sizes(checkpoint: Path, files: Files) -> None:
 
 
 def _digest(file: Path, begin: int, length: int) -> str:
-    digest, left, buffer = hashlib.sha256(), length, memoryview(bytearray(_READ_BYTES))
     try:
-        with file.open("rb", buffering=0) as stream:
-            stream.seek(begin)
-            while left and (got := stream.readinto(buffer[:left])):
-                digest.update(buffer[:got])
-                left -= got
+        return hash_file(file, begin, begin + length)
     except OSError as error:
         raise make_damage_error(file, f"cannot be read: {error.strerror}") from error
-    return digest.hexdigest()

@@ -105,9 +105,8 @@ def _of_unigram(pieces: SentencePieceProcessor) -> npt.NDArray[np.int64] | None:
     ids = range(pieces.piece_size())
     if not any(pieces.is_byte(index) for index in ids):
         return None
-    texts = [
-        pieces.id_to_piece(index).replace("\u2581", " ") for index in ids
-    ]  # SentencePiece's mark for a space
+    # U+2581 is SentencePiece's mark for a space.
+    texts = [pieces.id_to_piece(index).replace("\u2581", " ") for index in ids]
     lengths = [len(text.encode()) for text in texts]
     return np.array([1 if pieces.is_byte(index) else lengths[index] for index in ids])
 
@@ -180,9 +179,8 @@ class Judge:
         for rows in stack_equal_lengths(windows, self.most_rows):
             total += self._tally(rows)
             last = int(rows[-1, -1])
-        return total + LossTally(
-            documents=int(last != self.eod_id)
-        )  # a last document without its end
+        # The last document may lack its end.
+        return total + LossTally(documents=int(last != self.eod_id))
 
     def _tally(self, rows: Tensor) -> LossTally:
         targets, tokens = rows[:, 1:], rows.to(self.device)

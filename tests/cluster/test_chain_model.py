@@ -89,7 +89,7 @@ def begin(world: World, job: str, *, arrays: bool, queues: bool = True) -> World
 
     waiting = tuple(one for one in world.waiting if one != job)
     place = JobPlace(job=job, attempt=0, nodes=())
-    opening = open_job(
+    events, over = open_job(
         world.chain,
         place,
         saved=world.saved,
@@ -97,8 +97,8 @@ def begin(world: World, job: str, *, arrays: bool, queues: bool = True) -> World
         at="",
         fate_of=fate_of,
     )
-    chain = world.chain.apply_events(*opening.events)
-    if opening.over:
+    chain = world.chain.apply_events(*events)
+    if over:
         return replace(world, chain=chain, waiting=())
     assert world.running is None, "two jobs train at a time"
     assert chain.current_attempts[-1].tokens_at_begin == world.saved, "work is lost"

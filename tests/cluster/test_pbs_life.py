@@ -65,8 +65,8 @@ def states(job: str, tmp_path: Path) -> list[tuple[str, str]]:
 
 
 def letter(job: str) -> str:
-    tree = Pbs()._describe(job)
-    return "" if tree is None else str(tree["job_state"])
+    described = Pbs()._ask(job)
+    return "" if described is None else str(described.popitem()[1]["job_state"])
 
 
 @pytest.mark.parametrize("kept", [False, True])

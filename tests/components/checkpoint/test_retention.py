@@ -9,12 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.checkpoint.metadata import MARKER, Marker, RunProgress
-from components.checkpoint.retention import (
-    Policy,
-    SavedCheckpoint,
-    drop_after,
-    prune_checkpoints,
-)
+from components.checkpoint.retention import Policy, drop_after, prune_checkpoints
 
 LOSSES = st.one_of(
     st.none(), st.floats(1.0, 9.0), st.sampled_from([math.nan, math.inf, -math.inf])
@@ -28,12 +23,12 @@ POLICIES = st.builds(
 )
 
 
-def saves(run: list[tuple[int, float | None]]) -> list[SavedCheckpoint]:
+def saves(run: list[tuple[int, float | None]]) -> dict[int, float | None]:
     """Let a run save after so many more tokens each time."""
-    tokens, found = 0, []
+    tokens, found = 0, dict[int, float | None]()
     for more, loss in run:
         tokens += more
-        found.append(SavedCheckpoint(tokens, loss))
+        found[tokens] = loss
     return found
 
 
@@ -41,24 +36,25 @@ def saves(run: list[tuple[int, float | None]]) -> list[SavedCheckpoint]:
 def test_removing_after_every_save_keeps_what_a_choice_at_the_end_would(
     run: list[tuple[int, float | None]], policy: Policy
 ) -> None:
-    there: list[SavedCheckpoint] = []
-    for one in saves(run):
-        there.append(one)
+    there: dict[int, float | None] = {}
+    for one, loss in saves(run).items():
+        there[one] = loss
         kept = policy.select_retained(there)
-        there = [each for each in there if each.tokens in kept]
-    assert {one.tokens for one in there} == policy.select_retained(saves(run))
+        there = {each: there[each] for each in there if each in kept}
+    assert there.keys() == policy.select_retained(saves(run))
 
 
 @given(RUNS, POLICIES)
 def test_the_last_ones_stay_and_what_stays_for_good_never_goes(
     run: list[tuple[int, float | None]], policy: Policy
 ) -> None:
-    all_of_them, good = saves(run), set[int]()
+    all_of_them, good = [*saves(run).items()], set[int]()
     for count in range(1, len(all_of_them) + 1):
-        kept = policy.select_retained(all_of_them[:count])
-        assert {one.tokens for one in all_of_them[:count][-policy.last :]} <= kept
+        there = dict(all_of_them[:count])
+        kept = policy.select_retained(there)
+        assert {*[*there][-policy.last :]} <= kept
         assert good <= kept
-        good = policy.select_permanent(all_of_them[:count])
+        good = policy.select_permanent(there)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +69,7 @@ def test_the_last_ones_stay_and_what_stays_for_good_never_goes(
 )
 def test_each_rule_keeps_what_it_says(policy: Policy, kept: set[int]) -> None:
     losses = {10: 3.0, 20: 1.0, 30: None, 40: 2.0, 50: 4.0, 60: 5.0, 70: 6.0}
-    assert policy.select_retained([SavedCheckpoint(*one) for one in losses.items()]) == kept
+    assert policy.select_retained(losses) == kept
 
 
 @given(RUNS, POLICIES, st.randoms())
@@ -81,25 +77,22 @@ def test_a_loss_that_is_no_number_is_as_good_as_none_whatever_the_order(
     run: list[tuple[int, float | None]], policy: Policy, order: random.Random
 ) -> None:
     """NaN compares as neither less nor more, so that a sort leaves it anywhere."""
-    there = saves(run)
-    without = [
-        SavedCheckpoint(tokens, loss if loss is not None and math.isfinite(loss) else None)
+    there = [*saves(run).items()]
+    without = {
+        tokens: loss if loss is not None and math.isfinite(loss) else None
         for tokens, loss in there
-    ]
+    }
     order.shuffle(there)
-    assert policy.select_retained(there) == policy.select_retained(without)
+    assert policy.select_retained(dict(there)) == policy.select_retained(without)
 
 
 @pytest.mark.parametrize("missing", [None, math.nan, math.inf, -math.inf])
 def test_the_best_checkpoint_stays_after_a_run_diverged(missing: float | None) -> None:
     policy = Policy(last=1, every_tokens="none", best=1)
     losses = [3.0, 2.0, missing, missing, missing]
-    assert policy.select_retained([*map(SavedCheckpoint, range(5), losses)]) == {1, 4}
-    assert policy.select_retained([*map(SavedCheckpoint, range(3), [missing, 2.0, 3.0])]) == {
-        1,
-        2,
-    }
-    assert policy.select_retained([*map(SavedCheckpoint, range(3), [missing] * 3)]) == {2}
+    assert policy.select_retained(dict(enumerate(losses))) == {1, 4}
+    assert policy.select_retained({0: missing, 1: 2.0, 2: 3.0}) == {1, 2}
+    assert policy.select_retained(dict.fromkeys(range(3), missing)) == {2}
 
 
 def fake(folder: Path, tokens: int, *, kind: str = "tokens", complete: bool = True) -> Path:
