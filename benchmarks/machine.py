@@ -2,8 +2,9 @@
 
 import os
 import platform
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -49,6 +50,11 @@ def call_in_process(function: Callable[..., Returned], *arguments: object) -> Re
     """Call a function of a module in a new process."""
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
+
+
+def medians_of(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return the median of each list."""
+    return {name: statistics.median(listed) for name, listed in values.items()}
 
 
 def time_in_turns(

@@ -60,10 +60,15 @@ def main(words: Sequence[str]) -> int:
         torch.get_device_module(kind).set_device(device)
     recipe = compose_recipe(read_point(others)) if others else None
     dtype = compute_dtype(recipe.precision.compute if recipe else "float32", device)
-    hardware = _measure_device(device, [*dict.fromkeys((*NATIVE.get(kind, DTYPES), dtype))])
-    figures: PeakFigures = {"machine": _describe_device(device), "hardware": hardware}
+    dtypes = dict.fromkeys((*NATIVE.get(kind, DTYPES), dtype))
+    best = {_dtype_name(t): _round(square_teraflops(t, device)) for t in dtypes}
+    bandwidth = _round(copy_bandwidth(device))
+    figures: PeakFigures = {
+        "machine": _describe_device(device),
+        "hardware": {"gemm_teraflops": best, "memory_gigabytes_per_second": bandwidth},
+    }
     if recipe:
-        best, job = hardware["gemm_teraflops"], job_from_recipe(recipe)
+        job = job_from_recipe(recipe)
         figures["products"] = list(_measure_products(job, dtype, device, best))
     if "RANK" in os.environ:
         dist.init_process_group(BACKENDS[kind])
@@ -79,16 +84,6 @@ def _describe_device(device: torch.device) -> PeakFigures:
     if device.type != "cpu":
         name = torch.get_device_module(device.type).get_device_name(device)
     return {"device": name, "torch": str(torch.__version__), "rounds": ROUNDS}
-
-
-def _measure_device(device: torch.device, dtypes: Sequence[torch.dtype]) -> PeakFigures:
-    """Measure one device: large square products in each type, and copies."""
-    return {
-        "gemm_teraflops": {
-            _dtype_name(dtype): _round(square_teraflops(dtype, device)) for dtype in dtypes
-        },
-        "memory_gigabytes_per_second": _round(copy_bandwidth(device)),
-    }
 
 
 def _measure_products(

@@ -5,7 +5,6 @@ figures in the script's file of `benchmarks/results`, prints them and returns th
 `python -m benchmarks.speed` writes them into docs/speed.md.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, replace
@@ -14,7 +13,13 @@ from typing import Literal
 from rich.table import Table
 from scipy.stats import quantile_test
 
-from benchmarks.results_store import RESULTS, ResultRow
+from benchmarks.results_store import (
+    RESULTS,
+    ResultRow,
+    benchmark_context,
+    read_tree,
+    save_tree,
+)
 from components.terminal import create_console
 
 CONFIDENCE = 0.95
@@ -99,14 +104,19 @@ def to_interval(paired: Mapping[str, float]) -> ResultRow:
 
 def read_result(name: str) -> ResultRow:
     """Read the result of a benchmark; empty if there is no result."""
-    file = RESULTS / f"{name}.json"
-    tree: ResultRow = json.loads(file.read_text("utf-8")) if file.exists() else {}
-    return tree
+    return read_tree(RESULTS / f"{name}.json")
 
 
 def read_ratios(name: str) -> list[Ratio]:
     """Read the stored ratios of a benchmark, for all processors."""
     return [Ratio(**row) for row in read_result(name).get("ratios", ())]
+
+
+def save_benchmark(
+    name: str, shape: Mapping[str, object], figures: ResultRow, ratios: Sequence[Ratio]
+) -> int:
+    """Save a benchmark of `benchmarks/data/conventions.yaml`; see `save_result`."""
+    return save_result(name, benchmark_context(name, shape) | figures, ratios)
 
 
 def save_result(name: str, tree: ResultRow, ratios: Sequence[Ratio]) -> int:
@@ -122,8 +132,7 @@ def save_result(name: str, tree: ResultRow, ratios: Sequence[Ratio]) -> int:
         {key: value for key, value in asdict(row).items() if value != getattr(Ratio, key, None)}
         for row in rows.values()
     ]
-    text = json.dumps(read_result(name) | tree | {"ratios": stored}, indent=1)
-    (RESULTS / f"{name}.json").write_text(f"{text}\n", "utf-8")
+    save_tree(RESULTS / f"{name}.json", read_result(name) | tree | {"ratios": stored})
     return print_ratios(ratios)
 
 

@@ -18,6 +18,7 @@ from benchmarks.machine import describe_machine
 from components.config.fingerprint import fingerprint_of
 from components.config.key_groups import KeyGroup
 from components.config.recipe import Recipe
+from components.data.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -75,19 +76,28 @@ def hash_groups(tree: Mapping[str, Any], groups: Sequence[KeyGroup]) -> dict[str
     return {group.value: fingerprint_of(tree, group) for group in groups}
 
 
+def read_tree(file: Path) -> ResultRow:
+    """Read a file of results; empty if there is no file."""
+    tree: ResultRow = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    return tree
+
+
+def save_tree(file: Path, tree: Mapping[str, Any]) -> None:
+    """Replace a file of results, which is complete at every moment."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, json.dumps(tree, indent=1) + "\n")
+
+
 def read_rows(file: Path) -> list[ResultRow]:
     """Read the rows of a file; empty if there is no file."""
-    if not file.exists():
-        return []
-    rows: list[ResultRow] = json.loads(file.read_text("utf-8"))["rows"]
+    rows: list[ResultRow] = read_tree(file).get("rows", [])
     return rows
 
 
 def save_recipe_rows(file: Path, context: ResultRow, rows: Sequence[ResultRow]) -> None:
     """Save rows of recipes; each replaces the stored row of its recipe."""
     by_recipe = {row["recipe"]: row for row in [*read_rows(file), *rows]}
-    tree = context | {"rows": list(by_recipe.values())}
-    file.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
+    save_tree(file, context | {"rows": list(by_recipe.values())})
 
 
 def save_rows(
@@ -98,5 +108,5 @@ def save_rows(
 ) -> None:
     """Save rows; each replaces the stored row of the same key."""
     by_key = {tuple(key(row)): row for row in [*read_rows(file), *rows]}
-    tree = {"convention": convention, "rows": [by_key[k] for k in sorted(by_key, key=repr)]}
-    file.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
+    ordered = [by_key[k] for k in sorted(by_key, key=repr)]
+    save_tree(file, {"convention": convention, "rows": ordered})

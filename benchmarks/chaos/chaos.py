@@ -11,24 +11,22 @@ start of a case's name. New rows replace earlier rows of the same case, and the 
 saved rows. Exit status 1 if a case of this call fails.
 """
 
-import json
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
 import torch
 
 from benchmarks.chaos.cases import CASES, DRAWS, LAYOUTS, Draw, check_complete, draws
-from benchmarks.chaos.runs import ChaosRow, Runs, preloaded_ranks
+from benchmarks.chaos.runs import Runs, preloaded_ranks
 from benchmarks.entry import run_script
 from benchmarks.generated_section import replace_section, table_line
 from benchmarks.machine import describe_machine
-from benchmarks.results_store import RESULTS, ROOT, ResultRow, read_rows
+from benchmarks.results_store import RESULTS, ROOT, ResultRow, read_rows, save_tree
 
 RESULT = RESULTS / "chaos.json"
 PAGE = ROOT / "docs" / "fault_tolerance.md"
@@ -68,9 +66,9 @@ def every_key() -> list[ChaosKey]:
     ]
 
 
-def save_row(row: ChaosRow) -> None:
+def save_row(row: ResultRow) -> None:
     """Save a row among the stored rows and write the page again."""
-    rows = {key_of(stored): stored for stored in [*read_rows(RESULT), asdict(row)]}
+    rows = {key_of(stored): stored for stored in [*read_rows(RESULT), row]}
     ordered = [rows[key] for key in every_key() if key in rows]
     tree = {
         "convention": "wall clock, from the fault to the last completion of its step",
@@ -78,14 +76,9 @@ def save_row(row: ChaosRow) -> None:
         "machine": describe_machine(),
         "versions": {"torch": torch.__version__},
     }
-    RESULT.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
-    write_page(ordered)
-
-
-def write_page(rows: Sequence[ResultRow]) -> None:
-    """Write the table of all rows into its section of the page."""
+    save_tree(RESULT, tree)
     text = PAGE.read_text("utf-8")
-    PAGE.write_text(replace_section(text, "chaos", WRITER, table(rows)), "utf-8")
+    PAGE.write_text(replace_section(text, "chaos", WRITER, table(ordered)), "utf-8")
 
 
 def table(rows: Sequence[ResultRow]) -> str:
@@ -134,8 +127,8 @@ def main(words: Sequence[str]) -> int:
         for draw in draws_of(words):
             row = runs.inject(draw)
             save_row(row)
-            console.write(("" if row.holds else "FAILED ") + line(asdict(row)))
-            holds = holds and row.holds
+            console.write(("" if row["holds"] else "FAILED ") + line(row))
+            holds = holds and row["holds"]
     if not holds:
         sys.stderr.write(f"run folders: {home}\n")
         return 1

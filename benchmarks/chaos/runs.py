@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from itertools import chain
 from multiprocessing import set_forkserver_preload
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.chaos.cases import LAYOUTS, RANKS, SAVED_STEPS, STEP_SECONDS, STEPS, Draw
+from benchmarks.results_store import ResultRow
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from command.prepared_data import prepare_data
@@ -45,25 +46,6 @@ CONTINUES = {"roll_back", "resume", "start"}
 SKIPS = {"skip", "roll_back"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChaosRow:
-    """Result of a case: its faults, and the run's events until the step was completed."""
-
-    layout: str
-    case: str
-    draw: int
-    step: int
-    moment: str
-    rank: int
-    status: int
-    did: list[str]
-    recovery_seconds: float | None
-    seconds_to_step: float | None
-    hang_late_seconds: float | None
-    same_weights: bool
-    holds: bool
-
-
 class Runs:
     """Runs of one miniature in the folder ``home``; reference runs are trained once.
 
@@ -74,8 +56,11 @@ class Runs:
         self._home, self._own = home, own
         self._expected: dict[tuple[str, str], Path] = {}
 
-    def inject(self, draw: Draw) -> ChaosRow:
-        """Run a case and compare its last checkpoint with the reference run."""
+    def inject(self, draw: Draw) -> ResultRow:
+        """Run a case and compare its last checkpoint with the reference run.
+
+        The row has the fault, and the run's reactions until the step was completed.
+        """
         run = self._home / f"{len(list(self._home.iterdir()))}"
         faults = json.dumps(draw.faults).replace('"', "")
         words = [*LAYOUTS[draw.layout], *draw.case.words, f"guard.inject={faults}"]
@@ -83,22 +68,21 @@ class Runs:
         events = read_lines(run / "events.jsonl")
         same = status == 0 and are_equal(run, self._reference(draw.layout, events))
         late = lateness(events)
-        shows = is_shown(draw, events)
-        return ChaosRow(
-            layout=draw.layout,
-            case=draw.case.name,
-            draw=draw.number,
-            step=draw.step,
-            moment=draw.moment,
-            rank=draw.rank,
-            status=status,
-            did=reactions(events),
-            recovery_seconds=recovery_seconds(run, events),
-            seconds_to_step=seconds_to_step(run, events),
-            hang_late_seconds=late,
-            same_weights=same,
-            holds=same and shows and (late or 0.0) <= LATE_SECONDS,
-        )
+        return {
+            "layout": draw.layout,
+            "case": draw.case.name,
+            "draw": draw.number,
+            "step": draw.step,
+            "moment": draw.moment,
+            "rank": draw.rank,
+            "status": status,
+            "did": reactions(events),
+            "recovery_seconds": recovery_seconds(run, events),
+            "seconds_to_step": seconds_to_step(run, events),
+            "hang_late_seconds": late,
+            "same_weights": same,
+            "holds": same and is_shown(draw, events) and (late or 0.0) <= LATE_SECONDS,
+        }
 
     def _reference(self, layout: str, events: Sequence[dict[str, Any]]) -> Path:
         """Train without the fault, and without the data that the other run skipped."""
@@ -177,10 +161,8 @@ def is_shown(draw: Draw, events: Sequence[dict[str, Any]]) -> bool:
 
 def reactions(events: Sequence[dict[str, Any]]) -> list[str]:
     """List the run's reactions after the first fault, and the step at which it continued."""
-    first = next(i for i, event in enumerate(events) if event["kind"] == "rehearsal")
-    return list(
-        dict.fromkeys(reaction for event in events[first:] for reaction in reactions_to(event))
-    )
+    later = events[events.index(first_fault(events)) :]
+    return list(dict.fromkeys(chain.from_iterable(map(reactions_to, later))))
 
 
 def reactions_to(event: dict[str, Any]) -> list[str]:
@@ -193,16 +175,21 @@ def reactions_to(event: dict[str, Any]) -> list[str]:
     return [kind] if kind in REACTIONS else []
 
 
+def first_fault(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the event of the first injected fault."""
+    return next(event for event in events if event["kind"] == "rehearsal")
+
+
 def recovery_seconds(run: Path, events: Sequence[dict[str, Any]]) -> float | None:
     """Return the seconds from the first fault to the next completed step, new or repeated."""
-    fault = next(event for event in events if event["kind"] == "rehearsal")
+    fault = first_fault(events)
     later = [step["time"] for step in steps_of(run) if step["time"] > fault["time"]]
     return float(min(later) - fault["time"]) if later else None
 
 
 def seconds_to_step(run: Path, events: Sequence[dict[str, Any]]) -> float | None:
     """Return the seconds from the first fault to the last completion of its step."""
-    fault = next(event for event in events if event["kind"] == "rehearsal")
+    fault = first_fault(events)
     number = fault["evidence"]["step"]
     times = [step["time"] for step in steps_of(run) if step["step"] == number]
     return float(max(times) - fault["time"]) if times else None
@@ -215,7 +202,7 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
 
 def lateness(events: Sequence[dict[str, Any]]) -> float | None:
     """Return the seconds between a hang's limit and its detection; None for other faults."""
-    fault = next(event for event in events if event["kind"] == "rehearsal")
+    fault = first_fault(events)
     if fault["evidence"]["fault"] != "hang":
         return None
     detected = [event["time"] for event in events if event["kind"] == "hang"]

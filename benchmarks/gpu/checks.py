@@ -7,18 +7,16 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import yaml
 
-from benchmarks.gpu.device import this_device
+from benchmarks.gpu.cases import ResultFields
+from benchmarks.gpu.observing import this_device
 from benchmarks.gpu.own_step import join_world
 from benchmarks.peaks import main as print_peaks
 from benchmarks.pytest_report import run_pytest
 from benchmarks.training import guards as guard_benchmark
 from benchmarks.training.checkpoints import Weights, make_saver, save_once
-
-ResultFields = dict[str, Any]
 
 
 def run_tests(paths: Sequence[str]) -> ResultFields:

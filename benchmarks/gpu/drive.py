@@ -23,16 +23,16 @@ from typing import Any
 
 from benchmarks.entry import run_script
 from benchmarks.gpu.cases import CPU, FILE, GpuCase, ResultFields, read_cases, select_cases
-from benchmarks.results_store import RESULTS
+from benchmarks.results_store import RESULTS, read_tree, save_tree
 from command.arguments import ROOT
 from components.child_process import python_environment
-from components.data.files import replace_atomically
 from components.errors import RecipeError
 
 STORED = RESULTS / "gpu"
 MINUTES = 8.5  # some machines end calls after ten minutes
 TIMEOUT_FACTOR = 3.0  # limit of a case relative to its expected seconds
 LAST_LINES = 30
+RUN_CASE = (sys.executable, "-m", "benchmarks.gpu.run_case")
 FAILED, TIMED_OUT = "failed", "timed out"
 Results = dict[str, ResultFields]
 
@@ -44,8 +44,7 @@ class Part:
         self._file = folder / f"{name}.json"
         self.results: Results = {}
         for file in (STORED / self._file.name, self._file):
-            if file.exists():
-                self.results |= json.loads(file.read_text("utf-8"))
+            self.results |= read_tree(file)
 
     def has(self, case: GpuCase, device: str) -> bool:
         """Return whether a case has a result with these settings and this device."""
@@ -55,9 +54,7 @@ class Part:
     def save_result(self, case: GpuCase, result: ResultFields) -> None:
         """Write a result into the file."""
         self.results[case.name] = result
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with replace_atomically(self._file) as file:
-            file.write((json.dumps(self.results, indent=1) + "\n").encode())
+        save_tree(self._file, self.results)
 
 
 def run_in_process(
@@ -68,11 +65,9 @@ def run_in_process(
     forwarded = [f"{key}={options[key]}" for key in ("scale", "cases") if key in options]
     with tempfile.TemporaryDirectory() as folder:
         file, log = Path(folder) / "result.json", Path(folder) / "log"
-        script = [sys.executable, "-m", "benchmarks.gpu.run_case"]
-        command = [*script, case.name, str(file), *forwarded]
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command,
+                [*RUN_CASE, case.name, str(file), *forwarded],
                 cwd=ROOT,
                 env=python_environment(),
                 stdout=output,
@@ -85,10 +80,11 @@ def run_in_process(
             except subprocess.TimeoutExpired:
                 status, outcome = -signal.SIGKILL, TIMED_OUT
             finally:
-                _kill_group(process)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # also the case's child processes
+                process.wait()
         if file.exists() and status == 0:
-            result: ResultFields = json.loads(file.read_text("utf-8"))
-            return result
+            return read_tree(file)
         lines = log.read_text("utf-8", "replace").splitlines()[-LAST_LINES:]
     return {
         "case": case.name,
@@ -102,33 +98,11 @@ def run_in_process(
     }
 
 
-def _kill_group(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a case and all its child processes."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def read_minutes(options: Mapping[str, str]) -> float:
-    """Read the time limit of a part.
-
-    Raises:
-        RecipeError: the limit is not a number.
-    """
-    try:
-        return float(options["minutes"])
-    except ValueError:
-        problem = f"{options['minutes']!r} is not a number"
-        raise RecipeError("minutes", problem, f"write minutes={MINUTES}") from None
-
-
 def detect_device() -> ResultFields:
     """Detect the device in another process, so that this process uses none of its memory."""
-    command = [sys.executable, "-m", "benchmarks.gpu.run_case", "device"]
-    result = subprocess.run(
-        command, cwd=ROOT, env=python_environment(), capture_output=True, text=True, check=True
-    )
-    device: ResultFields = json.loads(result.stdout.splitlines()[-1])
+    command = [*RUN_CASE, "device"]
+    output = subprocess.check_output(command, cwd=ROOT, env=python_environment(), text=True)
+    device: ResultFields = json.loads(output.splitlines()[-1])
     return device
 
 
@@ -136,7 +110,11 @@ def run_part(
     part: Part, cases: list[GpuCase], options: Mapping[str, str], *, again: bool
 ) -> int:
     """Run the cases without a result until the time is over; list the cases not started."""
-    end = time.monotonic() + 60 * read_minutes(options)
+    try:
+        end = time.monotonic() + 60 * float(options["minutes"])
+    except ValueError:
+        problem = f"{options['minutes']!r} is not a number"
+        raise RecipeError("minutes", problem, f"write minutes={MINUTES}") from None
     device = detect_device()
     if device["name"] == CPU and options.get("scale") != "toy":
         problem = "torch detects no GPU, and the cases have full size"

@@ -24,13 +24,14 @@ class Causal(PeerStep):
     def __init__(
         self, recipe: Recipe, device: torch.device, *, policy: str = "grouped_mm"
     ) -> None:
-        config = _config(recipe)
+        config: Any = _config(recipe)
+        model_class: Any = transformers.LlamaForCausalLM
         config._attn_implementation = "sdpa"
         if recipe.decoder_spec.mlp.num_experts:
             config._experts_implementation = policy
-        model: Any = _class(recipe)
+            model_class = transformers.OlmoeForCausalLM
         with device:
-            model = model(config)
+            model: Any = model_class(config)
         model.train()
         if recompute_mode(recipe) != "none":
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -50,11 +51,6 @@ class Causal(PeerStep):
             optimizer=torch.optim.AdamW(model.parameters(), fused=True, **adamw_kwargs(recipe)),
             clip=partial(nn.utils.clip_grad_norm_, foreach=True),
         )
-
-
-def _class(recipe: Recipe) -> Any:
-    experts = recipe.decoder_spec.mlp.num_experts
-    return transformers.OlmoeForCausalLM if experts else transformers.LlamaForCausalLM
 
 
 def _config(recipe: Recipe) -> Any:

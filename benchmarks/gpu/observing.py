@@ -1,4 +1,4 @@
-"""Measurements of steps: seconds, energy, compiled graphs, kernels.
+"""The device of a case, and measurements of steps: seconds, energy, graphs, kernels.
 
 Seconds come from device events, and on a CPU from the clock.
 """
@@ -13,13 +13,43 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.gpu.cases import CPU, ResultFields
+from components.distributed.devices import device_type, peak_memory_bytes
 from components.energy.counters import Meter
 from components.torch_internals.operators import count_graphs
 from components.train.callbacks.energy_monitor import device_source
 
 MOST_KERNELS = 25
-ResultFields = dict[str, Any]
 TensorStep = Callable[[], Tensor]
+
+
+def this_device() -> torch.device:
+    """Return the first device of the kind that torch detects."""
+    kind = device_type("auto")
+    return torch.device(kind) if kind == "cpu" else torch.device(kind, 0)
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of the device from its driver."""
+    if device.type == "cpu":
+        return CPU
+    return str(torch.get_device_module(device.type).get_device_name(device))
+
+
+def memory_gib(device: torch.device) -> float:
+    """Return the memory size of a device; infinite for a CPU."""
+    if device.type == "cpu":
+        return float("inf")
+    properties = torch.get_device_module(device.type).get_device_properties(device)
+    return float(properties.total_memory / 2**30)
+
+
+def peak_memory(device: torch.device) -> dict[str, Any]:
+    """Return the peaks of allocated and reserved memory; for a CPU, the peak of the process."""
+    reserved = None
+    if device.type != "cpu":
+        reserved = torch.get_device_module(device.type).max_memory_reserved(device)
+    return {"peak_bytes": peak_memory_bytes(device), "reserved_bytes": reserved}
 
 
 def time_call(call: Callable[[], object], device: torch.device) -> float:
@@ -47,7 +77,8 @@ def take_steps(
     """
     losses = [step() for _ in range(warmup)]
     warmup_graphs = count_graphs()
-    meter = start_meter(device)
+    source = device_source(device, rank=0, ranks=1, per_card=1, sysfs=Path("/sys"))
+    meter = Meter(counters=source.counters, units=source.units, now=time.monotonic())
     seconds = []
     for _ in range(timed):
         seconds.append(time_call(lambda: losses.append(step()), device))
@@ -60,12 +91,6 @@ def take_steps(
         "graphs": count_graphs(),
         "recompiles": count_graphs() - warmup_graphs,
     }
-
-
-def start_meter(device: torch.device) -> Meter:
-    """Start counting the energy of a device, if it has a counter."""
-    source = device_source(device, rank=0, ranks=1, per_card=1, sysfs=Path("/sys"))
-    return Meter(counters=source.counters, units=source.units, now=time.monotonic())
 
 
 def profile_kernels(step: TensorStep, device: torch.device) -> list[ResultFields]:

@@ -5,15 +5,11 @@
 This script measures nothing. A case without a result is "not measured".
 """
 
-import json
-from collections.abc import Iterator
-from typing import Any
-
 from benchmarks.entry import run_script
 from benchmarks.generated_section import replace_section, table_line
-from benchmarks.gpu.cases import GpuCase, read_cases
+from benchmarks.gpu.cases import GpuCase, ResultFields, read_cases
 from benchmarks.gpu.predict import FILE, is_ours
-from benchmarks.results_store import RESULTS
+from benchmarks.results_store import RESULTS, read_tree
 from command.arguments import ROOT
 
 PAGE = ROOT / "docs" / "gpu.md"
@@ -28,7 +24,6 @@ COMPARISONS = """\
 | Case | GPU | Variants | Seconds of the first over the second |
 |---|---|---|---:|
 """
-ResultFields = dict[str, Any]
 
 
 def render_page(text: str) -> str:
@@ -36,9 +31,9 @@ def render_page(text: str) -> str:
     results = {
         name: result
         for file in sorted((RESULTS / "gpu").glob("?.json"))
-        for name, result in json.loads(file.read_text("utf-8")).items()
+        for name, result in read_tree(file).items()
     }
-    predicted = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}
+    predicted = read_tree(FILE)
     cases = read_cases()
     ours = [case for case in cases if is_ours(case)]
     steps = (_step_row(case, results.get(case.name), predicted.get(case.name)) for case in ours)
@@ -52,31 +47,25 @@ def render_page(text: str) -> str:
 def _step_row(case: GpuCase, result: ResultFields | None, plan: ResultFields | None) -> str:
     """Return a step's figures with its dry run and plan, if these have the same arguments."""
     predicted = plan if plan and plan["words"] == case.settings["words"] else {}
-    return table_line([f"`{case.name}`", *_cells(result, predicted, _step_tokens(case))])
-
-
-def _step_tokens(case: GpuCase) -> int:
-    """Read the tokens per step from the arguments of a case."""
-    key = "budget.global_batch_tokens="
-    (text,) = (w.removeprefix(key) for w in case.settings["words"] if w.startswith(key))
-    return int(text)
-
-
-def _cells(result: ResultFields | None, predicted: ResultFields, tokens: int) -> Iterator[str]:
     figures = (result or {}).get("found", {})
     missing = NONE if result is None else result["outcome"]
-    yield _device_model(result)
+    key = "budget.global_batch_tokens="
+    (tokens,) = (w.removeprefix(key) for w in case.settings["words"] if w.startswith(key))
     speed, peak = figures.get("tokens_per_second"), figures.get("peak_bytes")
-    seconds = predicted.get("plan_step_seconds")
-    yield f"{speed:,.0f}" if speed else missing
-    yield f"{tokens / seconds:,.0f}" if seconds else ""
-    yield f"{figures['teraflops_full']:.0f}; {figures['teraflops_causal']:.0f}" if speed else ""
-    yield f"{peak / GIB:.1f}" if peak else ""
-    yield f"{predicted['dryrun_tensor_bytes'] / GIB:.1f}" if predicted else ""
-    yield f"{predicted['plan_peak_bytes'] / GIB:.1f}" if predicted else ""
-    joules = figures.get("joules_per_token")
-    yield f"{joules:.3f}" if joules else ""
-    yield str(figures.get("graphs", ""))
+    seconds, joules = predicted.get("plan_step_seconds"), figures.get("joules_per_token")
+    rates = [f"{figures[f'teraflops_{kind}']:.0f}" for kind in ("full", "causal") if speed]
+    return table_line([
+        f"`{case.name}`",
+        _device_model(result),
+        f"{speed:,.0f}" if speed else missing,
+        f"{int(tokens) / seconds:,.0f}" if seconds else "",
+        "; ".join(rates),
+        f"{peak / GIB:.1f}" if peak else "",
+        f"{predicted['dryrun_tensor_bytes'] / GIB:.1f}" if predicted else "",
+        f"{predicted['plan_peak_bytes'] / GIB:.1f}" if predicted else "",
+        f"{joules:.3f}" if joules else "",
+        str(figures.get("graphs", "")),
+    ])
 
 
 def _comparison_row(case: GpuCase, result: ResultFields | None) -> str:

@@ -5,12 +5,12 @@ Inputs are bfloat16 on a device and float32 on a CPU, which has few bfloat16 pro
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpu.device import peak_memory, this_device
+from benchmarks.gpu.cases import ResultFields
+from benchmarks.gpu.observing import peak_memory, this_device
 from benchmarks.gpu.own_step import compose_case
 from benchmarks.training.loss import IMPLEMENTATIONS, compute_loss
 from components.attention_backends import BACKENDS
@@ -25,7 +25,6 @@ from components.profiling.rates import median_seconds
 
 # Variants of attention: ALiBi slopes, documents, dropout.
 SCOPES = ("causal", "alibi", "documents", "alibi, dropout")
-ResultFields = dict[str, Any]
 
 
 def measure_attention(words: Sequence[str], document_tokens: int = 1_024) -> ResultFields:
@@ -87,14 +86,10 @@ def measure_loss(words: Sequence[str], tokens: int) -> ResultFields:
     for name in IMPLEMENTATIONS:
         if device.type != "cpu":
             torch.get_device_module(device.type).reset_peak_memory_stats(device)
-        loss = partial(_compute_loss, name, targets)
+        loss = partial(compute_loss, name, targets=targets)
         call = partial(_run_passes, loss, [hidden, weight])
         figures[name] = {"seconds": median_seconds(call, device), **peak_memory(device)}
     return figures
-
-
-def _compute_loss(name: str, targets: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
-    return compute_loss(name, hidden, weight, targets)
 
 
 def measure_experts(words: Sequence[str], tokens: int) -> ResultFields:

@@ -6,13 +6,10 @@ The predictions are in `benchmarks/results/gpu/predicted.json`, from which `benc
 adds them to the measurements. A case takes half a minute on one core.
 """
 
-import json
-from typing import Any
-
 from benchmarks.entry import run_script
-from benchmarks.gpu.cases import GpuCase, read_cases
+from benchmarks.gpu.cases import GpuCase, ResultFields, read_cases
 from benchmarks.gpu.drive import print_line
-from benchmarks.results_store import RESULTS
+from benchmarks.results_store import RESULTS, read_tree, save_tree
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.dryrun.rank_roles import rehearse_roles
@@ -21,7 +18,6 @@ from components.planner.plan import plan_recipe
 
 FILE = RESULTS / "gpu" / "predicted.json"
 STEPS = "benchmarks.gpu.steps.measure_steps"
-ResultFields = dict[str, Any]
 
 
 def is_ours(case: GpuCase) -> bool:
@@ -51,12 +47,11 @@ def main(words: list[str]) -> int:
     if not clusters:
         raise RecipeError("cluster", "no cluster profile is given", "add cluster=NAME")
     selected = [value for key, value in pairs if key == "case"]
-    predictions = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}
+    predictions = read_tree(FILE)
     for case in read_cases():
         if is_ours(case) and (case.name in selected or not selected):
             predictions[case.name] = prediction = predict_case(case, clusters[0])
-            FILE.parent.mkdir(parents=True, exist_ok=True)
-            FILE.write_text(json.dumps(predictions, indent=1) + "\n", "utf-8")
+            save_tree(FILE, predictions)
             print_line(f"{case.name}: {prediction['dryrun_tensor_bytes'] / 2**30:.1f} GiB")
     return 0
 

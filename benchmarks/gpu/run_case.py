@@ -11,12 +11,10 @@ import os
 import time
 from pathlib import Path
 
-import torch
-
 from benchmarks.entry import run_script
 from benchmarks.gpu.cases import FILE, GpuCase, ResultFields, read_cases
-from benchmarks.gpu.device import device_name, memory_gib, peak_memory, this_device
-from benchmarks.results_store import result_context
+from benchmarks.gpu.observing import device_name, memory_gib, peak_memory, this_device
+from benchmarks.results_store import result_context, save_tree
 from components.distributed.devices import device_type
 from components.train.ranks import allocator_variables
 
@@ -48,10 +46,7 @@ def measure_case(case: GpuCase) -> ResultFields:
         "seconds": time.monotonic() - start,
         "found": figures,
         **result_context(
-            peer="see settings",
-            convention=CONVENTION,
-            shape={"least_gib": case.least_gib},
-            packages=("torch", "lightning"),
+            peer="see settings", convention=CONVENTION, shape={"least_gib": case.least_gib}
         ),
     }
 
@@ -66,8 +61,7 @@ def main(words: list[str]) -> int:
     cases = read_cases(Path(options.get("cases", FILE)), toy=options.get("scale") == "toy")
     (case,) = (case for case in cases if case.name == words[0])
     os.environ |= allocator_variables(device_type("auto"), os.environ)  # as in a run
-    torch.set_num_threads(int(options.get("threads", torch.get_num_threads())))
-    Path(words[1]).write_text(json.dumps(measure_case(case), indent=1) + "\n", "utf-8")
+    save_tree(Path(words[1]), measure_case(case))
     return 0
 
 

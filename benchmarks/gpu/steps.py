@@ -7,12 +7,18 @@ recipe. Rates use the median of the timed steps, in both conventions of FLOPs.
 import gc
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
 
 import torch
 
-from benchmarks.gpu.device import peak_memory, this_device
-from benchmarks.gpu.observing import TensorStep, profile_kernels, take_steps, time_call
+from benchmarks.gpu.cases import ResultFields
+from benchmarks.gpu.observing import (
+    TensorStep,
+    peak_memory,
+    profile_kernels,
+    take_steps,
+    this_device,
+    time_call,
+)
 from benchmarks.gpu.own_step import OurStep, compose_case
 from benchmarks.ratios import paired_ratio
 from components.config.recipe import Recipe
@@ -20,7 +26,6 @@ from components.config.recipe import Recipe
 WARMUP, TIMED = 2, 6
 PAIRS = 10  # alternating steps
 OURS = "ours"
-ResultFields = dict[str, Any]
 
 
 def measure_steps(

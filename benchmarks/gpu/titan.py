@@ -6,7 +6,6 @@ torchtitan supports only untied weights and heads of width ``dim / num_heads``.
 """
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Literal
@@ -44,7 +43,7 @@ class TitanLlama(PeerStep):
         optimizers = build_optimizers([model], config.optimizer, dims)
 
         def loss_of(tokens: Tensor, targets: Tensor) -> Tensor:
-            with _precision(device, policy):
+            with torch.autocast(device.type, torch.bfloat16, enabled=policy == "amp"):
                 loss: Tensor = sum_loss(model(tokens), targets) / targets.numel()
             return loss
 
@@ -142,9 +141,3 @@ def _shape(recipe: Recipe) -> Any:
         multiple_of=shape.mlp.ffn_dim,
         ffn_dim_multiplier=shape.mlp.ffn_dim / (16 * shape.dim / 3),
     )
-
-
-def _precision(device: torch.device, policy: str) -> AbstractContextManager[Any]:
-    if policy == "fsdp":
-        return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)

@@ -19,9 +19,8 @@ from benchmarks.generated_section import replace_section, table_line
 from benchmarks.ledger import ledger
 from benchmarks.ledger.proofs import DRY_RUN, FILES, recipe_at_home
 from benchmarks.recipes import published_recipes
-from benchmarks.results_store import stamp_row
-from command.arguments import ROOT, read_point
-from command.composition.compose import compose_recipe
+from benchmarks.results_store import read_tree, save_tree, stamp_row
+from command.arguments import ROOT
 from components.config.key_groups import KeyGroup
 
 RESULT = FILES[DRY_RUN]
@@ -39,8 +38,8 @@ def rehearse_recipe(name: str) -> dict[str, Any]:
     Raises:
         RuntimeError: the command printed no result.
     """
-    home = compose_recipe(read_point([f"recipe={name}"])).reference_cluster
-    words = [f"recipe={name}", f"cluster={home}", "action=dryrun", "output=json"]
+    recipe = recipe_at_home(name)
+    words = [f"recipe={name}", f"cluster={recipe.cluster.name}", "action=dryrun", "output=json"]
     with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             [sys.executable, "run.py", *words], cwd=ROOT, stdout=output, stderr=errors
@@ -54,7 +53,6 @@ def rehearse_recipe(name: str) -> dict[str, Any]:
     tree: dict[str, Any] = json.loads(text)
     processor_seconds = usage.ru_utime + usage.ru_stime
     cost = {"processor_seconds": processor_seconds, "host_bytes": usage.ru_maxrss * 1024}
-    recipe = compose_recipe(read_point([f"recipe={name}", f"cluster={home}"]))
     return tree | cost | stamp_row(recipe, KeyGroup.MATHEMATICS, KeyGroup.LAYOUT)
 
 
@@ -75,7 +73,7 @@ def render_row(tree: dict[str, Any]) -> str:
 
 def main(words: Sequence[str]) -> int:
     """Rehearse the recipes, save each result, and write the page."""
-    results = json.loads(RESULT.read_text("utf-8"))["recipes"] if RESULT.exists() else {}
+    results = read_tree(RESULT).get("recipes", {})
     recipes = published_recipes()
     for name in words or recipes:
         if recipe_at_home(name).parallelism.engine == "deepspeed":
@@ -83,8 +81,7 @@ def main(words: Sequence[str]) -> int:
             continue
         results[name] = rehearse_recipe(name)
         sys.stderr.write(render_row(results[name]))
-        tree = {"recipes": {key: results[key] for key in sorted(results)}}
-        RESULT.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
+        save_tree(RESULT, {"recipes": {key: results[key] for key in sorted(results)}})
     missing = ", ".join(f"`{name}`" for name in recipes if name not in results)
     rows = "".join(render_row(results[name]) for name in sorted(results))
     footer = f"\nWithout a dry run: {missing}.\n" * bool(missing)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 from benchmarks.entry import run_script
-from benchmarks.results_store import RESULTS, result_context
+from benchmarks.results_store import RESULTS, read_tree, result_context, save_tree
 from command.arguments import ROOT
 from components.terminal import create_console
 
@@ -24,7 +24,7 @@ def main(words: list[str]) -> int:
     command = [sys.executable, "run.py", "-m", f"study={name}", "output=json", *options]
     process = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
     study = json.loads(process.stdout)
-    results = json.loads(RESULT.read_text("utf-8")) if RESULT.exists() else {}
+    results = read_tree(RESULT)
     results[name] = {
         "objective": study["objective"]["measured"],
         "points": [
@@ -34,10 +34,9 @@ def main(words: list[str]) -> int:
             peer="the other points of the study",
             convention="one seed; the objective in the study's file",
             shape={"study": name},
-            packages=("torch", "lightning"),
         ),
     }
-    RESULT.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    save_tree(RESULT, results)
     create_console().print_json(data=results[name])
     return 0
 

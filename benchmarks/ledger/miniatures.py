@@ -10,8 +10,6 @@ loss counts. Losses of different recipes are not comparable, because their token
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,12 +18,14 @@ from typing import Any
 from benchmarks.entry import run_script
 from benchmarks.ledger import ledger
 from benchmarks.ledger.proofs import FILES, MINIATURE
+from benchmarks.program import run_program
 from benchmarks.recipes import published_recipes
 from benchmarks.results_store import ROOT, ResultRow, save_rows, stamp_row
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.key_groups import KeyGroup
 from components.config.recipe import Recipe
+from components.run.history import read_lines
 from components.terminal import create_console
 
 RESULT = FILES[MINIATURE]
@@ -56,12 +56,12 @@ def train_miniature(recipe: str, home: Path) -> ResultRow:
         f"data.folder={ROOT / 'prepared'}",
         *parent_words(scaled, home),
     )
-    program = [sys.executable, str(ROOT / "run.py"), *words]
     if not (run / "results.json").exists():  # else already trained as a parent
-        process = subprocess.run(program, cwd=home, capture_output=True, text=True, check=False)
-        if process.returncode:
-            return row | {"falls": False, "error": process.stderr.strip()[-2_000:]}
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        try:
+            run_program(*words, home=home)
+        except RuntimeError as error:
+            return row | {"falls": False, "error": str(error)[-2_000:]}
+    lines = read_lines(run / "metrics.jsonl")
     losses = [line["loss"] for line in lines if line["kind"] == "step"]
     held_out = read_held_out(run)
     first_loss = held_out["first_unweighted"]

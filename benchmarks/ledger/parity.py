@@ -63,22 +63,16 @@ def row_of(recipe: str, words: Sequence[str], proof: dict[str, Any]) -> ResultRo
     """Return the row of one layout, with the other keys of the command."""
     scaled = compose_recipe(read_point([f"recipe={recipe}", "scale=parity"]))
     figures = {part: proof.get(part, {}).get("largest_relative_difference") for part in PARTS}
-    engine = proof["layout"]["engine"]
+    float32 = proof.get("float32", {})
+    packages = ("deepspeed",) if proof["layout"]["engine"] == "deepspeed" else ()
     return {
         "recipe": recipe,
         "words": [word for word in words if not word.startswith(LAYOUT_KEYS)],
         **{key: proof[key] for key in ("label", "ranks", "holds", "precision", "tolerance")},
         **figures,
-        "float32_loss": proof
-        .get("float32", {})
-        .get("loss", {})
-        .get("largest_relative_difference"),
+        "float32_loss": float32.get("loss", {}).get("largest_relative_difference"),
         "seconds": proof["seconds"],
-        **stamp_row(
-            scaled,
-            KeyGroup.MATHEMATICS,
-            packages=("deepspeed",) if engine == "deepspeed" else (),
-        ),
+        **stamp_row(scaled, KeyGroup.MATHEMATICS, packages=packages),
     }
 
 

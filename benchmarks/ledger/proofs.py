@@ -94,25 +94,16 @@ def rows_of(kind: str, name: str) -> Iterator[ResultRow]:
 def read_proof(kind: str, row: ResultRow) -> StoredProof:
     """Build the proof of a row: its verdict, its finding, and whether it is stale."""
     verdict, text = DESCRIPTIONS[kind](row)
-    return StoredProof(kind=kind, verdict=verdict, finding=text, row=row, stale=is_stale(row))
-
-
-def is_stale(row: ResultRow) -> bool:
-    """Return whether a key that affects the finding has changed since."""
-    return bool(row["fingerprint"] != fingerprints_today(row))
-
-
-def fingerprints_today(row: ResultRow) -> dict[str, str]:
-    """Hash today's recipe at the scale of a row, in the key groups of the row."""
     groups = [KeyGroup(name) for name in row["fingerprint"]]
-    return hash_groups(_composed(row["recipe"], row["scale"])["recipe"], groups)
+    today = hash_groups(_composed(row["recipe"], row["scale"])["recipe"], groups)
+    stale = row["fingerprint"] != today
+    return StoredProof(kind=kind, verdict=verdict, finding=text, row=row, stale=stale)
 
 
 @cache
 def plan_at_home(name: str) -> JsonTree:
     """Plan a recipe on its reference cluster; the tree of ``action=plan output=json``."""
-    recipe = recipe_at_home(name)
-    return plan_recipe(recipe).as_json()
+    return plan_recipe(recipe_at_home(name)).as_json()
 
 
 @cache

@@ -39,17 +39,11 @@ def row_of(run: Path) -> ResultRow:
     if recipe.scale.name != "full":
         problem = f"{run} has scale={recipe.scale.name}, but the ledger has only full size"
         raise RecipeError("scale", problem, "run it with scale=full")
-    published = compose_recipe(read_point([f"recipe={recipe.name}", "scale=full"]))
     environment = json.loads((run / "environment.json").read_text("utf-8"))
     return {
-        "recipe": recipe.name,
-        "cluster": recipe.cluster.name,
-        "ranks": recipe.derived_numbers.ranks,
+        **_describe_layout(recipe),
         "step_seconds": step.seconds,
         "peak_memory_bytes": step.peak_bytes,
-        "changed": _changed_keys(published, recipe),
-        "scale": recipe.scale.name,
-        "fingerprint": hash_groups(published.model_dump(mode="json"), GROUPS),
         "date": environment["started"][:10],
         "machine": {key: environment[key] for key in ("processor", "cores")},
         "versions": {"python": environment["python"], **environment["versions"]},
@@ -70,29 +64,31 @@ def card_row(file: Path) -> ResultRow:
     if measured is None:
         problem = f"{file} has no step of {run.recipe} at full width as it is here"
         raise RecipeError("card", problem, "read the card at its commit, or measure again")
-    published = compose_recipe(read_point([f"recipe={run.recipe}", "scale=full"]))
     return {
-        "recipe": run.recipe,
+        **_describe_layout(measured),
         "cluster": run.cluster,
-        "ranks": measured.derived_numbers.ranks,
         "step_seconds": card.find_value("step"),
         "peak_memory_bytes": card.find_value("peak_memory"),
-        "changed": _changed_keys(published, measured),
-        "scale": run.scale,
-        "fingerprint": hash_groups(published.model_dump(mode="json"), GROUPS),
         "date": card.date,
         "machine": {"processor": card.machine.processor, "cores": card.machine.cores},
         "versions": dict(card.versions),
     }
 
 
-def _changed_keys(published: Recipe, run: Recipe) -> list[str]:
-    sides = [
-        Side(label=label, tree=recipe.model_dump(mode="json"))
-        for label, recipe in (("recipe", published), ("run", run))
-    ]
+def _describe_layout(run: Recipe) -> ResultRow:
+    """Compare a run at full size with its published recipe."""
+    published = compose_recipe(read_point([f"recipe={run.name}", "scale=full"]))
+    tree = published.model_dump(mode="json")
+    sides = Side(label="recipe", tree=tree), Side(label="run", tree=run.model_dump(mode="json"))
     differences = compare_sides(*sides)
-    return [key for group in GROUPS for key in differences[group]]
+    return {
+        "recipe": run.name,
+        "cluster": run.cluster.name,
+        "ranks": run.derived_numbers.ranks,
+        "changed": [key for group in GROUPS for key in differences[group]],
+        "scale": run.scale.name,
+        "fingerprint": hash_groups(tree, GROUPS),
+    }
 
 
 def key_of(row: ResultRow) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ plans of studies, the plans of recipes, and the stored results of benchmarks.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -18,7 +18,7 @@ import yaml
 from benchmarks.entry import run_script
 from benchmarks.generated_section import replace_section, table_line
 from benchmarks.ledger.proofs import plan_at_home
-from benchmarks.results_store import RESULTS, run_environment
+from benchmarks.results_store import RESULTS, run_environment, save_tree
 from command.arguments import ROOT
 from command.study.listed import plan_points
 from command.study.request import read_study_request
@@ -55,7 +55,7 @@ class RowFigures:
 
 def plan_studies() -> JsonTree:
     """Plan every point of each listed study, without a run."""
-    names = {row["study"] for _, row in iterate_rows(read_works()) if "study" in row}
+    names = {row["study"] for row in list_rows(read_works()) if "study" in row}
     return {name: _plan_study(name) for name in sorted(names)}
 
 
@@ -83,10 +83,9 @@ def read_works() -> JsonTree:
     return tree
 
 
-def iterate_rows(works: JsonTree) -> Iterator[tuple[str, JsonTree]]:
-    """Yield each row with the name of its work."""
-    for name, work in works.items():
-        yield from ((name, row) for row in work["rows"])
+def list_rows(works: JsonTree) -> list[JsonTree]:
+    """List the rows of all works."""
+    return [row for work in works.values() for row in work["rows"]]
 
 
 def read_figures(row: JsonTree, studies: JsonTree) -> RowFigures:
@@ -134,7 +133,7 @@ def kind_of(row: JsonTree, figures: RowFigures) -> str:
 def render_page(text: str) -> str:
     """Replace the generated section of the page: the counts, and a table per work."""
     works, studies = read_works(), json.loads(STORED.read_text("utf-8"))["studies"]
-    rows = [(row, read_figures(row, studies)) for _, row in iterate_rows(works)]
+    rows = [(row, read_figures(row, studies)) for row in list_rows(works)]
     parts = [_count_rows(rows)]
     for work in works.values():
         lines = (_table_row(row, read_figures(row, studies)) for row in work["rows"])
@@ -171,8 +170,7 @@ def _table_row(row: JsonTree, figures: RowFigures) -> str:
 def main(words: Sequence[str]) -> int:
     """Plan the studies if requested, and write the page."""
     if words:
-        tree = {"studies": plan_studies(), **run_environment(())}
-        STORED.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
+        save_tree(STORED, {"studies": plan_studies(), **run_environment(())})
     PAGE.write_text(render_page(PAGE.read_text("utf-8")), "utf-8")
     return 0
 

@@ -11,16 +11,15 @@ H100 campaign has one source; `benchmarks.planning.planner_accuracy` has its hel
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import cache
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import yaml
 
 from benchmarks.entry import run_script
 from benchmarks.planning.measured import read_rows
-from benchmarks.planning.planner_accuracy import DATA, TABLE, is_timed
+from benchmarks.planning.planner_accuracy import DATA, TABLE, group_rows, is_timed
 from benchmarks.planning.planner_blind import read_hardware, read_megatron, read_tuning
 from benchmarks.planning.public_steps import PublicStep, read_public_steps
 from components.planner.calibration import FEWEST, SPEED, CalibrationStep, fit_speed
@@ -72,15 +71,16 @@ def compare_classes(rows: Iterable[PublicStep]) -> dict[str, dict[str, object]]:
     software = read_software(OURS)
     return {
         name: {**_time_errors(group, software), "fits": _verdicts(group, software)}
-        for name, group in _group(rows, "error_class").items()
+        for name, group in group_rows(rows, attrgetter("error_class")).items()
     }
 
 
 def compare_left_out(rows: Iterable[PublicStep]) -> dict[str, dict[str, object]]:
     """Return the errors of each source with constants fitted to the other sources."""
     shipped, errors = read_software(OURS), dict[str, dict[str, object]]()
-    for name, group in _group((row for row in rows if row.ran), "error_class").items():
-        sources = _group(group, "source")
+    ran = (row for row in rows if row.ran)
+    for name, group in group_rows(ran, attrgetter("error_class")).items():
+        sources = group_rows(group, attrgetter("source"))
         for source, unseen in sources.items() if len(sources) > 1 else ():
             known = [row for row in group if row.source != source]
             if len({row.job for row in known}) < FEWEST * len(SPEED):
@@ -89,7 +89,7 @@ def compare_left_out(rows: Iterable[PublicStep]) -> dict[str, dict[str, object]]
                 CalibrationStep(job=row.job, seconds=row.seconds, peak_bytes=None)
                 for row in known[:: max(len(known) // MOST_FITTED, 1)]
             ]
-            fit = fit_speed(steps, _hardware(known[0].machine), shipped)
+            fit = fit_speed(steps, read_hardware(known[0].machine), shipped)
             fitted = replace_constants(shipped, fit.constants, {})
             errors[f"{name}: {source}"] = {
                 "shipped": _time_errors(unseen, shipped),
@@ -101,7 +101,8 @@ def compare_left_out(rows: Iterable[PublicStep]) -> dict[str, dict[str, object]]
 def _time_errors(rows: Iterable[PublicStep], software: SoftwareModel) -> dict[str, object]:
     """Return median and 90th percentile of the error, and the median with its sign."""
     deviations = np.array([
-        plan_time(row.job, _hardware(row.machine), software.speed).total_seconds / row.seconds
+        plan_time(row.job, read_hardware(row.machine), software.speed).total_seconds
+        / row.seconds
         - 1
         for row in rows
         if row.ran
@@ -119,21 +120,9 @@ def _verdicts(rows: Sequence[PublicStep], software: SoftwareModel) -> dict[str, 
     """Count runs by verdict and outcome; ``tight`` may both run and go out of memory."""
     counts: dict[str, int] = defaultdict(int)
     for row in rows:
-        memory = plan_memory(row.job, _hardware(row.machine), software.memory)
+        memory = plan_memory(row.job, read_hardware(row.machine), software.memory)
         counts[f"{memory.memory_verdict}, {'ran' if row.ran else 'out of memory'}"] += 1
     return dict(sorted(counts.items()))
-
-
-def _group(rows: Iterable[PublicStep], attribute: str) -> dict[str, list[PublicStep]]:
-    groups: dict[str, list[PublicStep]] = defaultdict(list)
-    for row in rows:
-        groups[getattr(row, attribute)].append(row)
-    return dict(sorted(groups.items()))
-
-
-@cache
-def _hardware(machine: str) -> Any:
-    return read_hardware(machine)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,13 @@ miniatures.
 
 import json
 import math
-import sys
 from collections.abc import Sequence
-from functools import partial
+from operator import methodcaller
 
 import numpy as np
 
 from benchmarks.entry import run_script
-from benchmarks.results_store import RESULTS, ResultRow, result_context
+from benchmarks.results_store import RESULTS, ResultRow, result_context, save_tree
 from command.study.ladder_points import TOTAL
 from command.study.request import read_study_request
 from command.study.schema import PARAMETERS, LadderStudy
@@ -48,11 +47,6 @@ def ladder_of(name: str) -> tuple[list[Size], Size]:
     return [row[:2] for row in rows if not row[2]], held_out
 
 
-def predict_loss_at(target: tuple[float, float], law: Law) -> float:
-    """Return the loss that a law predicts for (parameters, tokens)."""
-    return law.predict_loss(*target)
-
-
 def measure_coverage(runs: Sequence[Size], largest: Size, noise: float) -> ResultRow:
     """Sample ladders with one noise; return the coverage of the intervals."""
     beyond = (largest[0] * math.sqrt(BEYOND), largest[1] * math.sqrt(BEYOND))
@@ -73,7 +67,7 @@ def measure_coverage(runs: Sequence[Size], largest: Size, noise: float) -> Resul
             continue  # without a law there is no interval
         num_laws += 1
         for name, target in targets.items():
-            interval = compute_range(law, laws, partial(predict_loss_at, target))
+            interval = compute_range(law, laws, methodcaller("predict_loss", *target))
             truth = TRUE_LAW.predict_loss(*target)
             num_covered[name] += interval.low <= truth <= interval.high
             widths[name].append((interval.high - interval.low) / truth)
@@ -98,8 +92,8 @@ def main(words: Sequence[str]) -> None:
         shape={"study": name, "runs": len(runs), "draws": DRAWS, "beyond_flops": BEYOND},
         packages=("numpy", "scipy"),
     )
-    RESULT.write_text(json.dumps(context | {"rows": rows}, indent=1) + "\n", "utf-8")
-    sys.stdout.write(f"{json.dumps(rows, indent=1)}\n")
+    save_tree(RESULT, context | {"rows": rows})
+    print(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

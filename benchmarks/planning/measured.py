@@ -96,22 +96,14 @@ def _job(row: TableRow) -> TrainingJob:
 
     With one data rank there is no gradient besides the float32 sum.
     """
-    shape = DecoderSpec(
+    shape = decoder_shape(
         dim=row.dim,
-        num_layers=row.num_layers,
-        vocab_size=row.vocab_size,
-        padded_vocab_size=row.vocab_size,
-        tied_embeddings=row.tied_embeddings,
-        attention=AttentionSpec(
-            num_heads=row.num_heads,
-            num_kv_heads=row.kv_heads or row.num_heads,
-            head_dim=row.dim // row.num_heads,
-            bias=False,
-        ),
-        mlp=FeedForwardSpec(ffn_dim=row.ffn_dim, gated=True),
-        norm=NormSpec(eps=1e-5, center=False, weight=True, bias=False),
-        positions=PositionsSpec(base=10_000.0),
-        initialization=NormalSpec(std=0.02, residual="scaled", padding_row=None),
+        layers=row.num_layers,
+        heads=row.num_heads,
+        kv_heads=row.kv_heads,
+        ffn_dim=row.ffn_dim,
+        vocabulary=row.vocab_size,
+        tied=row.tied_embeddings,
     )
     layers, head = assign_by_cost(shape, row.pp)
     return mixed_precision_job(
@@ -128,28 +120,63 @@ def _job(row: TableRow) -> TrainingJob:
         head_stage=head,
         sequence_length=row.sequence_length,
         microbatches=row.grad_accumulation,
-        compute="bfloat16",
         gradient_bytes=2 if row.dp > 1 else 0,
         reduce_bytes=4,
-        fused_attention=True,
+    )
+
+
+def decoder_shape(
+    *,
+    dim: int,
+    layers: int,
+    heads: int,
+    ffn_dim: int,
+    vocabulary: int,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    tied: bool = False,
+    gated: bool = True,
+    **experts: Any,
+) -> DecoderSpec:
+    """Return a decoder like Llama, or like GPT with biases and centered norms (not gated)."""
+    return DecoderSpec(
+        dim=dim,
+        num_layers=layers,
+        vocab_size=vocabulary,
+        padded_vocab_size=vocabulary,
+        tied_embeddings=tied,
+        attention=AttentionSpec(
+            num_heads=heads,
+            num_kv_heads=kv_heads or heads,
+            head_dim=head_dim or dim // heads,
+            bias=not gated,
+        ),
+        mlp=FeedForwardSpec(ffn_dim=ffn_dim, gated=gated, bias=not gated, **experts),
+        norm=NormSpec(eps=1e-5, center=not gated, weight=True, bias=not gated),
+        positions=PositionsSpec(base=10_000.0 if gated else None),
+        initialization=NormalSpec(std=0.02, residual="scaled", padding_row=None),
     )
 
 
 def mixed_precision_job(**values: Any) -> TrainingJob:
     """Return a job with weights of 2 bytes and float32 sums, masters and moments."""
-    return TrainingJob(
-        weight_bytes=2,
-        accumulate_bytes=4,
-        shard_gradient_bytes=0,
-        master_bytes=4,
-        moment_bytes=8,
-        cast_bytes=0,
-        gather_bytes=2,
-        saved_bytes=14,
-        dropout=False,
-        attention_passes=1,
-        **values,
-    )
+    settings: dict[str, Any] = {
+        "compute": "bfloat16",
+        "weight_bytes": 2,
+        "gradient_bytes": 2,
+        "accumulate_bytes": 4,
+        "shard_gradient_bytes": 0,
+        "master_bytes": 4,
+        "moment_bytes": 8,
+        "cast_bytes": 0,
+        "reduce_bytes": 2,
+        "gather_bytes": 2,
+        "saved_bytes": 14,
+        "dropout": False,
+        "fused_attention": True,
+        "attention_passes": 1,
+    }
+    return TrainingJob(**(settings | values))
 
 
 def dense_layout(*, data: int, **values: Any) -> Parallelism:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import groupby
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from scipy.stats import spearmanr
@@ -35,7 +35,7 @@ MOST_WRONG_FITS, MOST_MEMORY_ERROR, MOST_TIME_ERROR, MOST_REGRET = 0.04, 0.08, 0
 SMALLEST_CELL = 5
 FILTER = "runs that ended; without pipelines of the older code, which the campaign replaced"
 Predictor = Callable[[MeasuredLayout], float]
-RowKey = Callable[[MeasuredLayout], Any]
+Row = TypeVar("Row")
 
 
 def main() -> None:
@@ -54,6 +54,7 @@ def read_campaign() -> tuple[Hardware, SoftwareModel, list[int]]:
 def compare_layouts(rows: Sequence[MeasuredLayout]) -> dict[str, object]:
     """Compare all rows with predictions for the hardware and software of the campaign."""
     hardware, software, fitted = read_campaign()
+    ran = [row for row in rows if row.ran]
     held_out = [row for row in rows if row.nodes not in fitted]
     timed = [row for row in rows if is_timed(row)]
     held_out_timed = [row for row in held_out if is_timed(row)]
@@ -62,13 +63,21 @@ def compare_layouts(rows: Sequence[MeasuredLayout]) -> dict[str, object]:
     def seconds(row: MeasuredLayout) -> float:
         return plan_time(row.job, hardware, software.speed).total_seconds
 
+    def memory_ratio(row: MeasuredLayout) -> float:
+        """Divide by the memory of the first rank, which logged it."""
+        return rank_memory(row.job, 0, software.memory).peak_bytes / row.reserved_bytes
+
     return {
         "fitted_nodes": fitted,
-        "noise": measure_noise([row for row in rows if row.ran]),
+        "noise": measure_noise(ran),
         "noise_of_timed": measure_noise(timed),
         "fits": compare_verdicts(held_out, hardware, software),
-        "memory": compare_memory(held_out, rows, software),
-        "time": compare_times(held_out_timed, timed, seconds),
+        "memory": compare_figures(
+            [row for row in held_out if row.ran], ran, memory_ratio, measure="reserved"
+        ),
+        "time": compare_figures(
+            held_out_timed, timed, lambda row: seconds(row) / row.seconds, filter=FILTER
+        ),
         "scaled": compare_scaled_times(timed, seconds),
         "rank": correlate_order(held_out_timed, seconds),
         "regret": compute_regret(held_out_timed, seconds),
@@ -113,14 +122,9 @@ def is_timed(row: MeasuredLayout) -> bool:
     return row.ran and (row.job.layout.pipeline == 1 or row.newer_pipeline_code)
 
 
-def group_rows(rows: Iterable[MeasuredLayout], key: RowKey) -> dict[Any, list[MeasuredLayout]]:
+def group_rows(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
     """Group rows by a key, in ascending order."""
     return {name: list(group) for name, group in groupby(sorted(rows, key=key), key)}
-
-
-def group_by_nodes(rows: Iterable[MeasuredLayout]) -> dict[int, list[MeasuredLayout]]:
-    """Group rows by node count, in ascending order."""
-    return group_rows(rows, lambda row: row.nodes)
 
 
 def pair_rows(rows: Iterable[MeasuredLayout]) -> list[tuple[MeasuredLayout, MeasuredLayout]]:
@@ -148,10 +152,7 @@ def compare_verdicts(
 ) -> dict[str, float]:
     """Compare planned peaks below the usable memory with the runs that ended."""
     verdicts = [
-        (
-            plan_memory(row.job, hardware, software.memory).is_within_limit,
-            row.ran,
-        )
+        (plan_memory(row.job, hardware, software.memory).is_within_limit, row.ran)
         for row in rows
     ]
     return {
@@ -169,32 +170,20 @@ def error_spread(errors: Sequence[float]) -> dict[str, float]:
     return {"median_error": median(ordered), "p90_error": ninth, "n": len(ordered)}
 
 
-def compare_memory(
-    held_out: Iterable[MeasuredLayout], rows: Iterable[MeasuredLayout], software: SoftwareModel
+def compare_figures(
+    held_out: Iterable[MeasuredLayout],
+    rows: Iterable[MeasuredLayout],
+    ratio: Predictor,
+    **labels: str,
 ) -> dict[str, object]:
-    """Compare peaks with the reserved memory of the first rank, which logged it."""
+    """Compare predicted with measured figures, by their ratio: overall and by node count."""
 
-    def errors(selected: Iterable[MeasuredLayout]) -> list[float]:
-        return [
-            abs(rank_memory(row.job, 0, software.memory).peak_bytes / row.reserved_bytes - 1)
-            for row in selected
-            if row.ran
-        ]
+    def spread(selected: Iterable[MeasuredLayout]) -> dict[str, float]:
+        return error_spread([abs(ratio(row) - 1) for row in selected])
 
-    groups = {str(n): error_spread(errors(g)) for n, g in group_by_nodes(rows).items()}
-    return {**error_spread(errors(held_out)), "measure": "reserved", "by_nodes": groups}
-
-
-def compare_times(
-    held_out: Iterable[MeasuredLayout], rows: Iterable[MeasuredLayout], seconds: Predictor
-) -> dict[str, object]:
-    """Compare step times, overall and by node count."""
-
-    def errors(selected: Iterable[MeasuredLayout]) -> list[float]:
-        return [abs(seconds(row) / row.seconds - 1) for row in selected]
-
-    groups = {str(n): error_spread(errors(g)) for n, g in group_by_nodes(rows).items()}
-    return {**error_spread(errors(held_out)), "filter": FILTER, "by_nodes": groups}
+    groups = group_rows(rows, lambda row: row.nodes)
+    by_nodes = {str(nodes): spread(group) for nodes, group in groups.items()}
+    return {**spread(held_out), **labels, "by_nodes": by_nodes}
 
 
 def compare_scaled_times(
@@ -202,7 +191,7 @@ def compare_scaled_times(
 ) -> dict[str, dict[str, float]]:
     """Compare step times scaled by a step on two nodes of the same width and degrees."""
 
-    def alike(row: MeasuredLayout) -> tuple[int, int, int]:
+    def alike(row: MeasuredLayout) -> tuple[int, ...]:
         return row.job.shape.dim, row.job.layout.tensor, row.job.layout.pipeline
 
     measured = group_rows([row for row in rows if row.nodes == 2], alike)

@@ -6,22 +6,17 @@ python -m benchmarks.planning.planner_blind
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from statistics import median
 from typing import Any, Literal
 
 import yaml
 
 from benchmarks.entry import run_script
-from benchmarks.planning.measured import dense_layout, mixed_precision_job
+from benchmarks.planning.measured import decoder_shape, dense_layout, mixed_precision_job
 from benchmarks.results_store import ROOT
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.config.model_spec.attention import AttentionSpec
-from components.config.model_spec.decoder import DecoderSpec
-from components.config.model_spec.feed_forward import FeedForwardSpec
-from components.config.model_spec.initialization import NormalSpec
-from components.config.model_spec.norms import NormSpec
-from components.config.model_spec.positions import PositionsSpec
 from components.config.schema.cluster import Hardware
 from components.config.stages import stage_layers
 from components.config.validation import read_section
@@ -41,7 +36,7 @@ def main() -> int:
     """Print the figures as a JSON object."""
     source = yaml.safe_load((DATA / "published_steps.yaml").read_text("utf-8"))
     rows = [*plan_recipes(source), *plan_efficiencies(source), *plan_megatron(source)]
-    tuning = list(plan_tuning(source))
+    tuning = list(plan_tuning_rows(read_hardware(source["tuning"]["cluster"])))
     errors = [abs(row["deviation"]) for row in tuning]
     summary = {"median_error": median(errors), "worst": max(errors), "n": len(errors)}
     print(json.dumps({"published": rows, "tuning": {**summary, "rows": tuning}}, indent=1))
@@ -49,13 +44,8 @@ def main() -> int:
 
 
 def _row(name: str, published: float, predicted: float) -> dict[str, Any]:
-    deviation = predicted / published - 1
-    return {
-        "name": name,
-        "published": published,
-        "predicted": predicted,
-        "deviation": deviation,
-    }
+    figures = {"published": published, "predicted": predicted}
+    return {"name": name, **figures, "deviation": predicted / published - 1}
 
 
 def _plan_words(words: list[str]) -> dict[str, Any]:
@@ -94,17 +84,12 @@ def read_megatron(
     """Read the name, the job and the seconds of Megatron-LM's rows."""
     for item in rows:
         layers = stage_layers(item["layers"], item["pipeline"], "layers")
-        job = _job(item, [len(part) for part in layers], vocabulary=50_304, fused=True)
+        job = _job(item, layers, vocabulary=50_304, fused=True)
         yield item["name"], job, job.tokens_per_step / item["tokens_per_second"]
 
 
-def plan_tuning(source: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Plan the tuning rows with shape, layout and consistent speed."""
-    yield from plan_tuning_rows(read_hardware(source["tuning"]["cluster"]))
-
-
 def plan_tuning_rows(hardware: Hardware) -> Iterator[dict[str, Any]]:
-    """Plan the tuning rows on one kind of node."""
+    """Plan the tuning rows with shape, layout and consistent speed on one kind of node."""
     speed = read_software(OURS).speed
     for name, job, seconds in read_tuning():
         yield _row(name, seconds, plan_time(job, hardware, speed).total_seconds)
@@ -134,22 +119,21 @@ def tuning_job(cells: Mapping[str, str]) -> TrainingJob | None:
         seconds, rate = float(cells["sec_per_it"]), float(cells["tflops"])
     except ValueError:
         return None
+    is_late = cells["date"] >= ENDS_SINCE
     item = {
         "dim": numbers["nhidden"],
         "heads": numbers["nheads"],
         "layers": numbers["nlayers"],
-        "compute": "bfloat16" if cells["date"] >= ENDS_SINCE else "float16",
+        "compute": "bfloat16" if is_late else "float16",
         "data": numbers["dp"],
         "tensor": numbers["tp"],
         "pipeline": numbers["pp"],
         "microbatches": numbers["gbs"] // (numbers["dp"] * numbers["mbs"]),
         "microbatch_sequences": numbers["mbs"],
     }
-    balance: Literal["layers", "layers_and_ends"] = (
-        "layers_and_ends" if cells["date"] >= ENDS_SINCE else "layers"
-    )
+    balance: Literal["layers", "layers_and_ends"] = "layers_and_ends" if is_late else "layers"
     stages = stage_layers(numbers["nlayers"], numbers["pp"], balance)
-    job = _job(item, [len(part) for part in stages], vocabulary=250_880, fused=False)
+    job = _job(item, stages, vocabulary=250_880, fused=False)
     consistent = abs(logged_tflops(job, seconds) / rate - 1) < MOST_INCONSISTENT
     return job if consistent else None
 
@@ -167,6 +151,7 @@ def logged_tflops(job: TrainingJob, seconds: float) -> float:
     return flops / seconds / job.layout.num_ranks / 1e12
 
 
+@cache
 def read_hardware(cluster: str) -> Hardware:
     """Read the hardware of a cluster profile."""
     file = ROOT / "conf" / "cluster" / f"{cluster}.yaml"
@@ -175,23 +160,17 @@ def read_hardware(cluster: str) -> Hardware:
 
 
 def _job(
-    item: Mapping[str, Any], layers: list[int], *, vocabulary: int, fused: bool
+    item: Mapping[str, Any], stages: Sequence[range], *, vocabulary: int, fused: bool
 ) -> TrainingJob:
     """Return a GPT job of Megatron, with mixed precision and ZeRO-1."""
-    dim, heads = item["dim"], item["heads"]
-    shape = DecoderSpec(
-        dim=dim,
-        num_layers=item["layers"],
-        vocab_size=vocabulary,
-        padded_vocab_size=vocabulary,
-        tied_embeddings=True,
-        attention=AttentionSpec(
-            num_heads=heads, num_kv_heads=heads, head_dim=dim // heads, bias=True
-        ),
-        mlp=FeedForwardSpec(ffn_dim=4 * dim, gated=False, bias=True),
-        norm=NormSpec(eps=1e-5, center=True, weight=True, bias=True),
-        positions=PositionsSpec(),
-        initialization=NormalSpec(std=0.02, residual="scaled", padding_row=None),
+    shape = decoder_shape(
+        dim=item["dim"],
+        layers=item["layers"],
+        heads=item["heads"],
+        ffn_dim=4 * item["dim"],
+        vocabulary=vocabulary,
+        tied=True,
+        gated=False,
     )
     return mixed_precision_job(
         shape=shape,
@@ -205,13 +184,11 @@ def _job(
             recompute="none" if fused else "full",
         ),
         devices_per_node=4 if fused else 8,
-        layers_by_stage=tuple(layers),
-        head_stage=len(layers) - 1,
+        layers_by_stage=tuple(map(len, stages)),
+        head_stage=len(stages) - 1,
         sequence_length=SEQUENCE_LENGTH,
         microbatches=item["microbatches"],
         compute=item["compute"],
-        gradient_bytes=2,
-        reduce_bytes=2,
         fused_attention=fused,
     )
 

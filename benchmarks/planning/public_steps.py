@@ -13,14 +13,9 @@ from typing import Any
 
 import yaml
 
-from benchmarks.planning.measured import dense_layout, mixed_precision_job
+from benchmarks.planning.measured import decoder_shape, dense_layout, mixed_precision_job
 from benchmarks.results_store import ROOT
-from components.config.model_spec.attention import AttentionSpec
 from components.config.model_spec.decoder import DecoderSpec
-from components.config.model_spec.feed_forward import FeedForwardSpec
-from components.config.model_spec.initialization import NormalSpec
-from components.config.model_spec.norms import NormSpec
-from components.config.model_spec.positions import PositionsSpec
 from components.config.stages import stage_layers
 from components.planner.job import TrainingJob
 from components.planner.rates import flops_by_convention
@@ -102,9 +97,6 @@ def _job(cells: Mapping[str, str], facts: Mapping[str, Any]) -> TrainingJob:
         head_stage=pipeline - 1,
         sequence_length=int(cells["sequence"]),
         microbatches=batch // (data * size),
-        compute="bfloat16",
-        gradient_bytes=2,
-        reduce_bytes=2,
         fused_attention="ALiBi" not in cells["model"],
     )
 
@@ -112,28 +104,16 @@ def _job(cells: Mapping[str, str], facts: Mapping[str, Any]) -> TrainingJob:
 @cache
 def _shape(name: str, vocabulary: int | None) -> DecoderSpec:
     facts = yaml.safe_load(TABLE.with_suffix(".yaml").read_text("utf-8"))["models"][name]
-    size = vocabulary or facts["vocabulary"]
-    gated = facts.get("gated", True)
-    return DecoderSpec(
+    return decoder_shape(
         dim=facts["dim"],
-        num_layers=facts["layers"],
-        vocab_size=size,
-        padded_vocab_size=size,
-        tied_embeddings=facts.get("tied", False),
-        attention=AttentionSpec(
-            num_heads=facts["heads"],
-            num_kv_heads=facts["kv_heads"],
-            head_dim=facts.get("head_dim", facts["dim"] // facts["heads"]),
-            bias=not gated,
-        ),
-        mlp=FeedForwardSpec(
-            ffn_dim=facts["ffn"],
-            gated=gated,
-            bias=not gated,
-            num_experts=facts.get("experts"),
-            top_k=facts.get("top_k"),
-        ),
-        norm=NormSpec(eps=1e-5, center=not gated, weight=True, bias=not gated),
-        positions=PositionsSpec(base=10_000.0 if gated else None),
-        initialization=NormalSpec(std=0.02, residual="scaled", padding_row=None),
+        layers=facts["layers"],
+        heads=facts["heads"],
+        kv_heads=facts["kv_heads"],
+        head_dim=facts.get("head_dim"),
+        ffn_dim=facts["ffn"],
+        vocabulary=vocabulary or facts["vocabulary"],
+        tied=facts.get("tied", False),
+        gated=facts.get("gated", True),
+        num_experts=facts.get("experts"),
+        top_k=facts.get("top_k"),
     )

@@ -56,11 +56,9 @@ def compose_large_batch(name: str, batch: int) -> Recipe:
     """Compose a recipe with the batch and tokens of the large run."""
     words = [f"recipe={name}", f"cluster={recipe_tree(name)['reference_cluster']}"]
     tokens = compose_recipe(read_point(words)).budget.total_tokens
-    words += [
-        f"budget.global_batch_tokens={batch}",
-        f"budget.total_tokens={max(tokens, batch)}",
-    ]
-    return compose_recipe(read_point(words)).model_copy()
+    words.append(f"budget.global_batch_tokens={batch}")
+    words.append(f"budget.total_tokens={max(tokens, batch)}")
+    return compose_recipe(read_point(words))
 
 
 def first_choice_regret() -> dict[str, object]:

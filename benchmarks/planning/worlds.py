@@ -16,8 +16,7 @@ import torch.distributed as dist
 
 from benchmarks.entry import run_script
 from benchmarks.machine import call_in_process
-from benchmarks.ratios import Ratio, save_result
-from benchmarks.results_store import benchmark_context
+from benchmarks.ratios import Ratio, save_benchmark
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.distributed.mesh import build_mesh
@@ -54,8 +53,8 @@ def ratios_of(seconds: Mapping[int, float]) -> list[Ratio]:
 def main(words: list[str]) -> int:
     """Measure and save the result."""
     seconds = {ranks: call_in_process(time_build, words, ranks) for ranks in WORLDS}
-    context = benchmark_context("worlds", {"recipe": words, "ranks": WORLDS, "threads": 1})
-    return save_result("worlds", context | {"seconds": seconds}, ratios_of(seconds))
+    shape = {"recipe": words, "ranks": WORLDS, "threads": 1}
+    return save_benchmark("worlds", shape, {"seconds": seconds}, ratios_of(seconds))
 
 
 if __name__ == "__main__":

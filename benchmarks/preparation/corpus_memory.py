@@ -18,14 +18,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from benchmarks.entry import run_script
 from benchmarks.machine import resident_bytes
 from benchmarks.preparation.real_text import real_text
-from benchmarks.ratios import Ratio, save_result
-from benchmarks.results_store import ROOT, benchmark_context
+from benchmarks.ratios import Ratio, save_benchmark
+from benchmarks.results_store import ROOT
 
 SIZES = (200, 1_000, 4_000)
 FILE_BYTES = 100_000_000
@@ -59,11 +60,8 @@ def main(words: Sequence[str]) -> int:
             size = _write_corpus(files, corpus, megabytes * 1_000_000)
             figures = _measure_preparation(corpus, Path(name) / "prepared", settings)
         corpora.append({"megabytes": size / 1e6, **figures})
-    context = benchmark_context(
-        "corpus_memory",
-        {"settings": settings, "megabytes": sizes, "sampled_seconds": SAMPLE_SECONDS},
-    )
-    return save_result("corpus_memory", context | {"corpora": corpora}, ratios_of(corpora))
+    shape = {"settings": settings, "megabytes": sizes, "sampled_seconds": SAMPLE_SECONDS}
+    return save_benchmark("corpus_memory", shape, {"corpora": corpora}, ratios_of(corpora))
 
 
 def ratios_of(corpora: Sequence[dict[str, Any]]) -> list[Ratio]:
@@ -96,19 +94,14 @@ def _write_corpus(files: Sequence[Path], corpus: Path, size: int) -> int:
 
 
 def _repeat_lines(files: Sequence[Path]) -> Iterator[bytes]:
-    copy = 0
-    while True:
+    for copy in count():
+        # A number in letters, because the near-duplicate search ignores digits.
+        word = "w" + "".join(chr(ord("a") + int(digit)) for digit in str(copy))
         for path in files:
             with path.open(encoding="utf-8") as file:
                 for line in file:
-                    text = LINE.sub(rf"\1 {_spell_number(copy)} \2", json.loads(line)["text"])
+                    text = LINE.sub(rf"\1 {word} \2", json.loads(line)["text"])
                     yield json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n"
-        copy += 1
-
-
-def _spell_number(number: int) -> str:
-    """Write a number in letters, because the near-duplicate search ignores digits."""
-    return "w" + "".join(chr(ord("a") + int(digit)) for digit in str(number))
 
 
 def _measure_preparation(corpus: Path, folder: Path, settings: Sequence[str]) -> dict[str, Any]:

@@ -129,10 +129,8 @@ def open_megatron(python: str, documents: int) -> dict[str, float]:
     """Measure megatron-core on a corpus of equal documents, which is then removed."""
     with tempfile.TemporaryDirectory() as home:
         prefix = str(Path(home) / "corpus")
-        sizes = (str(documents), str(DOCUMENT_TOKENS))
-        subprocess.run(
-            [sys.executable, "-c", WRITER, prefix, *sizes], env=python_environment(), check=True
-        )
+        words = ("-c", WRITER, prefix, str(documents), str(DOCUMENT_TOKENS))
+        subprocess.run([sys.executable, *words], env=python_environment(), check=True)
         output = run_megatron(
             python,
             MEGATRON_PROGRAM,
@@ -191,23 +189,17 @@ def main(words: list[str]) -> int:
         "megatron-core": (tokens, theirs),
     }
     rows = {
-        name: {
-            "tokens": count,
-            "seconds": figures["seconds"],
-            "added_bytes": figures["added_bytes"],
-        }
+        name: {"tokens": count, **{key: figures[key] for key in ("seconds", "added_bytes")}}
         for name, (count, figures) in measured.items()
     }
-    context = benchmark_context(
-        "data_open",
-        {
-            "sequence_length": LENGTH,
-            "samples": SAMPLES,
-            "document_tokens": DOCUMENT_TOKENS,
-            "token_bytes": TOKEN_BYTES,
-            "files": FILES,
-        },
-    )
+    shape = {
+        "sequence_length": LENGTH,
+        "samples": SAMPLES,
+        "document_tokens": DOCUMENT_TOKENS,
+        "token_bytes": TOKEN_BYTES,
+        "files": FILES,
+    }
+    context = benchmark_context("data_open", shape)
     context["versions"] |= {"megatron-core": theirs["version"]}
     tree = {"rows": rows, "load": os.getloadavg()[0]}
     return save_result("data_open", context | tree, ratios_of(rows))

@@ -12,7 +12,6 @@ A PART is a family of tokenizers, near_duplicates or memory. Other parts keep th
 """
 
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.entry import run_script
+from benchmarks.machine import medians_of
 from benchmarks.preparation import data_prep_ours as ours
 from benchmarks.preparation.near_copies import make_copies, write_texts
 from benchmarks.preparation.real_text import real_text
@@ -160,26 +160,19 @@ def _measure_in_process(*words: object) -> Figures:
 
 
 def _rates(megabytes: float, measured: dict[str, list[Figures]]) -> Figures:
-    rates = {
-        f"megabytes_a_{clock[:-1]}": {
-            tool: megabytes / statistics.median(run[clock] for run in runs)
-            for tool, runs in measured.items()
-        }
-        for clock in CLOCKS
-    }
-    ratios = {
-        f"ratio_by_{clock}": {
-            tool: rates[f"megabytes_a_{clock[:-1]}"]["ours"] / rate
-            for tool, rate in rates[f"megabytes_a_{clock[:-1]}"].items()
-            if tool != "ours"
-        }
-        for clock in CLOCKS
-    }
+    figures: Figures = {"megabytes": megabytes}
+    for clock in CLOCKS:
+        medians = medians_of({
+            tool: [run[clock] for run in runs] for tool, runs in measured.items()
+        })
+        figures[f"megabytes_a_{clock[:-1]}"] = {t: megabytes / s for t, s in medians.items()}
+        ours_seconds = medians.pop("ours")
+        figures[f"ratio_by_{clock}"] = {t: s / ours_seconds for t, s in medians.items()}
     rounds = {
         tool: [{clock: run[clock] for clock in CLOCKS} for run in runs]
         for tool, runs in measured.items()
     }
-    return {"megabytes": megabytes, **rates, **ratios, "rounds": rounds}
+    return figures | {"rounds": rounds}
 
 
 def _measure_encode(texts: Sequence[str], family: str, work: Path, rounds: int) -> Figures:
@@ -224,11 +217,7 @@ def _measure_remove(texts: Sequence[str], work: Path, rounds: int) -> Figures:
     return {
         **_rates(megabytes, measured),
         "settings": {"ngram": ours.NGRAM, "bands": ours.BANDS, "rows": ours.ROWS},
-        "verified": {
-            "threshold": THRESHOLD,
-            "bands": VERIFIED_BANDS,
-            "rows": VERIFIED_ROWS,
-        },
+        "verified": dict(zip(("threshold", "bands", "rows"), settings, strict=True)),
         "documents": len(texts) + len(copies),
         "removed": {tool: len(numbers) for tool, numbers in removed.items()},
         "removed_by_both_of_either": len(first & second) / len(first | second),

@@ -26,18 +26,13 @@ def run_measurement(kind: str, *words: str) -> dict[str, Any]:
         "memory": _measure_peak,
     }
     with tempfile.TemporaryDirectory() as name:
-        wall_start, processor_start = time.perf_counter(), _processor_seconds()
+        start, before = time.perf_counter(), sum(os.times()[:4])  # also of ended children
         result = functions[kind](Path(name), *words)
         return {
-            "seconds": time.perf_counter() - wall_start,
-            "processor_seconds": _processor_seconds() - processor_start,
+            "seconds": time.perf_counter() - start,
+            "processor_seconds": sum(os.times()[:4]) - before,
             "result": result,
         }
-
-
-def _processor_seconds() -> float:
-    """Return the processor time of this process and its ended children."""
-    return sum(os.times()[:4])
 
 
 def _encode(folder: Path, tool: str, family: str, size: str, trained: str, *files: str) -> int:
@@ -47,11 +42,7 @@ def _encode(folder: Path, tool: str, family: str, size: str, trained: str, *file
 
         return encode_datatrove(paths[0].parent, Path(trained, "tokenizer.json"), folder)
     tokenizer = ours.DiskTokenizer(family, int(size), Path(trained))
-    if tool == "bare":
-        return ours.encode_bare(paths, tokenizer)
-    if tool == "tokenizers":
-        return ours.encode_engine(paths, tokenizer)
-    return ours.encode_ours(paths, tokenizer, folder)
+    return ours.encode_files(tool, paths, tokenizer, folder)
 
 
 def _remove_duplicates(folder: Path, tool: str, threshold: str, *words: str) -> list[list[int]]:

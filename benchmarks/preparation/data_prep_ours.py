@@ -53,24 +53,22 @@ class DiskTokenizer:
         return tokenizer
 
 
-def encode_ours(files: Sequence[Path], trained: DiskTokenizer, folder: Path) -> int:
-    """Write a token file per file, each in a process; return the number of tokens."""
-    targets = [folder / f"{file.stem}.tokens" for file in files]
+def encode_files(tool: str, files: Sequence[Path], trained: DiskTokenizer, folder: Path) -> int:
+    """Encode each file in a process; return the number of tokens.
+
+    Only our tool writes token files; the bare engine and `tokenizers` discard the ids.
+    """
     with _pool() as pool:
-        return sum(pool.map(partial(_encode_file, trained=trained), files, targets))
+        encode = partial(ENCODERS[tool], trained=trained, folder=folder)
+        return sum(pool.map(encode, files))
 
 
-def _encode_file(file: Path, target: Path, trained: DiskTokenizer) -> int:
+def _encode_file(file: Path, trained: DiskTokenizer, folder: Path) -> int:
+    target = folder / f"{file.stem}.tokens"
     return encode_to_file(target, read_texts([file]), trained.load()).tokens
 
 
-def encode_bare(files: Sequence[Path], trained: DiskTokenizer) -> int:
-    """Encode each file in a process and discard the ids; return the number of tokens."""
-    with _pool() as pool:
-        return sum(pool.map(partial(_encode_and_discard, trained=trained), files))
-
-
-def _encode_and_discard(file: Path, trained: DiskTokenizer) -> int:
+def _encode_bare(file: Path, trained: DiskTokenizer, folder: Path) -> int:
     tokenizer = trained.load()
     return sum(
         sum(map(len, tokenizer.encode(batch)))
@@ -78,13 +76,7 @@ def _encode_and_discard(file: Path, trained: DiskTokenizer) -> int:
     )
 
 
-def encode_engine(files: Sequence[Path], trained: DiskTokenizer) -> int:
-    """Encode each file in a process with `tokenizers` alone and discard the ids."""
-    with _pool() as pool:
-        return sum(pool.map(partial(_encode_by_engine, trained=trained), files))
-
-
-def _encode_by_engine(file: Path, trained: DiskTokenizer) -> int:
+def _encode_by_engine(file: Path, trained: DiskTokenizer, folder: Path) -> int:
     engine = Engine.from_file(str(trained.folder / "tokenizer.json"))
     return sum(
         sum(len(row.ids) for row in engine.encode_batch_fast(batch, add_special_tokens=False))
@@ -92,15 +84,13 @@ def _encode_by_engine(file: Path, trained: DiskTokenizer) -> int:
     )
 
 
+ENCODERS = {"ours": _encode_file, "bare": _encode_bare, "tokenizers": _encode_by_engine}
+
+
 def duplicate_settings(threshold: float | str, bands: int, rows: int) -> NearDuplicates:
     """Return settings of near duplicates with these bands, rows and threshold."""
-    return NearDuplicates.model_validate({
-        "ngram": NGRAM,
-        "bands": bands,
-        "rows": rows,
-        "threshold": threshold,
-        "seed": 0,
-    })
+    settings = {"ngram": NGRAM, "bands": bands, "rows": rows, "threshold": threshold}
+    return NearDuplicates.model_validate(settings | {"seed": 0})
 
 
 def remove_ours(
@@ -110,8 +100,7 @@ def remove_ours(
     signatures = [folder / f"{file.stem}.npy" for file in files]
     with _pool() as pool:
         list(pool.map(partial(_sign_file, settings=settings), files, signatures))
-    duplicates = find_duplicates(signatures, settings, folder)
-    return [indices.tolist() for indices in duplicates]
+    return [indices.tolist() for indices in find_duplicates(signatures, settings, folder)]
 
 
 def _sign_file(file: Path, target: Path, settings: NearDuplicates) -> int:

@@ -8,7 +8,6 @@ compared with datatrove's sentences, and hashed character n-grams with n-grams o
     python -m benchmarks.preparation.document_steps
 """
 
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -22,9 +21,9 @@ from datatrove.pipeline.formatters import PIIFormatter
 from datatrove.utils.word_tokenizers import WhitespaceTokenizer
 
 from benchmarks.entry import run_script
-from benchmarks.machine import time_in_turns
-from benchmarks.ratios import Ratio, save_result
-from benchmarks.results_store import ROOT, benchmark_context
+from benchmarks.machine import medians_of, time_in_turns
+from benchmarks.ratios import Ratio, save_benchmark
+from benchmarks.results_store import ROOT
 from components.config.schema.data import Preparation
 from components.config.validation import read_section
 from data_prep.filters.published import PublishedFilter, Words
@@ -64,23 +63,22 @@ def pair_steps() -> Iterator[tuple[str, Call, Call | None]]:
             if step.name not in seen:
                 seen.add(step.name)
                 yield step.name, step, find_engine(step.name, step)
-    ours = C4QualityFilter(filter_no_terminal_punct=False, language=Words())
-    theirs = C4QualityFilter(filter_no_terminal_punct=False, language=DatatroveSentences())
+    ours, theirs = (
+        C4QualityFilter(filter_no_terminal_punct=False, language=words)
+        for words in (Words(), DatatroveSentences())
+    )
     yield "c4's sentences", ours.filter, theirs.filter
     yield "character n-grams", _hash_ngrams, _count_ngrams
 
 
 def find_engine(name: str, step: object) -> Call | None:
     """Return the engine of a step, if it has one."""
-    if isinstance(step, PublishedFilter):
-        call: Call = step.engine.filter
-        return call
     personal = PIIFormatter(email_replacement="PI:EMAIL", ip_replacement="PI:IP_ADDRESS")
     calls: dict[str, Call] = {
         "language": lambda document: load_detector().detect(document.text),
         "personal_data": lambda document: personal.format(document.text),
     }
-    return calls.get(name)
+    return step.engine.filter if isinstance(step, PublishedFilter) else calls.get(name)
 
 
 def _hash_ngrams(document: Document) -> object:
@@ -107,6 +105,11 @@ def process_all(call: Call, documents: list[str], index: int) -> None:
         call(Document(text=text, id="0", metadata={"language": "en"}))
 
 
+def count_megabytes(documents: list[str]) -> float:
+    """Return the MB of UTF-8 of all documents."""
+    return sum(len(text.encode()) for text in documents) / 1e6
+
+
 def compare_rates(call: Call, engine: Call | None, documents: list[str]) -> dict[str, float]:
     """Return MB of UTF-8 per second of a step and its engine, and the ratio of the rates."""
     calls = {"step": call} | ({"bare": engine} if engine else {})
@@ -114,8 +117,8 @@ def compare_rates(call: Call, engine: Call | None, documents: list[str]) -> dict
         function(Document(text=documents[0], id="0"))  # loads patterns and models
     passes = {name: partial(process_all, call, documents) for name, call in calls.items()}
     seconds, _ = time_in_turns(passes, warmup=0, rounds=ROUNDS, clock=time.process_time)
-    size = sum(len(text.encode()) for text in documents) / 1e6
-    rates = {name: size / statistics.median(values) for name, values in seconds.items()}
+    size = count_megabytes(documents)
+    rates = {name: size / median for name, median in medians_of(seconds).items()}
     return rates | ({"ratio": rates["step"] / rates["bare"]} if engine else {})
 
 
@@ -136,11 +139,9 @@ def main() -> int:
         name: {kind: compare_rates(step, engine, docs) for kind, docs in documents.items()}
         for name, step, engine in pair_steps()
     }
-    sizes = {
-        kind: sum(len(text.encode()) for text in docs) / 1e6 for kind, docs in documents.items()
-    }
-    context = benchmark_context("document_steps", {"megabytes": sizes, "rounds": ROUNDS})
-    return save_result("document_steps", context | {"measured": measured}, ratios_of(measured))
+    sizes = {kind: count_megabytes(docs) for kind, docs in documents.items()}
+    shape = {"megabytes": sizes, "rounds": ROUNDS}
+    return save_benchmark("document_steps", shape, {"measured": measured}, ratios_of(measured))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Copies of documents with changed words, as near duplicates of known similarity."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +46,7 @@ def change_words(text: str, changes: int, seed: int) -> str:
     return " ".join(words)
 
 
-def write_texts(path: Path, texts: Sequence[str]) -> None:
+def write_texts(path: Path, texts: Iterable[str]) -> None:
     """Write a JSONL file."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)

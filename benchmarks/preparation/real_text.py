@@ -2,20 +2,17 @@
 
 `apt-get download` fetches packages with text in some thirty languages. The packages are
 unpacked but not installed. A document is a page of a manual or a source file.
-
-    python -m benchmarks.preparation.real_text FOLDER
 """
 
 import gzip
 import html
-import json
 import re
 import subprocess
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.entry import run_script
+from benchmarks.preparation.near_copies import write_texts
 from components.errors import RecipeError
 
 HELP = (
@@ -40,15 +37,8 @@ ROFF_MACRO = re.compile(r"^[.'][ \t]*\w*[ \t]*", re.MULTILINE)
 ROFF_FONT = re.compile(r"\\f(\[\w*\]|\(\w\w|\w)|\\[,/&|^]|\\s[+-]?\d")
 
 
-def main(folder: Path) -> None:
-    """Build ``FOLDER/text/*.jsonl`` unless it exists, and print its size."""
-    files = real_text(folder)
-    total_bytes = sum(file.stat().st_size for file in files)
-    print(f"{total_bytes / 1e6:.0f} MB in {len(files)} files of {folder / 'text'}")
-
-
 def real_text(folder: Path) -> list[Path]:
-    """Return the files of the text in a fixed order; the first call builds them.
+    """Return the files ``FOLDER/text/*.jsonl`` in a fixed order; the first call builds them.
 
     Raises:
         RecipeError: this is not Debian, or the package archive is not reachable.
@@ -59,8 +49,9 @@ def real_text(folder: Path) -> list[Path]:
         partial = folder / "text.partial"
         partial.mkdir(parents=True, exist_ok=True)
         for package in PACKAGES:
-            _write_documents(partial / f"{package}.jsonl", package_pages(unpacked / package))
-        _write_documents(partial / "python.jsonl", _library_sources())
+            pages = filter(None, package_pages(unpacked / package))
+            write_texts(partial / f"{package}.jsonl", pages)
+        write_texts(partial / "python.jsonl", filter(None, _library_sources()))
         partial.rename(texts)
     return sorted(texts.glob("*.jsonl"))
 
@@ -71,11 +62,11 @@ def package_pages(folder: Path) -> Iterator[str]:
         if path.is_symlink() or not path.is_file():
             continue
         if path.suffix == ".html":
-            yield _strip_lines(_plain_html(path.read_text("utf-8", "ignore")))
+            page = path.read_text("utf-8", "ignore")
+            yield _strip_lines(html.unescape(TAG.sub("", UNREAD.sub("", page))))
         elif path.suffix == ".gz" and "man" in path.parts:
-            yield _strip_lines(
-                _plain_roff(gzip.decompress(path.read_bytes()).decode("utf-8", "ignore"))
-            )
+            page = gzip.decompress(path.read_bytes()).decode("utf-8", "ignore")
+            yield _strip_lines(_plain_roff(page))
 
 
 def _unpack_packages(folder: Path) -> Path:
@@ -105,10 +96,6 @@ def _run_command(command: list[str], folder: Path) -> None:
         raise RecipeError(" ".join(command[:3]), " ".join(last) or "failed", fix)
 
 
-def _plain_html(page: str) -> str:
-    return html.unescape(TAG.sub("", UNREAD.sub("", page)))
-
-
 def _plain_roff(page: str) -> str:
     for pattern in (ROFF_COMMENT, ROFF_MACRO, ROFF_FONT):
         page = pattern.sub("", page)
@@ -123,13 +110,3 @@ def _library_sources() -> Iterator[str]:
     for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
         if "site-packages" not in path.parts:
             yield path.read_text("utf-8", "ignore")
-
-
-def _write_documents(path: Path, documents: Iterator[str]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        for text in filter(None, documents):
-            file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
-
-
-if __name__ == "__main__":
-    run_script(lambda words: main(Path(*words)), min_words=1, max_words=1)

@@ -11,7 +11,6 @@ from a kill to the next step, see `python -m benchmarks.chaos.chaos kill`.
 
 import hashlib
 import shutil
-import statistics
 import subprocess
 import tempfile
 import time
@@ -28,8 +27,8 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from benchmarks.entry import run_script
-from benchmarks.ratios import Ratio, paired_ratio, save_result, to_interval
-from benchmarks.results_store import benchmark_context
+from benchmarks.machine import medians_of
+from benchmarks.ratios import Ratio, paired_ratio, save_benchmark, to_interval
 from components.checkpoint.metadata import RunProgress
 from components.checkpoint.retention import Policy
 from components.checkpoint.saving import FinishedCheckpoint, HostBuffers, Read, Saver
@@ -99,12 +98,6 @@ def time_task(task: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def copy_by_dd(source: Path, target: Path) -> None:
-    """Copy a file from the page cache to the disk."""
-    command = ["dd", f"if={source}", f"of={target}", "bs=16M", "conv=fsync", "status=none"]
-    subprocess.run(command, check=True)
-
-
 def save_by_torch(folder: Path, state: Weights) -> None:
     """Save with torch's writer, which also syncs but computes no hashes."""
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
@@ -130,7 +123,8 @@ def measure_rounds(folder: Path, state: Weights, rounds: int) -> list[dict[str, 
             for digest in ("sha256", "blake2b"):
                 stream.seek(0)
                 times[digest] = time_task(partial(hashlib.file_digest, stream, digest))
-        times["dd"] = time_task(partial(copy_by_dd, file, folder / "dd"))
+        dd = ["dd", f"if={file}", f"of={folder / 'dd'}", "bs=16M", "conv=fsync", "status=none"]
+        times["dd"] = time_task(partial(subprocess.run, dd, check=True))
         (folder / "dd").unlink()
         times["torch"] = time_task(lambda: save_by_torch(folder / "torch", state))
         shutil.rmtree(folder / "torch")
@@ -140,10 +134,14 @@ def measure_rounds(folder: Path, state: Weights, rounds: int) -> list[dict[str, 
     return measured
 
 
+def times_by_name(measured: list[dict[str, float]]) -> dict[str, list[float]]:
+    """Return the seconds of each part in all rounds."""
+    return {name: [times[name] for times in measured] for name in measured[0]}
+
+
 def summarize(measured: list[dict[str, float]], size: int) -> dict[str, Any]:
     """Return medians over the rounds, and rates."""
-    times = {name: [times[name] for times in measured] for name in measured[0]}
-    medians = {name: statistics.median(values) for name, values in times.items()}
+    medians = medians_of(times_by_name(measured))
     return {
         "bytes": size,
         "rounds": len(measured),
@@ -155,26 +153,16 @@ def summarize(measured: list[dict[str, float]], size: int) -> dict[str, Any]:
 
 def ratios_of(measured: list[dict[str, float]]) -> list[Ratio]:
     """Compare measurements of the same round."""
-    times = {name: [times[name] for times in measured] for name in measured[0]}
-    ours = times["synchronous"]
+    times = times_by_name(measured)
+    stall, dd, torch_writer = (
+        to_interval(paired_ratio(times[name], times["synchronous"]))
+        for name in ("asynchronous_stall", "dd", "torch")
+    )
     return [
+        Ratio("wait of the steps", "a synchronous save", at_most=MOST_STALL, **stall),
+        Ratio("throughput", "dd conv=fsync", at_least=LEAST_OF_DD, **dd),
         Ratio(
-            "wait of the steps",
-            "a synchronous save",
-            at_most=MOST_STALL,
-            **to_interval(paired_ratio(times["asynchronous_stall"], ours)),
-        ),
-        Ratio(
-            "throughput",
-            "dd conv=fsync",
-            at_least=LEAST_OF_DD,
-            **to_interval(paired_ratio(times["dd"], ours)),
-        ),
-        Ratio(
-            "throughput",
-            "torch's safetensors writer",
-            at_least=LEAST_OF_TORCH,
-            **to_interval(paired_ratio(times["torch"], ours)),
+            "throughput", "torch's safetensors writer", at_least=LEAST_OF_TORCH, **torch_writer
         ),
     ]
 
@@ -188,11 +176,9 @@ def main(words: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=parent) as name:
         measured = measure_rounds(Path(name), state, WARMUP_ROUNDS + ROUNDS)[WARMUP_ROUNDS:]
     dist.destroy_process_group()
-    result = summarize(measured, state.bytes)
-    result |= benchmark_context(
-        "checkpoints", {"bytes": state.bytes, "layers": LAYERS, "dim": DIM, "rounds": ROUNDS}
-    )
-    return save_result("checkpoints", result, ratios_of(measured))
+    shape = {"bytes": state.bytes, "layers": LAYERS, "dim": DIM, "rounds": ROUNDS}
+    figures = summarize(measured, state.bytes)
+    return save_benchmark("checkpoints", shape, figures, ratios_of(measured))
 
 
 if __name__ == "__main__":

@@ -25,8 +25,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks.entry import run_script
-from benchmarks.ratios import Ratio, paired_ratio, save_result, to_interval
-from benchmarks.results_store import benchmark_context
+from benchmarks.ratios import Ratio, paired_ratio, save_benchmark, to_interval
 from command.arguments import ROOT
 from components.run.history import read_lines
 from tests.life.conftest import TINY
@@ -75,14 +74,6 @@ def run_training(home: Path) -> Iterator[Path]:
         finally:
             (run / "stop").touch()
             process.wait()
-
-
-def train_finished_run(home: Path) -> Path:
-    """Train a run of two checkpoints to its end."""
-    run = home / "finished"
-    words = train_command(run, total_tokens=2 * SAVED_STEPS * TOKENS)
-    subprocess.run(words, cwd=home, env=ENVIRONMENT, check=True, capture_output=True)
-    return run
 
 
 def start_evaluation(run: Path) -> subprocess.Popen[bytes]:
@@ -134,26 +125,26 @@ def median_step(steps: Sequence[dict[str, Any]], start: float, end: float) -> fl
     return median(float(step["seconds"]) for step in inside)
 
 
-def percentiles(seconds: Sequence[float]) -> list[float]:
-    """Return the 10th, 50th and 90th percentile."""
-    return [quantiles(seconds, n=10)[index] for index in (0, 4, 8)]
-
-
 def main(words: list[str]) -> int:
     """Measure, and save the ratio, the seconds of steps and the load of the host."""
     pairs, load = int(words[0]) if words else PAIRS, os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="evaluation-") as name:
-        finished = train_finished_run(Path(name))
+        finished = Path(name) / "finished"
+        command = train_command(finished, total_tokens=2 * SAVED_STEPS * TOKENS)
+        subprocess.run(command, cwd=name, env=ENVIRONMENT, check=True, capture_output=True)
         with run_training(Path(name)) as run:
             intervals = alternate_evaluations((run, finished), pairs)
         steps = [line for line in read_lines(run / "metrics.jsonl") if line["kind"] == "step"]
     own, other = ([median_step(steps, *pair[side]) for pair in intervals] for side in (0, 1))
-    tree = {
+    figures = {
         "pairs": len(intervals),
-        "step_seconds": {"own": percentiles(own), "other": percentiles(other)},
+        # The 10th, 50th and 90th percentile.
+        "step_seconds": {
+            name: quantiles(seconds, n=10)[::4]
+            for name, seconds in (("own", own), ("other", other))
+        },
         "load_averages": [load, os.getloadavg()[0]],
     }
-    context = benchmark_context("concurrent_evaluation", OWN)
     ratio = Ratio(
         "a step next to its own evaluation",
         "the evaluation of another run",
@@ -161,7 +152,7 @@ def main(words: list[str]) -> int:
         judged="high",
         **to_interval(paired_ratio(own, other)),
     )
-    return save_result("concurrent_evaluation", tree | context, [ratio])
+    return save_benchmark("concurrent_evaluation", OWN, figures, [ratio])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ The link between the ranks is the loopback, and for root also a virtual link of 
     python -m benchmarks.training.dispatch
 """
 
-import statistics
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -23,12 +22,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from benchmarks.entry import run_script
-from benchmarks.ratios import Ratio, paired_ratio, save_result, to_interval
-from benchmarks.results_store import benchmark_context
-from benchmarks.training.link import LOOPBACK, RankHost, can_create_link, create_link
+from benchmarks.machine import SecondsByName, medians_of
+from benchmarks.ratios import Ratio, paired_ratio, save_benchmark, to_interval
 from benchmarks.training.two_ranks import (
+    LOOPBACK,
     RANKS,
-    SecondsByName,
+    RankHost,
+    can_create_link,
+    create_link,
     measure_ranks,
     run_rank,
     time_alternating,
@@ -61,21 +62,6 @@ class PassThrough(Mixture):
         return tokens * weights[:, :1]
 
 
-def copy_rows(rows: Tensor, **others: Any) -> collectives.Started:
-    """Replace an even all-to-all, without communication."""
-    return rows.clone(), None
-
-
-def repeat_rows(rows: Tensor, **others: Any) -> collectives.Started:
-    """Replace an all-gather, without communication."""
-    return rows.repeat(RANKS, 1), None
-
-
-def first_rows(rows: Tensor, **others: Any) -> collectives.Started:
-    """Replace a reduce-scatter, without communication."""
-    return rows[: len(rows) // RANKS].clone(), None
-
-
 def draw_inputs() -> tuple[Tensor, ...]:
     """Draw a rank's tokens with an even load per expert, and its part of the experts."""
     generator = torch.Generator().manual_seed(dist.get_rank())
@@ -95,10 +81,11 @@ def run_pass(variant: str, dispatch: str, mesh: DeviceMesh, inputs: Sequence[Ten
     mixture = KINDS[dispatch](inner, mesh, overlap=VARIANTS[variant])
     tokens, weights, experts, *stacks = inputs
     leaves = [tensor.detach().requires_grad_() for tensor in (tokens, weights, *stacks)]
+    # All-gather, reduce-scatter and even all-to-all, without communication.
     unsent: dict[str, Any] = {
-        "start_gather": repeat_rows,
-        "start_sum": first_rows,
-        "_exchange": copy_rows,
+        "start_gather": lambda rows, **others: (rows.repeat(RANKS, 1), None),
+        "start_sum": lambda rows, **others: (rows[: len(rows) // RANKS].clone(), None),
+        "_exchange": lambda rows, **others: (rows.clone(), None),
     }
     with patch.multiple(collectives, **unsent) if variant == UNSENT else nullcontext():
         gate, up, down = leaves[2:]
@@ -119,14 +106,13 @@ def measure_variants() -> dict[str, SecondsByName]:
 
 def row_of(link: str, dispatch: str, seconds: SecondsByName) -> dict[str, Any]:
     """Return the speed-up of several parts, and the limit of the speed-up."""
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
     one_part = seconds[PARTS[0]]
     sending = map(min, *(seconds[name] for name in UNCOMPUTED))
     limit = [max(pair) for pair in zip(seconds[UNSENT], sending, strict=True)]
     return {
         "link": link,
         "dispatch": dispatch,
-        "seconds": medians,
+        "seconds": medians_of(seconds),
         "ratio": {
             **{name: paired_ratio(one_part, seconds[name]) for name in PARTS[1:]},
             "at most": paired_ratio(one_part, limit),
@@ -159,19 +145,16 @@ def main(words: Sequence[str]) -> int:
         with link as hosts:
             by_dispatch = measure_ranks("benchmarks.training.dispatch", hosts)
         rows += [row_of(name, dispatch, seconds) for dispatch, seconds in by_dispatch.items()]
-    context = benchmark_context(
-        "dispatch",
-        {
-            "tokens_per_rank": TOKENS,
-            "dim": DIM,
-            "ffn_dim": FFN_DIM,
-            "num_experts": NUM_EXPERTS,
-            "top_k": TOP_K,
-            "ranks": RANKS,
-            "rounds": ROUNDS,
-        },
-    )
-    return save_result("dispatch", context | {"rows": rows}, ratios_of(rows))
+    shape = {
+        "tokens_per_rank": TOKENS,
+        "dim": DIM,
+        "ffn_dim": FFN_DIM,
+        "num_experts": NUM_EXPERTS,
+        "top_k": TOP_K,
+        "ranks": RANKS,
+        "rounds": ROUNDS,
+    }
+    return save_benchmark("dispatch", shape, {"rows": rows}, ratios_of(rows))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 
-from benchmarks.ratios import Ratio, save_result
-from benchmarks.results_store import benchmark_context
+from benchmarks.ratios import Ratio, save_benchmark
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.check import read_recipe
@@ -22,6 +21,19 @@ from components.train.module import Pretraining
 from components.train.trainer import make_trainer
 
 Recorder = TypeVar("Recorder", bound=Callback)
+
+
+class StepRecorder(Callback):
+    """Record seconds and loss of every step."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.losses: list[float] = []
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
+        assert pl_module.last is not None
+        self.seconds.append(pl_module.last.seconds)
+        self.losses.append(pl_module.last.loss)
 
 
 def compose_with_defaults(words: Sequence[str], defaults: Sequence[str]) -> Recipe:
@@ -73,8 +85,8 @@ def measure_and_save(
     """Measure with the threads of ``OMP_NUM_THREADS`` and save the result."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     figures = measure(words)
-    context = benchmark_context(name, {**shape, "threads": torch.get_num_threads()})
-    return save_result(name, context | figures, ratios_of(figures))
+    shape = {**shape, "threads": torch.get_num_threads()}
+    return save_benchmark(name, shape, figures, ratios_of(figures))
 
 
 def train_rank(path: Path, callbacks: list[Callback], most_steps: int) -> RunFolder:

@@ -11,10 +11,10 @@ the ratio of the state by the formula at the published sizes and layouts.
     python -m benchmarks.training.expert_optimizer recipe=NAME [published=NAME=RATIO ...]
 """
 
-import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from lightning.pytorch import Callback, Trainer
 from safetensors.torch import load_file, save_file
 
 from benchmarks.entry import run_script
-from benchmarks.ratios import Ratio, save_result
-from benchmarks.results_store import benchmark_context
+from benchmarks.machine import medians_of
+from benchmarks.ratios import Ratio, save_benchmark
 from benchmarks.training.drawn_run import start_drawn, train_rank
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
@@ -47,9 +47,13 @@ SIZE = ("scale=mini", "budget.sequence_length=64", "parallelism.pipeline=1")
 
 
 class StepTimer(Callback):
-    """Record the time after the backward passes, and the size of the optimizer state."""
+    """Record the time after the backward passes and the size of the optimizer state.
 
-    def __init__(self) -> None:
+    The last weights, which all ranks gather, are saved in ``folder``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.seconds: list[float] = []
         self.state_bytes = 0
         self._start = 0.0
@@ -71,6 +75,10 @@ class StepTimer(Callback):
         state = pl_module.engine.optimizer.state.values()
         moments = [v for values in state for k, v in values.items() if k != "step"]
         self.state_bytes = sum(moment.numel() * moment.itemsize for moment in moments)
+        if pl_module.progress.step == STEPS:
+            weights = {name: w.clone() for name, w in pl_module.engine.iterate_weights()}
+            if rank_here() == 0:
+                save_file(weights, self._folder / "weights.safetensors")
 
 
 def compose_miniature(recipe: str, *words: str) -> Recipe:
@@ -88,39 +96,23 @@ def published_ratio(name: str) -> float:
     """Return plain over aware state, averaged over stages, for a published size and layout."""
     recipe = compose_recipe(read_point([f"recipe={name}", "scale=full"]))
     counts, degrees = recipe.derived_numbers.parameters, recipe.parallelism
-    plain, aware = (
-        bytes_by_formula(
-            counts.total - counts.expert,
-            counts.expert,
-            data=degrees.data,
-            expert=degrees.expert,
-            aware=is_aware,
-        )
-        for is_aware in (False, True)
+    state = partial(
+        bytes_by_formula,
+        counts.total - counts.expert,
+        counts.expert,
+        data=degrees.data,
+        expert=degrees.expert,
     )
-    return plain / aware
+    return state(aware=False) / state(aware=True)
 
 
 def measure_rank(path: Path) -> None:
     """Train in this process; rank 0 writes its measurements and all weights."""
-    timer = StepTimer()
-    folder = train_rank(path, [timer, WeightSaver(path)], STEPS)
+    timer = StepTimer(path)
+    folder = train_rank(path, [timer], STEPS)
     if rank_here() == 0:
         figures = {"seconds": timer.seconds[WARMUP_STEPS:], "state_bytes": timer.state_bytes}
         folder.write_json("figures.json", figures)
-
-
-class WeightSaver(Callback):
-    """Save the last weights, gathered by all ranks."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
-        if pl_module.progress.step == STEPS:
-            weights = {name: w.clone() for name, w in pl_module.engine.iterate_weights()}
-            if rank_here() == 0:
-                save_file(weights, self._folder / "weights.safetensors")
 
 
 def largest_difference(runs: Sequence[RunFolder]) -> float:
@@ -186,30 +178,23 @@ def ratios_of(result: dict[str, Any]) -> list[Ratio]:
 
 def main(words: Sequence[str]) -> int:
     """Run the benchmark, or one rank of a run folder."""
-    if words[0].startswith("recipe="):
-        return run_benchmark(words[0], [word.removeprefix("published=") for word in words[1:]])
-    measure_rank(Path(words[0]))
-    return 0
-
-
-def run_benchmark(recipe: str, published: Sequence[str]) -> int:
-    """Measure and save the result."""
+    recipe, *published = words
+    if not recipe.startswith("recipe="):
+        measure_rank(Path(recipe))
+        return 0
     with tempfile.TemporaryDirectory() as home:
         result = measure_optimizers(recipe, Path(home))
-    medians = {name: statistics.median(values) for name, values in result["seconds"].items()}
+    medians, state = medians_of(result["seconds"]), result["state_bytes"]
     result["ratio_seconds_median"] = medians["plain"] / medians["aware"]
-    state = result["state_bytes"]
     result["ratio_state_bytes"] = state["plain"] / state["aware"]
-    speedups = dict(word.split("=") for word in published)
+    speedups = dict(word.removeprefix("published=").split("=") for word in published)
     result["published"] = {
         name: {"state": published_ratio(name), "optimizer_speedup": float(speedup)}
         for name, speedup in speedups.items()
     }
-    result |= benchmark_context(
-        "expert_optimizer",
-        {"recipe": [recipe, *SIZE, *LAYOUT], "steps": STEPS - WARMUP_STEPS, "rounds": ROUNDS},
-    )
-    return save_result("expert_optimizer", result, ratios_of(result))
+    steps = STEPS - WARMUP_STEPS
+    shape = {"recipe": [recipe, *SIZE, *LAYOUT], "steps": steps, "rounds": ROUNDS}
+    return save_benchmark("expert_optimizer", shape, result, ratios_of(result))
 
 
 if __name__ == "__main__":

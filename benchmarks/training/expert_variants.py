@@ -9,14 +9,13 @@ miniature routes each token to eight of many small experts. The paper has the sa
     python -m benchmarks.training.expert_variants recipe=NAME
 """
 
-import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks.entry import run_script
-from benchmarks.ratios import Ratio, paired_ratio, save_result, to_interval
-from benchmarks.results_store import benchmark_context
+from benchmarks.machine import medians_of
+from benchmarks.ratios import Ratio, paired_ratio, save_benchmark, to_interval
 from benchmarks.training.whole_run import ROUNDS, run_words, train_alternating
 
 STEPS, WARM_STEPS = 7, 2
@@ -37,13 +36,14 @@ def measure_variants(words: list[str], home: Path) -> dict[str, Any]:
     arguments = run_words([*words, *SHAPE], STEPS, home)
     by_variant = train_alternating(VARIANTS, arguments, home, warm_steps=WARM_STEPS)
     rates = {name: [run["rate"] for run in runs] for name, runs in by_variant.items()}
-    peaks = {
-        name: statistics.median(float(run["results"]["peak_memory_bytes"]) for run in runs)
+    medians = medians_of(rates)
+    peaks = medians_of({
+        name: [float(run["results"]["peak_memory_bytes"]) for run in runs]
         for name, runs in by_variant.items()
-    }
+    })
     return {
         name: {
-            "tokens_per_second": statistics.median(values),
+            "tokens_per_second": medians[name],
             "peak_bytes": peaks[name],
             "speed_up": paired_ratio(values, rates[PLAIN]),
             "memory": peaks[name] / peaks[PLAIN],
@@ -68,11 +68,9 @@ def ratios_of(variants: dict[str, Any]) -> list[Ratio]:
 def main(words: list[str]) -> int:
     """Measure and save the result."""
     with tempfile.TemporaryDirectory() as home:
-        result: dict[str, Any] = {"variants": measure_variants(words, Path(home))}
-    result |= benchmark_context(
-        "expert_variants", {"recipe": words, "words": SHAPE, "rounds": ROUNDS, "steps": STEPS}
-    )
-    return save_result("expert_variants", result, ratios_of(result["variants"]))
+        variants = measure_variants(words, Path(home))
+    shape = {"recipe": words, "words": SHAPE, "rounds": ROUNDS, "steps": STEPS}
+    return save_benchmark("expert_variants", shape, {"variants": variants}, ratios_of(variants))
 
 
 if __name__ == "__main__":

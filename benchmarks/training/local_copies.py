@@ -29,7 +29,7 @@ from benchmarks.chaos.runs import (
     steps_of,
 )
 from benchmarks.entry import run_script
-from benchmarks.results_store import RESULTS, run_environment
+from benchmarks.results_store import RESULTS, run_environment, save_tree
 from components.run.history import read_lines
 
 RESULT = RESULTS / "local_copies.json"
@@ -91,7 +91,7 @@ def main(words: list[str]) -> int:
         for kind in KINDS
     }
     tree = {"medians": medians, "rows": rows, "shape": SHAPE}
-    RESULT.write_text(json.dumps(tree | run_environment(["torch"]), indent=1) + "\n", "utf-8")
+    save_tree(RESULT, tree | run_environment(["torch"]))
     console.write(f"{json.dumps(medians, indent=1)}\n")
     return 0
 

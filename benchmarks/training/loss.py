@@ -10,6 +10,7 @@ compared. Memory is the peak of resident memory minus the memory before the pass
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.entry import run_script
-from benchmarks.machine import call_in_process, resident_bytes
+from benchmarks.machine import call_in_process, resident_bytes, time_in_turns
 from benchmarks.ratios import Ratio, save_result
 from benchmarks.results_store import benchmark_context
 from components.model.loss import penalized_cross_entropy
@@ -38,8 +39,8 @@ def compute_loss(name: str, hidden: Tensor, weight: Tensor, targets: Tensor) -> 
     return F.cross_entropy(F.linear(hidden, weight), targets)
 
 
-def measure_pass(implementation: str, dim: int) -> Measurement:
-    """Measure one forward and backward pass; the process must be new."""
+def measure_pass(implementation: str, dim: int, index: int) -> Measurement:
+    """Measure the forward and backward pass of a round; the process must be new."""
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     hidden = torch.empty(TOKENS, dim).normal_().requires_grad_()
@@ -63,11 +64,6 @@ def measure_pass(implementation: str, dim: int) -> Measurement:
     }
 
 
-def compute_medians(rounds: list[Measurement]) -> Measurement:
-    """Return the median of each quantity over the rounds of one implementation."""
-    return {name: statistics.median(row[name] for row in rounds) for name in rounds[0]}
-
-
 def ratios_of(dim: int, ratio: Mapping[str, float]) -> list[Ratio]:
     """Return the ratios with targets."""
     return [
@@ -83,11 +79,15 @@ def ratios_of(dim: int, ratio: Mapping[str, float]) -> list[Ratio]:
 
 def compare_losses(dim: int) -> dict[str, Any]:
     """Measure both implementations in alternation."""
-    measured: dict[str, list[Measurement]] = {name: [] for name in IMPLEMENTATIONS}
-    for index in range(ROUNDS):
-        for name in sorted(IMPLEMENTATIONS, reverse=bool(index % 2)):
-            measured[name].append(call_in_process(measure_pass, name, dim))
-    medians = {name: compute_medians(rounds) for name, rounds in measured.items()}
+    calls = {
+        name: partial(call_in_process, measure_pass, name, dim) for name in IMPLEMENTATIONS
+    }
+    _, rounds = time_in_turns(calls, warmup=0, rounds=ROUNDS)
+    measured = {name: [row[name] for row in rounds] for name in IMPLEMENTATIONS}
+    medians = {
+        name: {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+        for name, rows in measured.items()
+    }
     ratio = {key: medians["ours"][key] / plain for key, plain in medians["plain"].items()}
     return {"ratio": ratio, "median": medians, "rounds": measured}
 

@@ -37,24 +37,29 @@ PRECISION = {
 
 def words_of(recipe: str, scheme: Sequence[str], seed: int) -> list[str]:
     """Return the arguments of one run without its folder; ``scheme`` sets the precision."""
-    tokens = STEPS * GLOBAL_BATCH_TOKENS
     return [
-        *(f"recipe={recipe}", "scale=mini", f"budget.seed={seed}"),
-        *(f"scale.{size}" for size in SIZES),
-        *("cluster.ranks=1", "precision.compute=bfloat16", *scheme),
-        *(f"budget.total_tokens={tokens}", f"budget.global_batch_tokens={GLOBAL_BATCH_TOKENS}"),
-        *("budget.sequence_length=128", "budget.ramp_up=none"),
-        "parallelism.microbatch_sequences=1",
-        *(f"checkpoint.every_tokens={tokens}", f"evaluation.every_tokens={tokens}"),
-        *("evaluation.max_windows_per_source=8", f"data.folder={ROOT / 'prepared'}"),
+        *(f"recipe={recipe}", f"budget.seed={seed}", *(f"scale.{size}" for size in SIZES)),
+        *("precision.compute=bfloat16", *scheme),
+        *("budget.sequence_length=128", "parallelism.microbatch_sequences=1"),
+        "evaluation.max_windows_per_source=8",
     ]
 
 
-def train_miniature(words: Sequence[str], steps: int) -> tuple[float, float]:
-    """Train in a new process; return the mean loss of the last steps and the held-out loss."""
+def train_miniature(words: Sequence[str], steps: int, batch: int) -> tuple[float, float]:
+    """Train in a new process; return the mean loss of the last steps and the held-out loss.
+
+    The run evaluates only at its start and its end. ``batch`` is the number of tokens a step.
+    """
+    tokens = steps * batch
+    common = (
+        *("scale=mini", "cluster.ranks=1", "budget.ramp_up=none"),
+        *(f"budget.total_tokens={tokens}", f"budget.global_batch_tokens={batch}"),
+        *(f"checkpoint.every_tokens={tokens}", f"evaluation.every_tokens={tokens}"),
+        f"data.folder={ROOT / 'prepared'}",
+    )
     with tempfile.TemporaryDirectory() as home:
         run = Path(home) / "run"
-        _, lines = train_by_command(words, run, OMP_NUM_THREADS="1")
+        _, lines = train_by_command([*words, *common], run, OMP_NUM_THREADS="1")
         held_out = json.loads((run / "results.json").read_text("utf-8"))["held_out"]
     losses = [line["loss"] for line in lines]
     assert len(losses) == steps
@@ -65,7 +70,9 @@ def row_of(recipe: str) -> ResultRow:
     """Train one miniature with every scheme; return the differences of held-out losses."""
     schemes = [*((FULL, seed) for seed in SEEDS), (MASTERS, SEEDS[0]), (ROUNDED, SEEDS[0])]
     losses = {
-        (scheme, seed): train_miniature(words_of(recipe, PRECISION[scheme], seed), STEPS)
+        (scheme, seed): train_miniature(
+            words_of(recipe, PRECISION[scheme], seed), STEPS, GLOBAL_BATCH_TOKENS
+        )
         for scheme, seed in schemes
     }
     held_out = [losses[FULL, seed][1] for seed in SEEDS]

@@ -9,7 +9,6 @@ the peak by one pass in a new process.
 """
 
 import json
-import statistics
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -23,10 +22,9 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from benchmarks.entry import run_script
-from benchmarks.machine import call_in_process, peak_added_bytes, time_in_turns
-from benchmarks.ratios import Ratio, save_result
+from benchmarks.machine import call_in_process, medians_of, peak_added_bytes, time_in_turns
+from benchmarks.ratios import Ratio, save_benchmark
 from benchmarks.recipes import published_recipes
-from benchmarks.results_store import benchmark_context
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.build import build_node
@@ -109,7 +107,7 @@ def make_passes(ours: Any, theirs: Any, rows: int, *, length: int) -> dict[str, 
 def measure_passes(calls: dict[str, Pass]) -> dict[str, Any]:
     """Alternate both passes; return medians, fastest rounds and the difference of losses."""
     seconds, losses = time_in_turns(calls, warmup=WARMUP_ROUNDS, rounds=ROUNDS)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    medians = medians_of(seconds)
     return {
         "ratio_median": medians["transformers"] / medians["ours"],
         "ratio_fastest": min(seconds["transformers"]) / min(seconds["ours"]),
@@ -144,16 +142,9 @@ def main() -> int:
             )
             peaks = {name: call_in_process(measure_peak, architecture, name) for name in SIDES}
             families[architecture] = result | {"recipe": recipe.name, "peak_bytes": peaks}
-    context = benchmark_context(
-        "model",
-        {
-            "sequences": SEQUENCES,
-            "sequence_length": LENGTH,
-            "rounds": ROUNDS,
-            "threads": THREADS,
-        },
-    )
-    return save_result("model", context | {"families": families}, ratios_of(families))
+    shape = {"sequences": SEQUENCES, "sequence_length": LENGTH}
+    shape |= {"rounds": ROUNDS, "threads": THREADS}
+    return save_benchmark("model", shape, {"families": families}, ratios_of(families))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ of one run. "Compiled" is our block with `parallelism.compile=layers`, compiled 
     python -m benchmarks.training.moe
 """
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 
 from benchmarks.entry import run_script
-from benchmarks.machine import call_in_process, peak_added_bytes, time_in_turns
-from benchmarks.ratios import Ratio, save_result
-from benchmarks.results_store import benchmark_context
+from benchmarks.machine import call_in_process, medians_of, peak_added_bytes, time_in_turns
+from benchmarks.ratios import Ratio, save_benchmark
 from components.config.model_spec.feed_forward import ExpertsSpec
 from components.distributed.compile import compile_layers
 from components.model.moe import Experts
@@ -104,7 +103,7 @@ OURS, *OTHERS = BLOCKS
 MEMORY_BLOCKS = [name for name in BLOCKS if "compiled" not in name]
 
 
-def run_pass(block: nn.Module, hidden: Tensor, upstream: Tensor) -> Tensor:
+def run_pass(block: nn.Module, hidden: Tensor, upstream: Tensor, index: int = 0) -> Tensor:
     """Run a forward and backward pass; return the gradient of the input."""
     block.zero_grad()
     inputs = hidden.clone().requires_grad_()
@@ -124,12 +123,9 @@ def measure_blocks(blocks: dict[str, nn.Module], tokens: int) -> dict[str, Any]:
     """Alternate all blocks; return their times over ours, and the difference of gradients."""
     inputs = draw_inputs(tokens)
 
-    def make_pass(block: nn.Module) -> Callable[[int], Tensor]:
-        return lambda index: run_pass(block, *inputs)
-
-    calls = {name: make_pass(block) for name, block in blocks.items()}
+    calls = {name: partial(run_pass, block, *inputs) for name, block in blocks.items()}
     seconds, gradients = time_in_turns(calls, warmup=WARMUP_ROUNDS, rounds=ROUNDS[tokens])
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    medians = medians_of(seconds)
     ours = gradients[-1][OURS]
     return {
         "tokens": tokens,
@@ -177,9 +173,8 @@ def main() -> int:
     torch.set_num_threads(THREADS)
     blocks = {name: build() for name, build in BLOCKS.items()}
     sizes = [measure_blocks(blocks, tokens) for tokens in ROUNDS]
-    context = benchmark_context("moe", SHAPE)
     figures = {"sizes": sizes, "peak_bytes_added_by_one_pass": memory}
-    return save_result("moe", context | figures, ratios_of(sizes, memory))
+    return save_benchmark("moe", SHAPE, figures, ratios_of(sizes, memory))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from benchmarks.entry import run_script
-from benchmarks.results_store import RESULTS, ROOT, ResultRow, result_context, save_recipe_rows
+from benchmarks.results_store import RESULTS, ResultRow, result_context, save_recipe_rows
 from benchmarks.training.masters import SEEDS, train_miniature
 from components.terminal import create_console
 
@@ -20,26 +20,23 @@ RESULT = RESULTS / "muon.json"
 OPTIMIZERS = ("adamw", "muon")
 RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
 STEPS, SEQUENCE_LENGTH, BATCH_SEQUENCES = 200, 256, 16
+BATCH = SEQUENCE_LENGTH * BATCH_SEQUENCES
 WARMUP_STEPS, DECAY_STEPS = 10, 60
 SIZES = ("shrink.dim=128", "shrink.padded_vocab_size=2048")
 
 
 def words_of(recipe: str, optimizer: str, rate: float, seed: int) -> list[str]:
     """Return the arguments of one run without its folder."""
-    batch = SEQUENCE_LENGTH * BATCH_SEQUENCES
-    tokens = STEPS * batch
     return [
-        *(f"recipe={recipe}", "scale=mini", f"budget.seed={seed}"),
-        *(f"scale.{size}" for size in SIZES),
-        *("cluster.ranks=1", "precision.compute=float32"),
+        *(f"recipe={recipe}", f"budget.seed={seed}", *(f"scale.{size}" for size in SIZES)),
+        "precision.compute=float32",
         *(f"optimizer={optimizer}", f"optimizer.lr={rate}", "schedule=wsd"),
-        *(f"schedule.total_tokens={tokens}", f"schedule.warmup_tokens={WARMUP_STEPS * batch}"),
-        f"schedule.decay_tokens={DECAY_STEPS * batch}",
-        *(f"budget.total_tokens={tokens}", f"budget.global_batch_tokens={batch}"),
-        *(f"budget.sequence_length={SEQUENCE_LENGTH}", "budget.ramp_up=none"),
+        f"schedule.total_tokens={STEPS * BATCH}",
+        f"schedule.warmup_tokens={WARMUP_STEPS * BATCH}",
+        f"schedule.decay_tokens={DECAY_STEPS * BATCH}",
+        f"budget.sequence_length={SEQUENCE_LENGTH}",
         f"parallelism.microbatch_sequences={BATCH_SEQUENCES}",
-        *(f"checkpoint.every_tokens={tokens}", f"evaluation.every_tokens={tokens}"),
-        *("evaluation.max_windows_per_source=64", f"data.folder={ROOT / 'prepared'}"),
+        "evaluation.max_windows_per_source=64",
     ]
 
 
@@ -48,7 +45,7 @@ def row_of(recipe: str) -> ResultRow:
 
     @cache
     def loss(optimizer: str, rate: float, seed: int) -> float:
-        return train_miniature(words_of(recipe, optimizer, rate, seed), STEPS)[1]
+        return train_miniature(words_of(recipe, optimizer, rate, seed), STEPS, BATCH)[1]
 
     by_rate = {
         name: {f"{rate:g}": loss(name, rate, SEEDS[0]) for rate in RATES} for name in OPTIMIZERS
@@ -71,14 +68,13 @@ def row_of(recipe: str) -> ResultRow:
 
 def main(words: Sequence[str]) -> int:
     """Train; save and print the rows. Exit status 1 if AdamW wins with any seed."""
-    batch = SEQUENCE_LENGTH * BATCH_SEQUENCES
     context = result_context(
         peer="AdamW at its best rate, with the same tokens and seeds",
-        convention=f"{STEPS} steps of {batch} tokens in float32, {WARMUP_STEPS} of warm-up and "
+        convention=f"{STEPS} steps of {BATCH} tokens in float32, {WARMUP_STEPS} of warm-up and "
         f"the last {DECAY_STEPS} of decay; held-out loss as a plain mean over sources, nats "
         "per token, of each seed at the best rate of the first seed; spread: largest minus "
         "smallest; muon_wins: number of seeds with a lower loss for Muon",
-        shape={"steps": STEPS, "tokens": batch, "smaller": list(SIZES), "rates": list(RATES)},
+        shape={"steps": STEPS, "tokens": BATCH, "smaller": list(SIZES), "rates": list(RATES)},
     )
     rows = []
     for recipe in words:

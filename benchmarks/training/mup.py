@@ -10,28 +10,22 @@ differ by more than a factor of two, or those of the standard parametrization do
     python -m benchmarks.training.mup RECIPE
 """
 
-import json
 import math
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from lightning.pytorch import Callback, Trainer
 
 from benchmarks.entry import run_script
-from benchmarks.results_store import RESULTS, ROOT, ResultRow, result_context
-from benchmarks.training.drawn_run import train_drawn
+from benchmarks.program import run_program
+from benchmarks.results_store import RESULTS, ResultRow, result_context, save_tree
+from benchmarks.training.drawn_run import StepRecorder, train_drawn
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.check import check_recipe
 from components.config.recipe import Recipe
 from components.parity.coordinates import resize_recipe
 from components.terminal import log_line
-from components.train.module import Pretraining
 
 RESULT = RESULTS / "mup.json"
 STEPS, GLOBAL_BATCH_TOKENS, EDGE = 300, 1_024, 30
@@ -59,26 +53,10 @@ MUP = {
 PARAMETRIZATIONS = {"standard": None, "muP": MUP}
 
 
-class LossRecorder(Callback):
-    """Record the loss of every step, on tokens that were not used before."""
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
-        assert pl_module.last is not None
-        self.losses.append(pl_module.last.loss)
-
-
 def prepare_data(recipe: str, home: Path) -> Path:
     """Prepare the text of the miniatures by the command, and return its folder."""
-    program = [sys.executable, str(ROOT / "run.py"), "action=prepare", f"recipe={recipe}"]
-    subprocess.run(
-        [*program, *WORDS, f"data.folder={home}"],
-        cwd=home,
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+    words = ("action=prepare", f"recipe={recipe}", *WORDS, f"data.folder={home}")
+    run_program(*words, home=home)
     (manifest,) = home.glob("*/manifest.json")
     return manifest.parent
 
@@ -96,9 +74,9 @@ def recipe_of(base: Recipe, form: str, factor: int, exponent: int, seed: int) ->
 
 
 def train_miniature(recipe: Recipe, data: Path) -> float:
-    """Train in this process; return the mean loss of the last steps."""
-    callback, _ = train_drawn(recipe, lambda folder: LossRecorder(), data=data)
-    return statistics.fmean(callback.losses[-EDGE:])
+    """Train in this process; return the mean loss of the last steps, on tokens not yet used."""
+    recorder, _ = train_drawn(recipe, lambda folder: StepRecorder(), data=data)
+    return statistics.fmean(recorder.losses[-EDGE:])
 
 
 def search_rate(base: Recipe, data: Path, form: str, factor: int, start: int) -> ResultRow:
@@ -142,7 +120,7 @@ def save_search(recipe: str, rows: Sequence[ResultRow]) -> None:
     )
     ranges = {form: exponent_range(rows, form) for form in PARAMETRIZATIONS}
     tree = context | {"seeds": list(SEEDS), "moved_factors_of_two": ranges, "rows": list(rows)}
-    RESULT.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
+    save_tree(RESULT, tree)
 
 
 def main(words: Sequence[str]) -> int:

@@ -17,8 +17,6 @@ import hashlib
 import json
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,13 +26,22 @@ from itertools import accumulate, product
 from pathlib import Path
 
 from benchmarks.entry import run_script
-from benchmarks.results_store import RESULTS, ROOT, ResultRow, hash_groups, result_context
+from benchmarks.program import run_program
+from benchmarks.results_store import (
+    RESULTS,
+    ResultRow,
+    hash_groups,
+    read_tree,
+    result_context,
+    save_tree,
+)
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.key_groups import KeyGroup
 from components.config.recipe import Recipe
-from components.data.files import hash_file, replace_atomically
+from components.data.files import hash_file
 from components.errors import RecipeError
+from components.run.history import read_lines
 from components.terminal import log_line
 from data_prep.sources import CORPORA, library_docs, library_source
 
@@ -170,18 +177,6 @@ def compute_rise(losses: Sequence[float]) -> float:
     return round(max(loss - minimum for loss, minimum in zip(losses, minima, strict=True)), 3)
 
 
-def run_command(home: Path, *words: str) -> None:
-    """Run the command in a folder."""
-    program = [sys.executable, str(ROOT / "run.py"), *words]
-    process = subprocess.run(program, cwd=home, capture_output=True, text=True, check=False)
-    if process.returncode:
-        raise RuntimeError(f"{words}: status {process.returncode}: {process.stderr[-2_000:]}")
-
-
-class TooShortError(Exception):
-    """A text has too few tokens for the largest size."""
-
-
 def text_file(home: Path, name: str, size: str) -> Path:
     """Return the file of a text; the largest size has a longer text."""
     return home / f"{name}{'_large' if size == LARGEST else ''}.jsonl"
@@ -195,7 +190,7 @@ def write_recipe(home: Path, name: str, size: str) -> Recipe:
     file = home / f"{stem}.yaml"
     if not file.exists():
         words = (f"name={stem}", f"file={file}", f"data={text.name}", f"parameters={size}")
-        run_command(home, "action=new", *words)
+        run_program("action=new", *words, home=home)
     return compose_recipe(read_point([f"recipe={file}"]))
 
 
@@ -206,44 +201,32 @@ def train_recipe(home: Path, recipe: Recipe, seed: int) -> dict[str, list[float]
     batch, warmup = recipe.budget.global_batch_tokens, recipe.schedule["warmup_tokens"]
     tokens = min(warmup + STEPS_AFTER_WARMUP * batch, recipe.budget.total_tokens)
     words = [f"budget.seed={seed}", f"budget.total_tokens={tokens}", f"run={run}"]
-    words += [
-        f"evaluation.every_tokens={batch}",
-        f"evaluation.max_windows_per_source={WINDOWS}",
-    ]
-    run_command(home, f"recipe={recipe.name}.yaml", *words)
-    lines = [
-        json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()
-    ]
+    words.append(f"evaluation.every_tokens={batch}")
+    words.append(f"evaluation.max_windows_per_source={WINDOWS}")
+    run_program(f"recipe={recipe.name}.yaml", *words, home=home)
+    lines = list(read_lines(run / "metrics.jsonl"))
     return {
         kind: [round(line["loss"], 3) for line in lines if line["kind"] == kind]
         for kind in ("step", "held_out")
     }
 
 
-def measure_run(
-    home: Path, name: str, size: str, seed: int, stored: Mapping[RunKey, ResultRow]
-) -> ResultRow | None:
-    """Train one recipe with one seed; return None if the run is stored already.
+def hash_recipe(recipe: Recipe) -> dict[str, str]:
+    """Return the fingerprint of a recipe, by which its stored runs are current."""
+    return hash_groups(recipe.model_dump(mode="json"), [KeyGroup.MATHEMATICS])
 
-    Raises:
-        TooShortError: the token budget of the recipe is smaller than its parameters.
-    """
-    recipe = write_recipe(home, name, size)
-    recipe_hash = hash_groups(recipe.model_dump(mode="json"), [KeyGroup.MATHEMATICS])
-    old = stored.get((name, size, seed))
-    if old and old["fingerprint"] == recipe_hash:
-        return None
-    parameters = recipe.derived_numbers.parameters.total
-    if size == LARGEST and recipe.budget.total_tokens < parameters:
-        raise TooShortError
+
+def measure_run(home: Path, recipe: Recipe, key: RunKey) -> ResultRow:
+    """Train one recipe with one seed."""
+    name, size, seed = key
     losses = train_recipe(home, recipe, seed)
     return {
         "text": name,
         "size": size,
         "seed": seed,
         "sha256": hash_file(text_file(home, name, size)),
-        "fingerprint": recipe_hash,
-        "parameters": parameters,
+        "fingerprint": hash_recipe(recipe),
+        "parameters": recipe.derived_numbers.parameters.total,
         "vocabulary": recipe.decoder_spec.vocab_size,
         "lr": recipe.optimizer["lr"],
         "steps": len(losses["step"]),
@@ -275,8 +258,7 @@ def save_runs(rows: Mapping[RunKey, ResultRow], too_short: set[str]) -> None:
         ],
         "rows": [rows[key] for key in sorted(rows)],
     }
-    with replace_atomically(RESULT) as file:
-        file.write((json.dumps(tree, indent=1) + "\n").encode())
+    save_tree(RESULT, tree)
 
 
 def choose_runs(words: Sequence[str]) -> list[RunKey]:
@@ -299,24 +281,24 @@ def choose_runs(words: Sequence[str]) -> list[RunKey]:
 def main(words: Sequence[str]) -> int:
     """Train the selected runs that are not stored, and save each run."""
     selected = choose_runs(words)
-    old = json.loads(RESULT.read_text("utf-8")) if RESULT.exists() else {"rows": []}
+    old = read_tree(RESULT)
     rows: dict[RunKey, ResultRow] = {
-        (row["text"], row["size"], row["seed"]): row for row in old["rows"]
+        (row["text"], row["size"], row["seed"]): row for row in old.get("rows", [])
     }
     too_short = set(old.get("too_short_for_the_largest", []))
     with tempfile.TemporaryDirectory() as folder:
         for key in selected:
-            try:
-                row = measure_run(Path(folder), *key, rows)
-            except TooShortError:
-                if key[0] not in too_short:
-                    too_short.add(key[0])
-                    save_runs(rows, too_short)
+            text, size, _ = key
+            recipe = write_recipe(Path(folder), text, size)
+            if key in rows and rows[key]["fingerprint"] == hash_recipe(recipe):
                 continue
-            if row is not None:
-                rows[key] = row
+            parameters = recipe.derived_numbers.parameters.total
+            if size == LARGEST and recipe.budget.total_tokens < parameters:
+                too_short.add(text)
+            else:
+                rows[key] = row = measure_run(Path(folder), recipe, key)
                 log_line(f"{key}: {row['rise']:.3f} above the minimum, lr {row['lr']}")
-                save_runs(rows, too_short)
+            save_runs(rows, too_short)
     return int(any(rows[key]["rise"] > MOST_RISE for key in selected if key in rows))
 
 

@@ -22,7 +22,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import Mock, patch
 
 import torch
 import torch.distributed as dist
@@ -32,14 +33,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.entry import run_script
+from benchmarks.machine import SecondsByName, medians_of
 from benchmarks.planning.measured import dense_layout
-from benchmarks.ratios import Ratio, paired_ratio, save_result, to_interval
-from benchmarks.results_store import ROOT, benchmark_context
-from benchmarks.training.exchanges import run_unsent, run_with, scatter_once
-from benchmarks.training.link import LOOPBACK, create_link
+from benchmarks.ratios import Ratio, paired_ratio, save_benchmark, to_interval
+from benchmarks.results_store import ROOT
 from benchmarks.training.two_ranks import (
+    LOOPBACK,
     RANKS,
-    SecondsByName,
+    create_link,
     measure_ranks,
     run_rank,
     time_alternating,
@@ -70,6 +71,57 @@ PEERS = {"zero 1": ("DDP", "fully_shard"), "zero 2": ("DDP", "fully_shard")} | {
 LATE, UNSENT = "{}, no overlap", "{}, nothing sent"
 FLOAT32 = StateDtypes(*[torch.float32] * 4)
 StepFunction = Callable[[], object]
+
+
+class PendingScatter(NamedTuple):
+    """A running reduce-scatter that sends each row once."""
+
+    output: Tensor
+    received: Tensor
+    work: dist.Work
+    op: Any
+
+    def wait(self) -> None:
+        self.work.wait()
+        torch.sum(self.received, 0, out=self.output.view(-1))
+        if self.op == dist.ReduceOp.AVG:
+            self.output.div_(len(self.received))
+
+
+def scatter_once(
+    output: Tensor,
+    input: Tensor,
+    op: Any = dist.ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+) -> PendingScatter | None:
+    """Reduce-scatter with the bytes of NCCL; gloo's sends the bytes of an all-reduce."""
+    received = torch.empty_like(input)
+    work = dist.all_to_all_single(received, input, group=group, async_op=True)
+    pending = PendingScatter(output, received.view(dist.get_world_size(group), -1), work, op)
+    if async_op:
+        return pending
+    pending.wait()
+    return None
+
+
+def run_with(
+    step: Callable[[], object], *, gather: Callable[..., Any], scatter: Callable[..., Any]
+) -> None:
+    """Run a step with other collectives; `fully_shard` looks them up at each call."""
+    names = collectives.all_gather.__name__, collectives.reduce_scatter.__name__
+    torch_names = dict(zip(names, (gather, scatter), strict=True))
+    with (
+        patch.multiple(collectives, all_gather=gather, reduce_scatter=scatter),
+        patch.multiple(dist, **torch_names),
+    ):
+        step()
+
+
+def run_unsent(step: Callable[[], object]) -> None:
+    """Run a step with collectives that return at once and leave their outputs unchanged."""
+    collective = Mock(return_value=Mock(wait=Mock()))
+    run_with(step, gather=collective, scatter=collective)
 
 
 def build_decoder(model: str) -> Decoder:
@@ -183,7 +235,7 @@ def choose_gigabits(model: str, alone: SecondsByName) -> float:
 
 def row_of(model: str, gigabits: float, seconds: SecondsByName) -> dict[str, Any]:
     """Return the hidden part of each ZeRO stage, and its ratio to the faster peer."""
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    medians = medians_of(seconds)
     exchange = 8 * count_sent_bytes(model) / gigabits / 1e9
     sides = {}
     for name, zero in OURS.items():
@@ -228,12 +280,9 @@ def main(words: Sequence[str]) -> int:
         gigabits = choose_gigabits(model, alone)
         with create_link(gigabits) as hosts:
             rows.append(row_of(model, gigabits, measure_ranks(script, hosts, model)[model]))
-    context = benchmark_context(
-        "overlap",
-        {"models": MODELS}
-        | {"sequences": SEQUENCES, "length": LENGTH, "ranks": RANKS, "rounds": ROUNDS},
-    )
-    return save_result("overlap", context | {"rows": rows}, ratios_of(rows))
+    shape = {"models": MODELS, "sequences": SEQUENCES, "length": LENGTH}
+    shape |= {"ranks": RANKS, "rounds": ROUNDS}
+    return save_benchmark("overlap", shape, {"rows": rows}, ratios_of(rows))
 
 
 if __name__ == "__main__":

@@ -15,18 +15,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
-
-from lightning.pytorch import Callback, Trainer
 
 from benchmarks.entry import run_script
-from benchmarks.ratios import Ratio, save_result
-from benchmarks.results_store import benchmark_context
-from benchmarks.training.drawn_run import start_drawn, train_rank
+from benchmarks.ratios import Ratio, save_benchmark
+from benchmarks.training.drawn_run import StepRecorder, start_drawn, train_rank
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
-from components.train.module import Pretraining
 from components.train.trainer import rank_here
 
 STEPS, WARMUP_STEPS, SEQUENCES, LENGTH = 12, 3, 8, 256
@@ -44,17 +39,6 @@ LAYOUTS: dict[str, Sequence[str]] = {
     "pipeline, zero bubble": ("pipeline=2", "schedule=zero_bubble", "stages_per_rank=2"),
 }
 INDEPENDENT = "independent"
-
-
-class StepRecorder(Callback):
-    """Record the seconds of each step."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
-        assert pl_module.last is not None
-        self.seconds.append(pl_module.last.seconds)
 
 
 def compose_layout(recipe: str, words: Sequence[str], sequences: int) -> Recipe:
@@ -83,8 +67,8 @@ def measure_layout(recipe: Recipe, home: Path) -> list[float]:
 def measure_independent(word: str, home: Path) -> list[float]:
     """Run two processes with half of the batch each; return the seconds of their steps."""
     with ProcessPoolExecutor(2) as pool:
-        sides = [pool.submit(measure_half, word, home / side) for side in ("left", "right")]
-        return [second for side in sides for second in side.result()]
+        sides = pool.map(measure_half, (word, word), (home / "left", home / "right"))
+        return [second for side in sides for second in side]
 
 
 def measure_half(word: str, home: Path) -> list[float]:
@@ -117,26 +101,19 @@ def ratios_of(seconds: Mapping[str, Sequence[float]]) -> list[Ratio]:
 
 def main(words: Sequence[str]) -> int:
     """Run the benchmark, or one rank of a run folder."""
-    if words[0].startswith("recipe="):
-        return run_benchmark(words[0])
-    measure_rank(Path(words[0]))
-    return 0
-
-
-def run_benchmark(recipe: str) -> int:
-    """Measure and save the result."""
+    (word,) = words
+    if not word.startswith("recipe="):
+        measure_rank(Path(word))
+        return 0
     with tempfile.TemporaryDirectory() as home:
-        seconds = measure_all(recipe, Path(home))
-    context = benchmark_context(
-        "parallel_overhead",
-        {
-            "recipe": [recipe, *SIZE],
-            "sequences": SEQUENCES,
-            "sequence_length": LENGTH,
-            "steps": STEPS - WARMUP_STEPS,
-        },
-    )
-    return save_result("parallel_overhead", context | {"seconds": seconds}, ratios_of(seconds))
+        seconds = measure_all(word, Path(home))
+    shape = {
+        "recipe": [word, *SIZE],
+        "sequences": SEQUENCES,
+        "sequence_length": LENGTH,
+        "steps": STEPS - WARMUP_STEPS,
+    }
+    return save_benchmark("parallel_overhead", shape, {"seconds": seconds}, ratios_of(seconds))
 
 
 if __name__ == "__main__":

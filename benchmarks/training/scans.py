@@ -7,8 +7,8 @@ They alternate; ratios use the medians of one run. All three must give equal out
     python -m benchmarks.training.scans
 """
 
-import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,9 +19,8 @@ from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delt
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 from benchmarks.entry import run_script
-from benchmarks.machine import time_in_turns
-from benchmarks.ratios import Ratio, save_result
-from benchmarks.results_store import benchmark_context
+from benchmarks.machine import medians_of, time_in_turns
+from benchmarks.ratios import Ratio, save_benchmark
 from components.config.model_spec.mixers import (
     GatedDeltaNetSpec,
     KimiDeltaSpec,
@@ -34,7 +33,6 @@ THREADS, ROUNDS, WARMUP_ROUNDS = 2, 11, 2
 LENGTH, HEADS, GROUPS, WIDTH = 1_024, 8, 4, 64
 CHUNK = 64  # tokens; ours has the chunk of each mixer's specification
 LEAST_OVER_LOOP, LEAST_OVER_TRANSFORMERS, TOLERANCE = 10.0, 1.0, 1e-4
-SIDES = ("ours", "token loop", "transformers")
 ScanInputs = dict[str, Tensor]  # (batch, seq, heads, width); decays and step sizes as in `draw`
 TimedScan = Callable[[ScanInputs], Tensor]
 
@@ -89,24 +87,20 @@ def loop_over_tokens(tensors: ScanInputs, *, is_delta: bool) -> Tensor:
     return torch.stack(outputs, 1)
 
 
-def scan_delta_in(function: Callable[..., Any]) -> TimedScan:
-    """Return the scan of a delta rule of transformers, which divides queries by 8.
+def scan_delta_in(function: Callable[..., Any], tensors: ScanInputs) -> Tensor:
+    """Scan with a delta rule of transformers, which divides queries by 8.
 
     Qwen3-Next and OLMo-Hybrid have one decay per head, Kimi Linear one per channel.
     """
-
-    def scan(tensors: ScanInputs) -> Tensor:
-        outputs: Tensor = function(
-            tensors["query"] * WIDTH**0.5,
-            tensors["key"],
-            tensors["value"],
-            g=tensors["log_decay"].squeeze(-1),
-            beta=tensors["step"].squeeze(-1),
-            chunk_size=CHUNK,
-        )[0]
-        return outputs
-
-    return scan
+    outputs: Tensor = function(
+        tensors["query"] * WIDTH**0.5,
+        tensors["key"],
+        tensors["value"],
+        g=tensors["log_decay"].squeeze(-1),
+        beta=tensors["step"].squeeze(-1),
+        chunk_size=CHUNK,
+    )[0]
+    return outputs
 
 
 def scan_mamba2(tensors: ScanInputs) -> Tensor:
@@ -135,10 +129,10 @@ class TimedMixer(NamedTuple):
 
 MIXERS = {
     "gated delta net": TimedMixer(
-        scan_delta_in(torch_chunk_gated_delta_rule), GatedDeltaNetSpec
+        partial(scan_delta_in, torch_chunk_gated_delta_rule), GatedDeltaNetSpec
     ),
     "Kimi delta attention": TimedMixer(
-        scan_delta_in(chunk_kimi_delta_attention), KimiDeltaSpec, WIDTH, HEADS
+        partial(scan_delta_in, chunk_kimi_delta_attention), KimiDeltaSpec, WIDTH, HEADS
     ),
     "Mamba-2": TimedMixer(scan_mamba2, Mamba2Spec),
 }
@@ -150,8 +144,8 @@ def time_mixer(mixer: str) -> dict[str, float]:
     is_delta, chunk = spec is not Mamba2Spec, spec.chunk_tokens
     tensors = draw(channels, key_heads)
     scans: dict[str, TimedScan] = {
-        "ours": lambda given: scan_ours(given, is_delta=is_delta, chunk=chunk),
-        "token loop": lambda given: loop_over_tokens(given, is_delta=is_delta),
+        "ours": partial(scan_ours, is_delta=is_delta, chunk=chunk),
+        "token loop": partial(loop_over_tokens, is_delta=is_delta),
         "transformers": theirs,
     }
     expected = scans["token loop"](tensors).detach()
@@ -160,15 +154,12 @@ def time_mixer(mixer: str) -> dict[str, float]:
             scans[side](tensors).detach(), expected, rtol=TOLERANCE, atol=TOLERANCE
         )
 
-    def run_pass(scan: TimedScan) -> Callable[[int], None]:
-        def run(_: int) -> None:
-            torch.autograd.backward(scan(tensors).square().sum())
+    def run_pass(scan: TimedScan, index: int) -> None:
+        torch.autograd.backward(scan(tensors).square().sum())
 
-        return run
-
-    passes = {side: run_pass(scan) for side, scan in scans.items()}
+    passes = {side: partial(run_pass, scan) for side, scan in scans.items()}
     seconds, _ = time_in_turns(passes, warmup=WARMUP_ROUNDS, rounds=ROUNDS)
-    return {side: statistics.median(seconds[side]) for side in SIDES}
+    return medians_of(seconds)
 
 
 def main() -> int:
@@ -191,7 +182,7 @@ def main() -> int:
         "rounds": ROUNDS,
         "threads": THREADS,
     }
-    return save_result("scans", benchmark_context("scans", shape) | {"mixers": rows}, ratios)
+    return save_benchmark("scans", shape, {"mixers": rows}, ratios)
 
 
 if __name__ == "__main__":

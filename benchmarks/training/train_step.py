@@ -8,7 +8,6 @@ one run are compared.
     python -m benchmarks.training.train_step
 """
 
-import statistics
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -20,9 +19,9 @@ import yaml
 from torch import Tensor, nn
 
 from benchmarks.entry import run_script
-from benchmarks.machine import SecondsByName, time_in_turns
-from benchmarks.ratios import Ratio, save_result
-from benchmarks.results_store import ROOT, benchmark_context
+from benchmarks.machine import SecondsByName, medians_of, time_in_turns
+from benchmarks.ratios import Ratio, save_benchmark
+from benchmarks.results_store import ROOT
 from benchmarks.training.model import build_both_models
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
@@ -134,14 +133,11 @@ def measure_steps(steps: dict[str, TimedStep]) -> tuple[SecondsByName, float]:
     samples = torch.randint(VOCAB_SIZE, shape, generator=generator)
     inputs, targets = samples[..., :-1].contiguous(), samples[..., 1:].contiguous()
 
-    def make_call(step: TimedStep) -> Callable[[int], float]:
-        return lambda index: step(inputs[index], targets[index])
+    def run_step(step: TimedStep, index: int) -> float:
+        return step(inputs[index], targets[index])
 
-    seconds, losses = time_in_turns(
-        {name: make_call(step) for name, step in steps.items()},
-        warmup=WARMUP_ROUNDS,
-        rounds=ROUNDS,
-    )
+    calls = {name: partial(run_step, step) for name, step in steps.items()}
+    seconds, losses = time_in_turns(calls, warmup=WARMUP_ROUNDS, rounds=ROUNDS)
     return seconds, max(max(row.values()) - min(row.values()) for row in losses)
 
 
@@ -161,15 +157,14 @@ def main() -> int:
     """Measure and save the result."""
     torch.set_num_threads(THREADS)
     seconds, difference = measure_steps(make_steps())
-    rates = {name: TOKENS / statistics.median(values) for name, values in seconds.items()}
+    rates = {name: TOKENS / median for name, median in medians_of(seconds).items()}
     fastest = {name: TOKENS / min(values) for name, values in seconds.items()}
-    context = benchmark_context("train_step", SHAPE)
     figures = {
         "tokens_per_second_median": rates,
         "tokens_per_second_fastest": fastest,
         "largest_loss_difference": difference,
     }
-    return save_result("train_step", context | figures, ratios_of(rates, fastest))
+    return save_benchmark("train_step", SHAPE, figures, ratios_of(rates, fastest))
 
 
 if __name__ == "__main__":

@@ -1,28 +1,85 @@
 """Two ranks with one thread each for a benchmark, over the loopback or a virtual link.
 
 The script of the benchmark starts itself once per rank. Variants alternate; the time of a call
-is that of the slower rank.
+is that of the slower rank. The virtual link connects two Linux network namespaces by a pair of
+devices with a token bucket each. It needs root; otherwise only the loopback is available.
 """
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
 
-from benchmarks.training.link import RankHost
+from benchmarks.machine import SecondsByName
 from components.child_process import python_environment
 
 RANKS = 2
-SecondsByName = dict[str, list[float]]
 SecondsBySubject = Mapping[str, SecondsByName]
+# The bucket size is the burst; it is small, so that short messages are delayed too.
+_BURST, _LATENCY = "256kb", "200ms"
+
+
+@dataclass(frozen=True)
+class RankHost:
+    """How to start a rank: a command prefix and additional environment variables."""
+
+    words: Sequence[str]
+    environment: Mapping[str, str]
+
+
+def can_create_link() -> bool:
+    """Return whether this process can create namespaces and devices."""
+    return hasattr(os, "geteuid") and os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc")))
+
+
+LOOPBACK = (RankHost((), {"GLOO_SOCKET_IFNAME": "lo"}),) * 2
+
+
+@contextmanager
+def create_link(gigabits: float) -> Iterator[tuple[RankHost, RankHost]]:
+    """Create two namespaces and a link with a rate per direction; remove them at the end.
+
+    Raises:
+        subprocess.CalledProcessError: the kernel lacks a feature.
+    """
+    namespaces = [f"kochbuch-{os.getpid()}-{end}" for end in range(2)]
+    devices = ["end0", "end1"]
+    created: list[str] = []
+    try:
+        for space in namespaces:
+            _run("ip", "netns", "add", space)
+            created.append(space)
+        peers = (*("type", "veth", "peer", "name", devices[1]), "netns", namespaces[1])
+        _run("ip", "link", "add", devices[0], "netns", namespaces[0], *peers)
+        for end, (space, device) in enumerate(zip(namespaces, devices, strict=True)):
+            _run("ip", "-n", space, "address", "add", f"10.77.0.{end + 1}/24", "dev", device)
+            _run("ip", "-n", space, "link", "set", device, "up")
+            bucket = ("tbf", "rate", f"{gigabits}gbit", "burst", _BURST, "latency", _LATENCY)
+            _run("tc", "-n", space, "qdisc", "replace", "dev", device, "root", *bucket)
+        ends = zip(namespaces, devices, strict=True)
+        first, second = (
+            RankHost(("ip", "netns", "exec", space), {"GLOO_SOCKET_IFNAME": device})
+            for space, device in ends
+        )
+        yield first, second
+    finally:
+        for space in created:  # removes the devices too
+            _run("ip", "netns", "delete", space)
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True)
 
 
 def measure_ranks(

@@ -22,12 +22,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from benchmarks.entry import run_script
-from benchmarks.ratios import Ratio, paired_ratio, save_result, to_interval
-from benchmarks.results_store import benchmark_context
+from benchmarks.program import run_program
+from benchmarks.ratios import Ratio, paired_ratio, save_benchmark, to_interval
 from command.arguments import ROOT, read_point
 from command.composition.compose import compose_recipe
 from command.prepared_data import prepare_data
@@ -42,40 +43,29 @@ MOST_OUTSIDE, MOST_LOADING, MOST_FIRST_SECONDS = 0.03, 0.02, 12.0
 STEPS, STARTS = 100, 3
 ROUNDS, ROUND_STEPS, WARM_STEPS = 6, 20, 4
 IMPORTS = "import components.train.fit"
+TimeSpan = tuple[float, float]  # start and end
 
 
-class CallTimer:
-    """Record the seconds of calls, and the end times of the engine's steps."""
+def time_calls(function: Callable[..., Any], spans: list[TimeSpan]) -> Callable[..., Any]:
+    """Return the function; each call appends its start and its end to ``spans``."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, list[float]] = {}
-        self.ends: list[float] = []
+    def timed_call(*arguments: Any, **keywords: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return function(*arguments, **keywords)
+        finally:
+            spans.append((start, time.perf_counter()))
 
-    def wrap_function(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function whose calls are timed under ``name``."""
-        seconds = self.seconds.setdefault(name, [])
-
-        def timed_call(*arguments: Any, **keywords: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return function(*arguments, **keywords)
-            finally:
-                end = time.perf_counter()
-                seconds.append(end - start)
-                if name == "step":
-                    self.ends.append(end)
-
-        return timed_call
+    return timed_call
 
 
 def run_words(words: list[str], steps: int, home: Path) -> list[str]:
     """Return arguments of a run of ``steps`` that evaluates and saves only at its end."""
     tokens = compose_recipe(read_point(words)).budget.global_batch_tokens * steps
-    intervals = ("evaluation.every_tokens", "checkpoint.every_tokens")
+    ends = ("budget.total_tokens", "evaluation.every_tokens", "checkpoint.every_tokens")
     return [
         *words,
-        f"budget.total_tokens={tokens}",
-        *(f"{key}={tokens}" for key in intervals),
+        *(f"{key}={tokens}" for key in ends),
         "evaluation.max_windows_per_source=1",
         f"data.folder={home}/prepared",
     ]
@@ -87,18 +77,17 @@ def measure_overhead(words: list[str], home: Path) -> dict[str, Any]:
     recipe = compose_recipe(arguments)
     folder = create_run_folder(recipe, home / "run")
     folder.write_json("data.json", prepare_data(recipe, arguments.site))
-    timer = CallTimer()
-    originals = MeshEngine.step, BatchThread.step_batch
-    MeshEngine.step = timer.wrap_function("step", originals[0])  # type: ignore[method-assign]  # for timing
-    BatchThread.step_batch = timer.wrap_function("batch", originals[1])  # type: ignore[method-assign]  # for timing
-    try:
+    steps: list[TimeSpan] = []
+    batches: list[TimeSpan] = []
+    with (
+        patch.object(MeshEngine, "step", time_calls(MeshEngine.step, steps)),
+        patch.object(BatchThread, "step_batch", time_calls(BatchThread.step_batch, batches)),
+    ):
         fit_phase(folder, recipe)
-    finally:
-        MeshEngine.step, BatchThread.step_batch = originals  # type: ignore[method-assign]  # restores the methods
-    whole = timer.ends[-1] - timer.ends[0]
-    inside, loading = (sum(timer.seconds[name][1:]) for name in ("step", "batch"))
+    whole = steps[-1][1] - steps[0][1]
+    inside, loading = (sum(end - start for start, end in s[1:]) for s in (steps, batches))
     return {
-        "steps": len(timer.ends) - 1,
+        "steps": len(steps) - 1,
         "whole_seconds": whole,
         "step_seconds": inside,
         "outside_fraction": 1 - inside / whole,
@@ -113,14 +102,7 @@ def train_by_command(
 ) -> tuple[float, list[dict[str, Any]]]:
     """Train by the command; return its start time and the records of its steps."""
     start = time.time()
-    command = [sys.executable, "run.py", *words, f"run={run}"]
-    subprocess.run(
-        command,
-        check=True,
-        cwd=ROOT,
-        env=python_environment(os.environ | environment),
-        capture_output=True,
-    )
+    run_program(*words, f"run={run}", environment=environment)
     return start, [row for row in read_lines(run / "metrics.jsonl") if row["kind"] == "step"]
 
 
@@ -207,19 +189,16 @@ def main(words: list[str]) -> int:
         home = Path(folder)
         result = {**measure_overhead(words, home), **measure_starts(words, home)}
         result |= compare_compiled(words, home)
-    result |= benchmark_context(
-        "whole_run",
-        {
-            "recipe": words,
-            "steps": result["steps"],
-            "tokens_per_step": result["tokens_per_step"],
-            "starts": STARTS,
-            "compiled_rounds": ROUNDS,
-            "compiled_steps": ROUND_STEPS,
-            "threads": torch.get_num_threads(),
-        },
-    )
-    return save_result("whole_run", result, ratios_of(result))
+    shape = {
+        "recipe": words,
+        "steps": result["steps"],
+        "tokens_per_step": result["tokens_per_step"],
+        "starts": STARTS,
+        "compiled_rounds": ROUNDS,
+        "compiled_steps": ROUND_STEPS,
+        "threads": torch.get_num_threads(),
+    }
+    return save_benchmark("whole_run", shape, result, ratios_of(result))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
 """Checks of an environment: a run, its resumption, parity, the tests of torch code."""
 
 import json
-import os
 import shutil
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.program import run_program
 from benchmarks.pytest_report import run_pytest
 from benchmarks.results_store import ROOT
 from benchmarks.versions.environments import TorchEnvironment
-from components.child_process import python_environment
 from components.run.history import read_lines
 from components.terminal import log_line
 
@@ -96,20 +94,7 @@ def run_tests(environment: TorchEnvironment) -> ResultFields:
 
 
 def _run_program(environment: TorchEnvironment, home: Path, *words: str) -> str:
-    """Run the program in ``home`` on one thread, which fixes the order of sums.
-
-    Raises:
-        RuntimeError: the program fails; the message contains its errors.
-    """
+    """Run the program in ``home`` on one thread, which fixes the order of sums."""
     log_line(f"{environment.name}: {' '.join(words)[:100]}")
-    process = subprocess.run(
-        [environment.program, str(ROOT / "run.py"), *words],
-        cwd=home,
-        env=python_environment(os.environ | {"OMP_NUM_THREADS": "1"}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if process.returncode:
-        raise RuntimeError(f"{environment.name}: {' '.join(words)}\n{process.stderr[-4_000:]}")
-    return process.stdout
+    one_thread = {"OMP_NUM_THREADS": "1"}
+    return run_program(*words, home=home, python=environment.program, environment=one_thread)

@@ -33,6 +33,7 @@ from components.convert.llama import (
     WINDOW_KEYS,
     gated_mlp,
     llama_layer,
+    rms_norm_node,
 )
 from components.convert.param_mapping import (
     UNSTACK,
@@ -127,8 +128,6 @@ QWEN3_MOE = replace(  # experts in all layers; each head of queries and keys is 
 )
 
 _LATENT_EPS = 1e-6  # hard-coded in the class
-_LATENT_NORM = {"_target_": "components.model.norms.Norm", "_partial_": True}
-_LATENT_NORM |= {"eps": _LATENT_EPS, "center": False, "weight": True, "bias": False}
 
 
 def _has_latent_norm(features: DecoderSpec) -> bool:
@@ -166,6 +165,9 @@ def _query_pairs(features: DecoderSpec) -> Transform:
     return interleave_pairs(features.attention.num_heads, features.attention.rotary_dim)
 
 
+_has_query_rank = feature_condition("attention.query_rank")
+
+
 def _has_no_query_rank(features: DecoderSpec, layer: int) -> bool:
     return features.attention.query_rank is None
 
@@ -186,22 +188,9 @@ _LATENT_ATTENTION = with_prefix(
         map_weight("key_value_norm.weight", "kv_a_layernorm.weight"),
         map_weight("key_value.weight", "kv_b_proj.weight"),
         map_weight("output.weight", "o_proj.weight"),
-        map_weight(
-            "query_down.weight",
-            "q_a_proj.weight",
-            applies=feature_condition("attention.query_rank"),
-        ),
-        map_weight(
-            "query_norm.weight",
-            "q_a_layernorm.weight",
-            applies=feature_condition("attention.query_rank"),
-        ),
-        map_weight(
-            "query.weight",
-            "q_b_proj.weight",
-            _query_pairs,
-            feature_condition("attention.query_rank"),
-        ),
+        map_weight("query_down.weight", "q_a_proj.weight", applies=_has_query_rank),
+        map_weight("query_norm.weight", "q_a_layernorm.weight", applies=_has_query_rank),
+        map_weight("query.weight", "q_b_proj.weight", _query_pairs, _has_query_rank),
         map_weight("query.weight", "q_proj.weight", _query_pairs, _has_no_query_rank),
         map_weight(
             "key_value_down.weight",
@@ -330,7 +319,7 @@ DEEPSEEK_V3 = replace(
     imported=OLMOE.imported
     | {
         "attention._target_": "components.model.latent_attention.LatentAttention",
-        "attention.latent_norm": _LATENT_NORM,
+        "attention.latent_norm": rms_norm_node(_LATENT_EPS),
         "mlp.auxiliary_loss": 0.0,
         "mlp.auxiliary_scope": "layer",
         "mlp.balance_rate": 0.001,  # arXiv 2412.19437, section 4.2; not in the file

@@ -1,18 +1,16 @@
 """GPT-2, and Bloom, https://arxiv.org/abs/2211.05100."""
 
 from dataclasses import replace
-from typing import Any
 
 from components.convert.hf_family import (
     ANY,
     CONTEXT_TOKENS,
     SAME_NORM,
     DerivedValue,
-    HFConfig,
     HFFamily,
     Setting,
 )
-from components.convert.llama import HEAD_DIM, MLP
+from components.convert.llama import HEAD_DIM, INITIALIZER_RANGE, MLP
 from components.convert.param_mapping import (
     CONCAT_QKV,
     CONCAT_QKV_TRANSPOSE,
@@ -35,25 +33,17 @@ _ACTIVATIONS = {
 }
 # Other names of the same activations.
 _SPELLINGS = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new", "swish": "silu"}
-_INITIALIZER_RANGE = Setting(
-    "initializer_range",
-    0.02,
-    "initialization.std",
-    export=lambda m: m.initialization.initializer_range,
-)
-
-
-def _resolve_ffn_dim(ffn_dim: Any, values: HFConfig) -> Any:
-    return ffn_dim or 4 * values["n_embd"]
-
-
 # Learned positions, LayerNorm, a plain MLP, biases. Weights are stored transposed.
 GPT2 = HFFamily(
     model_type="gpt2",
     architecture="GPT2LMHeadModel",
     settings=(
         Setting("n_embd", 768, "dim"),
-        Setting("n_inner", path="mlp.ffn_dim", resolve=_resolve_ffn_dim),
+        Setting(
+            "n_inner",
+            path="mlp.ffn_dim",
+            resolve=lambda ffn_dim, values: ffn_dim or 4 * values["n_embd"],
+        ),
         Setting("n_layer", 12, "num_layers"),
         Setting("n_head", 12, "attention.num_heads"),
         Setting("n_positions", 1_024, "positions.num_positions"),
@@ -74,7 +64,7 @@ GPT2 = HFFamily(
         Setting("resid_pdrop", 0.1, "dropout"),
         Setting("embd_pdrop", 0.1, "dropout"),
         Setting("attn_pdrop", 0.1, "attention.dropout"),
-        _INITIALIZER_RANGE,
+        INITIALIZER_RANGE,
     ),
     fixed={
         "positions._target_": "components.model.positions.Learned",
@@ -138,7 +128,7 @@ BLOOM = replace(
         Setting("seq_length", CONTEXT_TOKENS, kind=ANY),  # informative: ALiBi has no limit
         Setting("hidden_dropout", 0.0, "dropout"),
         Setting("attention_dropout", 0.0, "attention.dropout"),
-        _INITIALIZER_RANGE,
+        INITIALIZER_RANGE,
         Setting("pretraining_tp", 1, kind=ANY),
         Setting("slow_but_exact", False, kind=ANY),
     ),

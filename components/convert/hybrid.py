@@ -17,7 +17,13 @@ from components.convert.hf_family import (
     change_settings,
     read_feature,
 )
-from components.convert.llama import OLMO2, gated_mlp, llama_layer
+from components.convert.llama import (
+    OLMO2,
+    default_to_heads,
+    gated_mlp,
+    llama_layer,
+    rms_norm_node,
+)
 from components.convert.param_mapping import (
     Transform,
     Weights,
@@ -34,7 +40,6 @@ _EVERY = 4  # the class's interval of layers with attention
 _EPS = 1e-5  # of the norm after the states, fixed in the class
 # With null, the class would take its default base, and rotate.
 _NO_ROPE = {"rope_theta": None, "rope_type": "default"}
-_NORM = "components.model.norms.Norm"
 _POSITIONS = "components.model.positions"
 
 
@@ -46,10 +51,6 @@ def _only_mixer(features: DecoderSpec) -> MixerSpec | None:
 
 def _has_mixer(features: DecoderSpec, layer: int) -> bool:
     return features.layer_types[features.kind_of(layer).text].mixer is not None
-
-
-def _has_attention(features: DecoderSpec, layer: int) -> bool:
-    return not _has_mixer(features, layer)
 
 
 def _write_types(features: DecoderSpec) -> list[str]:
@@ -163,7 +164,7 @@ def _of_attention(rows: Weights) -> Weights:
 
     def restrict_rows(condition: Any) -> Any:
         return lambda features, layer: (
-            _has_attention(features, layer) and condition(features, layer)
+            not _has_mixer(features, layer) and condition(features, layer)
         )
 
     return tuple(row._replace(applies=restrict_rows(row.applies)) for row in rows)
@@ -192,18 +193,10 @@ OLMO_HYBRID = replace(
             place=_import_rotation,
             kind={},
         ),
-        _of_mixer(
-            "linear_num_key_heads",
-            None,
-            "num_key_heads",
-            lambda heads, values: heads or values["num_attention_heads"],
-        )._replace(export=lambda m: getattr(_only_mixer(m), "key_heads", None)),
-        _of_mixer(
-            "linear_num_value_heads",
-            None,
-            "num_heads",
-            lambda heads, values: heads or values["num_attention_heads"],
+        _of_mixer("linear_num_key_heads", None, "num_key_heads", default_to_heads)._replace(
+            export=lambda m: getattr(_only_mixer(m), "key_heads", None)
         ),
+        _of_mixer("linear_num_value_heads", None, "num_heads", default_to_heads),
         _of_mixer(
             "linear_key_head_dim",
             None,
@@ -236,14 +229,7 @@ OLMO_HYBRID = replace(
         **OLMO2.imported,
         "mixers.delta._target_": "components.model.mixers.gated_delta_net.GatedDeltaNet",
         "mixers.delta._partial_": True,
-        "mixers.delta.norm": {
-            "_target_": _NORM,
-            "_partial_": True,
-            "eps": _EPS,
-            "center": False,
-            "weight": True,
-            "bias": False,
-        },
+        "mixers.delta.norm": rms_norm_node(_EPS),
         "mixers.delta.norm_placement": "before",
     },
     requirements=(

@@ -61,13 +61,30 @@ HEAD_DIM = DerivedValue(
 EACH_HEAD = {"attention.qk_norm": SAME_NORM, "attention.qk_norm_over": "each_head"}
 ALL_HEADS = require_value("attention.qk_norm_over", "all_heads")
 NO_WINDOW = Setting("use_sliding_window", False)
+INITIALIZER_RANGE = Setting(
+    "initializer_range",
+    0.02,
+    "initialization.std",
+    export=lambda m: m.initialization.initializer_range,
+)
 # Window size and first layer with a window, which have no effect without windows.
 WINDOW_KEYS = frozenset({"sliding_window", "max_window_layers"})
+
+
+def default_to_heads(count: Any, values: HFConfig) -> Any:
+    """Return a number of heads; null or 0 means the number of query heads."""
+    return count or values["num_attention_heads"]
 
 
 def divide_width(head_dim: Any, values: HFConfig) -> Any:
     """Return the width of a head; null means the model's width divided by the heads."""
     return head_dim or values["hidden_size"] // values["num_attention_heads"]
+
+
+def rms_norm_node(eps: float) -> dict[str, Any]:
+    """Return the node of an RMSNorm with a weight, which is not the model's norm."""
+    node = {"_target_": "components.model.norms.Norm", "_partial_": True, "eps": eps}
+    return node | {"center": False, "weight": True, "bias": False}
 
 
 QKVO = (
@@ -124,11 +141,7 @@ LLAMA = HFFamily(
         Setting("intermediate_size", 11_008, "mlp.ffn_dim"),
         Setting("num_hidden_layers", 32, "num_layers"),
         Setting("num_attention_heads", 32, "attention.num_heads"),
-        Setting(
-            "num_key_value_heads",
-            path="attention.num_kv_heads",
-            resolve=lambda value, values: value or values["num_attention_heads"],
-        ),
+        Setting("num_key_value_heads", path="attention.num_kv_heads", resolve=default_to_heads),
         Setting("head_dim", path="attention.head_dim", resolve=divide_width, kind=None),
         Setting("hidden_act", "silu", "mlp.activation", ACTIVATIONS),
         Setting("attention_bias", False, "attention.bias"),
@@ -141,12 +154,7 @@ LLAMA = HFFamily(
     training=(
         Setting("max_position_embeddings", path=CONTEXT_TOKENS),
         Setting("attention_dropout", 0.0, "attention.dropout"),
-        Setting(
-            "initializer_range",
-            0.02,
-            "initialization.std",
-            export=lambda m: m.initialization.initializer_range,
-        ),
+        INITIALIZER_RANGE,
     ),
     fixed={"positions._target_": "components.model.positions.Rotary", "mlp.gated": True},
     imported={"mlp._target_": MLP, "initialization.residual": "plain"},

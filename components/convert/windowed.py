@@ -101,12 +101,9 @@ Entry = TypeVar("Entry")
 
 def shortest_pattern(entries: Sequence[Entry]) -> list[Entry]:
     """Return the shortest pattern that gives all layers when repeated."""
-    lengths = range(1, len(entries) + 1)
-    repeated = ([entries[n % length] for n in range(len(entries))] for length in lengths)
-    shortest = next(
-        n for n, all_ in zip(lengths, repeated, strict=True) if all_ == list(entries)
-    )
-    return list(entries[:shortest])
+    patterns = (entries[:length] for length in range(1, len(entries) + 1))
+    layers = range(len(entries))
+    return list(next(p for p in patterns if [p[n % len(p)] for n in layers] == list(entries)))
 
 
 SLIDING_WINDOW = Setting(

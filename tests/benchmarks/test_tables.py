@@ -11,14 +11,14 @@ from benchmarks.ledger.tables import (
     PAGE,
     STORED,
     WRITER,
-    iterate_rows,
+    list_rows,
     read_figures,
     render_page,
 )
 from command.arguments import ROOT
 
 LISTED = tables.read_works()
-ROWS = [row for _, row in iterate_rows(LISTED)]
+ROWS = list_rows(LISTED)
 KINDS = {"exact", "planned", "miniature", "at full size", "input", "formula", "none"}
 WORKS = {file.stem for file in (ROOT / "works").glob("*.bib")}
 

@@ -2,15 +2,21 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.versions import page as versions_page
+from benchmarks.versions import versions
 from benchmarks.versions.environments import (
     ENVIRONMENTS,
     REFERENCE,
     build_environment,
     select_environments,
 )
-from benchmarks.versions.page import has_passed, render_table, row_cells, write_page
-from benchmarks.versions.versions import loss_gap, run_check
+from benchmarks.versions.versions import (
+    has_passed,
+    loss_gap,
+    render_table,
+    row_cells,
+    run_check,
+    write_page,
+)
 from components.errors import RecipeError
 from components.versions import PYTHON, TORCH, TORCH_RELEASES, release_of
 
@@ -107,7 +113,7 @@ def test_the_page_has_sorted_rows_and_its_other_text(
     page = tmp_path / "versions.md"
     marks = "<!-- versions: written by `make versions` -->\n", "<!-- end of versions -->\n"
     page.write_text(f"above\n{marks[0]}old\n{marks[1]}below\n")
-    monkeypatch.setattr(versions_page, "PAGE", page)
+    monkeypatch.setattr(versions, "PAGE", page)
     later = ROW | {"name": "2.15.0-py3.12", "tests": ROW["tests"]}
     write_page([later, ROW])
     text = page.read_text()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.ledger import ledger, proofs
+from benchmarks.ledger.ledger import recipe_section
 from benchmarks.ledger.proofs import (
     DRY_RUN,
     FILES,
@@ -24,7 +25,6 @@ from benchmarks.ledger.proofs import (
     read_entry,
     read_proof,
 )
-from benchmarks.ledger.sections import recipe_section
 from benchmarks.results_store import ResultRow, read_rows, save_rows, stamp_row
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
