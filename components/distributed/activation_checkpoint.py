@@ -1,6 +1,7 @@
 """Activation checkpointing (recomputation): what layers store for the backward pass.
 
-``full`` stores the inputs of a layer, a list of parts the inputs of each part. ``selective``
+``full`` stores the inputs of a layer, a list of parts the inputs of each part. A norm before a
+recomputed part belongs to it if the list has ``norms``. ``selective``
 stores the results of expensive operators: products, attention, experts and collectives. It
 recomputes norms, activations, rotations, casts and the router's arithmetic. Megatron recomputes
 attention (https://arxiv.org/abs/2205.05198, section 5), but today's kernels store no scores.
@@ -62,8 +63,15 @@ def checkpoint_activations(
             if not compiled:
                 recompute_selectively(layer)
             continue
-        for module in recomputed_parts(layer, here):
+        modules = recomputed_parts(layer, here)
+        norms = [module for module in modules if module in layer.hidden_norms]
+        parts_alone = [module for module in modules if module not in norms]
+        for module in parts_alone:
             operators.checkpoint(module)
+        moved = layer.move_norms(parts_alone) if norms else []
+        for norm in norms:
+            if norm not in moved:
+                operators.checkpoint(norm)
 
 
 def _check_parts(parts: Parts) -> None:

@@ -1,5 +1,6 @@
 """Decoder layers: branches of attention, linear mixers and MLPs on the residual stream."""
 
+from collections.abc import Container
 from functools import partial
 from typing import Any, cast
 
@@ -60,6 +61,7 @@ class Layer(nn.Module):
             for first, *_ in self.branches
         )
         self._starts = {first: number for number, (first, *_) in enumerate(self.branches)}
+        self._in_parts: set[str] = set()  # norms that the first part of their branch calls
 
     @property
     def hidden_norms(self) -> list[nn.Module]:
@@ -67,6 +69,21 @@ class Layer(nn.Module):
         names = [f"{first}_norm" for first, *_ in self.branches]
         names += [f"{name}_after" for name in names if hasattr(self, f"{name}_after")]
         return [getattr(self, name) for name in names]
+
+    def move_norms(self, parts: Container[nn.Module]) -> list[nn.Module]:
+        """Let each of ``parts`` that is a branch of its own call the norm before it.
+
+        A recomputed part then stores the norm's input instead of its output; its checkpoint's
+        hook has to run before the norm. Return the norms that are now called by a part.
+        """
+        moved = []
+        for (before, _), (first, *others) in zip(self._norms, self.branches, strict=True):
+            part = getattr(self, first)
+            if before is not None and not others and part in parts:
+                self._in_parts.add(before)
+                moved.append(norm := getattr(self, before))
+                part.register_forward_pre_hook(partial(_norm_first, norm=norm))
+        return moved
 
     @property
     def layer_window(self) -> int | None:
@@ -105,7 +122,9 @@ class Layer(nn.Module):
         if total is not None:
             hidden = self._end_branch(branch - 1, hidden, total)
         before, _ = self._norms[branch]
-        return hidden, hidden if before is None else getattr(self, before)(hidden), None
+        if before is None or before in self._in_parts:
+            return hidden, hidden, None
+        return hidden, getattr(self, before)(hidden), None
 
     def _end_branch(self, branch: int, hidden: Tensor, total: Tensor | None) -> Tensor:
         """Add the sum of a branch's parts to the residual stream."""
@@ -120,6 +139,10 @@ class Layer(nn.Module):
     def _add(self, hidden: Tensor, branch: Tensor) -> Tensor:
         """Add a branch, times ``branch_multiplier``, to the residual stream."""
         return torch.add(hidden, self.dropout(branch), alpha=self.branch_multiplier)
+
+
+def _norm_first(_: nn.Module, inputs: tuple[Any, ...], *, norm: nn.Module) -> tuple[Any, ...]:
+    return norm(inputs[0]), *inputs[1:]
 
 
 def _sum_parts(total: Tensor | None, part: Tensor) -> Tensor:

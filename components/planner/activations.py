@@ -5,6 +5,8 @@ GPT layer of width h: 11 h and 5 a s for attention, 19 h for the MLP, 4 h for th
 module counts the same list tensor by tensor, to include grouped heads, gates and experts.
 """
 
+from collections.abc import Sequence
+
 from components.config.schema.sections import Recompute
 from components.config.stages import V_SCHEDULES
 from components.planner.communication import key_value_bytes
@@ -33,10 +35,23 @@ def layer_bytes_per_token(job: TrainingJob, recompute: Recompute | None = None) 
         mixer = (hidden * (layer.mixer is not None), 0.0)
     if "mlp" in dropped:
         mlp = (hidden * layer.has_mlp, 0.0)
-    # A recomputed norm keeps its input, as any norm does, and the next part keeps its output.
-    whole = job.shape.norms_per_layer * hidden + attention[0] + mixer[0] + mlp[0]
+    norms = job.shape.norms_per_layer - _count_moved_norms(job, dropped)
+    whole = norms * hidden + attention[0] + mixer[0] + mlp[0]
     whole /= layout.tensor if layout.sequence_parallel else 1
     return whole + (attention[1] + mixer[1] + mlp[1]) / layout.tensor
+
+
+def _count_moved_norms(job: TrainingJob, dropped: Sequence[str]) -> int:
+    """Count the norms that a recomputed part calls: neither stores the norm's output.
+
+    A part calls the norm before it, if it is a branch of its own. Other recomputed norms store
+    their input, as norms without recomputation do.
+    """
+    if "norms" not in dropped or job.shape.norm_placement == "after":
+        return 0
+    named = {"attention": "attention", "mixer": "attention", "mlp": "mlp"}
+    branches = job.shape.layer_type.branches
+    return sum(len(branch) == 1 and named[branch[0]] in dropped for branch in branches)
 
 
 def _count_selective_bytes(job: TrainingJob) -> float:

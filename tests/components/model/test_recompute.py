@@ -160,13 +160,27 @@ def test_attention_that_drops_is_repeated_so_that_later_masks_stay() -> None:
 def test_the_more_is_checkpointed_the_less_is_saved(small_decoder: Build) -> None:
     tokens = torch.randint(61, (2, 40))
     sizes = []
-    for parts in ("none", ["norms"], ["mlp", "norms"], "full"):
+    for parts in ("none", ["norms"], ["mlp"], ["mlp", "norms"], "full"):
         model = randomized(small_decoder(num_layers=4))
         checkpoint_activations(model, parts)
         sizes.append(saved_bytes(model, tokens))
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == len(sizes)
     assert sizes[-1] < sizes[0] / 5
+
+
+@pytest.mark.parametrize("norm_placement", ["before", "both"])
+def test_a_norm_before_a_recomputed_part_stores_no_output(
+    small_decoder: Build, norm_placement: str
+) -> None:
+    """Both parts of two layers store one tensor of 2 x 40 tokens less, in float32."""
+    tokens, sizes = torch.randint(61, (2, 40)), []
+    for parts in (["attention", "mlp"], ["attention", "mlp", "norms"]):
+        model = randomized(small_decoder(num_layers=2, norm_placement=norm_placement))
+        checkpoint_activations(model, parts)
+        sizes.append(saved_bytes(model, tokens))
+    outputs = 2 * 2 * tokens.numel() * model.layers["0"].attention_norm.weight.numel() * 4
+    assert sizes[0] - sizes[1] >= outputs
 
 
 def test_evaluation_goes_on_as_before(small_decoder: Build) -> None:

@@ -367,26 +367,3 @@ def test_layers_that_do_not_rotate_keep_queries_and_keys_once() -> None:
     turned = 2 * 2 * 4_096  # bytes of a token's queries and keys
     assert kept[None] - kept[4] == turned / 4
     assert kept[None] - kept[1] == turned
-
-
-def test_a_norm_after_the_mlp_keeps_what_it_gave() -> None:
-    after = MIDDLE.model_copy(update={"norm_placement": "after"})
-    where = layout(sequence_parallel=False)
-    one, other = (
-        layer_bytes_per_token(job(shape, where), "selective") for shape in (MIDDLE, after)
-    )
-    assert other - one == 2 * 4_096
-
-
-def test_norms_on_both_sides_keep_what_both_branches_gave() -> None:
-    both = MIDDLE.model_copy(update={"norm_placement": "both"})
-    where = layout(sequence_parallel=False)
-    for again in ("none", ("norms",)):  # a recomputed norm keeps its input, too
-        kept = [layer_bytes_per_token(job(shape, where), again) for shape in (MIDDLE, both)]
-        assert kept[1] - kept[0] == 2 * 2 * 4_096
-    assert kept == [
-        layer_bytes_per_token(job(shape, where), "none") for shape in (MIDDLE, both)
-    ]
-    assert both.total_parameters - MIDDLE.total_parameters == 2 * both.num_layers * 4_096 * (
-        both.norm.weight + both.norm.bias
-    )
