@@ -21,6 +21,7 @@ from benchmarks.entry import run_script
 from benchmarks.planning.measured import DEVICES_PER_NODE, MeasuredLayout, read_rows
 from benchmarks.planning.planner_accuracy import TABLE, read_campaign
 from benchmarks.results_store import RESULTS, result_context, save_tree
+from components.child_process import python_environment
 from components.errors import RecipeError
 from components.planner.memory import rank_memory
 
@@ -85,15 +86,25 @@ def project_layouts(
     rows: Sequence[MeasuredLayout], checkout: str, interpreter: str
 ) -> list[float]:
     """Return the bytes of rank 0 that Primus projects for each layout."""
-    output = subprocess.check_output(
-        [interpreter, "-c", PROJECT],
-        cwd=checkout,
-        env={"PYTHONPATH": checkout, "RANK": "0", "PATH": "/usr/bin:/bin"},
-        input=json.dumps([describe_layout(row) for row in rows]),
-        text=True,
+    text = json.dumps([describe_layout(row) for row in rows])
+    projected: list[float] = json.loads(
+        _print_of(interpreter, "-c", PROJECT, checkout=checkout, text=text).splitlines()[-1]
     )
-    projected: list[float] = json.loads(output.splitlines()[-1])
     return projected
+
+
+def _print_of(*words: str, checkout: str, text: str = "") -> str:
+    """Run a program in the checkout, as its rank 0."""
+    process = subprocess.run(
+        words,
+        cwd=checkout,
+        env=python_environment() | {"PYTHONPATH": checkout, "RANK": "0"},
+        input=text,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return process.stdout
 
 
 def summarize_errors(
@@ -129,9 +140,7 @@ def main(words: Sequence[str]) -> int:
         "new node counts": [i for i, row in enumerate(rows) if row.nodes not in fitted],
         "without tensor ranks": [i for i, row in enumerate(rows) if row.job.layout.tensor == 1],
     }
-    revision = subprocess.check_output(
-        ["git", "-C", words[0], "rev-parse", "HEAD"], text=True
-    ).strip()
+    revision = _print_of("git", "rev-parse", "HEAD", checkout=words[0])
     context = result_context(
         peer=f"Primus {revision[:8]}, projection memory (analytical)",
         convention="planned over reserved bytes of rank 0; our constants were fitted on other "

@@ -79,7 +79,7 @@ def create_link(gigabits: float) -> Iterator[tuple[RankHost, RankHost]]:
 
 
 def _run(*words: str) -> None:
-    subprocess.run(words, check=True)
+    subprocess.run(words, env=python_environment(), check=True)
 
 
 def measure_ranks(
