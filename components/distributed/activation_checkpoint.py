@@ -1,10 +1,10 @@
 """Activation checkpointing (recomputation): what layers store for the backward pass.
 
-``full`` stores the inputs of a layer, a list of parts the inputs of each part. A norm before a
-recomputed part belongs to it if the list has ``norms``. ``selective``
-stores the results of expensive operators: products, attention, experts and collectives. It
-recomputes norms, activations, rotations, casts and the router's arithmetic. Megatron recomputes
-attention (https://arxiv.org/abs/2205.05198, section 5), but today's kernels store no scores.
+``full`` stores the inputs of a layer, a list of parts the inputs of each part. If the list has
+``norms``, the norm before a recomputed part is recomputed with it. ``selective`` stores the
+results of expensive operators: products, attention, experts and collectives. It recomputes
+norms, activations, rotations, casts and the router's arithmetic. Megatron recomputes attention
+(https://arxiv.org/abs/2205.05198, section 5), but today's kernels store no scores.
 """
 
 from collections.abc import Callable, Mapping, Sequence

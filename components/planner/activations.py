@@ -49,9 +49,9 @@ def _count_moved_norms(job: TrainingJob, dropped: Sequence[str]) -> int:
     """
     if "norms" not in dropped or job.shape.norm_placement == "after":
         return 0
-    named = {"attention": "attention", "mixer": "attention", "mlp": "mlp"}
-    branches = job.shape.layer_type.branches
-    return sum(len(branch) == 1 and named[branch[0]] in dropped for branch in branches)
+    moving = {("mlp",)} if "mlp" in dropped else set()
+    moving |= {("attention",), ("mixer",)} if "attention" in dropped else set()
+    return sum(branch in moving for branch in job.shape.layer_type.branches)
 
 
 def _count_selective_bytes(job: TrainingJob) -> float:

@@ -108,21 +108,24 @@ class Ranks:
             waiting = [pipe for pipe, rank in ranks.items() if rank not in answers]
             ready = wait(waiting, max(0, deadline - time.monotonic()))
             assert ready, f"ranks {[ranks[pipe] for pipe in waiting]} hang"
+            received = []
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 try:
-                    call, succeeded, value = pipe.recv()
-                except EOFError:
+                    received.append((ranks[pipe], *pipe.recv()))
+                except EOFError:  # first: the errors of other ranks follow from it
                     raise AssertionError(self._describe_death(pipe, ranks[pipe])) from None
+            for rank, call, succeeded, value in received:
                 assert call == self._calls, f"an answer to call {call} instead of {self._calls}"
                 assert succeeded, value
-                answers[ranks[pipe]] = value
+                answers[rank] = value
         return [answers[rank] for rank in range(self._count)]
 
     def _describe_death(self, pipe: Connection, rank: int) -> str:
         process = self._processes[pipe]
         process.join(10)
-        errors = _error_file(Path(self._folder.name), rank).read_text("utf-8", "replace")
+        file = _error_file(Path(self._folder.name), rank)
+        errors = file.read_text("utf-8", "replace") if file.exists() else ""
         return f"rank {rank} died with status {process.exitcode}:\n{errors[-4000:]}"
 
 
