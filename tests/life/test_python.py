@@ -72,7 +72,6 @@ def test_a_run_stops_and_resumes_in_one_process_with_the_losses_of_a_whole_run(
     assert ended["status"] == "finished"
 
 
-@pytest.mark.long
 def test_the_script_and_the_callback_of_the_page_work_as_they_are_written(
     tmp_path: Path,
 ) -> None:

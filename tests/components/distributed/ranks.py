@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 TIMEOUT_SECONDS = 600
+DYING_SECONDS = 1.0
 MAXIMUM_THREADS = 50  # of one process
 # What cases import, once for all processes of a worker rather than in each of them.
 PRELOADED = [
@@ -108,21 +109,26 @@ class Ranks:
             waiting = [pipe for pipe, rank in ranks.items() if rank not in answers]
             ready = wait(waiting, max(0, deadline - time.monotonic()))
             assert ready, f"ranks {[ranks[pipe] for pipe in waiting]} hang"
-            received = []
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 try:
-                    received.append((ranks[pipe], *pipe.recv()))
-                except EOFError:  # first: the errors of other ranks follow from it
-                    raise AssertionError(self._describe_death(pipe, ranks[pipe])) from None
-            for rank, call, succeeded, value in received:
+                    call, succeeded, value = pipe.recv()
+                except EOFError:
+                    raise AssertionError(self._describe_death(ranks[pipe])) from None
                 assert call == self._calls, f"an answer to call {call} instead of {self._calls}"
-                assert succeeded, value
-                answers[rank] = value
+                assert succeeded, self._find_death() or value
+                answers[ranks[pipe]] = value
         return [answers[rank] for rank in range(self._count)]
 
-    def _describe_death(self, pipe: Connection, rank: int) -> str:
-        process = self._processes[pipe]
+    def _find_death(self) -> str | None:
+        """Describe the death of a rank, from which the errors of other ranks follow."""
+        processes = [*self._processes.values()]
+        dead = wait([process.sentinel for process in processes], DYING_SECONDS)
+        ranks = [rank for rank, process in enumerate(processes) if process.sentinel in dead]
+        return self._describe_death(ranks[0]) if ranks else None
+
+    def _describe_death(self, rank: int) -> str:
+        process = [*self._processes.values()][rank]
         process.join(10)
         file = _error_file(Path(self._folder.name), rank)
         errors = file.read_text("utf-8", "replace") if file.exists() else ""
