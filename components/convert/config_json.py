@@ -166,6 +166,8 @@ def _is_rotation(value: object) -> bool:
     return isinstance(value, dict) and all(
         (item is None or isinstance(item, str))
         if name in {"type", "rope_type"}
+        else isinstance(item, bool)
+        if name == "truncate"
         else _is_number(item, int, float) or _is_rotation(item)
         for name, item in value.items()
     )

@@ -24,6 +24,7 @@ _NUMBERS = {
     "high_frequency_factor": "high_freq_factor",
     "beta_fast": "beta_fast",
     "beta_slow": "beta_slow",
+    "truncate": "truncate",
 }
 
 
@@ -33,6 +34,8 @@ def write_scaling(scaling: ScalingSpec | None) -> dict[str, Any] | None:
         return None
     numbers = {theirs: getattr(scaling, ours) for ours, theirs in _NUMBERS.items()}
     present = {name: value for name, value in numbers.items() if value is not None}
+    if scaling.truncate:  # the classes' default
+        del present["truncate"]
     return {"rope_type": _SCALINGS[scaling.class_name], **present}
 
 
@@ -45,6 +48,8 @@ def normalize_scaling(config: HFConfig) -> dict[str, Any] | None:
         return None
     betas = {"beta_fast": 32.0, "beta_slow": 1.0} if kind == "yarn" else {}
     scaling = {"rope_type": kind, **betas, **present}
+    if scaling.get("truncate", False):
+        del scaling["truncate"]
     # A folder may contain the attention factor of YaRN's paper, which is the default.
     default = 0.1 * log(scaling["factor"]) + 1 if kind == "yarn" else None
     if default is not None and isclose(scaling.get("attention_factor", 0.0), default):

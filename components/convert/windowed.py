@@ -79,7 +79,8 @@ def _alternate(layers: int, every: int) -> list[str]:
     return [WINDOW if (layer + 1) % every else FULL for layer in range(layers)]
 
 
-def _resolve_layer_types(types: list[str] | None, values: HFConfig, *, every: int) -> list[str]:
+def resolve_layer_types(types: list[str] | None, values: HFConfig, *, every: int) -> list[str]:
+    """Return the layer types of a file; null means that every ``every``-th layer is full."""
     layers = values["num_hidden_layers"]
     return (types or _alternate(layers, values.get("sliding_window_pattern") or every))[:layers]
 
@@ -113,7 +114,7 @@ LAYER_TYPES = Setting(
     "layer_types",
     path="attention.windows",
     export=_write_layer_types,
-    resolve=partial(_resolve_layer_types, every=_OLMO_EVERY),
+    resolve=partial(resolve_layer_types, every=_OLMO_EVERY),
     place=_import_windows,
     kind=[],
 )
@@ -172,7 +173,7 @@ GEMMA3 = replace(
     settings=change_settings(
         LLAMA.settings,
         SLIDING_WINDOW,
-        LAYER_TYPES._replace(resolve=partial(_resolve_layer_types, every=_GEMMA_EVERY)),
+        LAYER_TYPES._replace(resolve=partial(resolve_layer_types, every=_GEMMA_EVERY)),
         Setting("hidden_activation", "gelu_pytorch_tanh", "mlp.activation", ACTIVATIONS),
         Setting(
             "query_pre_attn_scalar",

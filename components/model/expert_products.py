@@ -15,8 +15,16 @@ from torch import Tensor, split_with_sizes
 
 from components.model.checkpoint_storage import compute_once, pass_through
 from components.model.linear import trace_constant
-from components.model.mlp import Activation
+from components.model.mlp import Activation, SwiGLU
 from components.torch_internals.operators import has_kernel
+
+
+class Biases(NamedTuple):
+    """Biases of all experts' maps; ``gate`` None: no gating."""
+
+    gate: Float[Tensor, "experts ffn"] | None
+    up: Float[Tensor, "experts ffn"]
+    down: Float[Tensor, "experts dim"]
 
 
 class Matrices(NamedTuple):
@@ -30,7 +38,16 @@ class Matrices(NamedTuple):
     up: Float[Tensor, "experts ffn dim"]
     down: Float[Tensor, "experts dim ffn"]
     activation: Activation
+    swiglu: SwiGLU | None = None  # instead of ``activation(gate) * up``
+    biases: Biases | None = None
     parts: int = 1
+
+    def activate(self, *projected: Tensor) -> Tensor:
+        """Return the inner values of up projections, or of gate and up projections."""
+        if len(projected) == 1:
+            return self.activation(*projected)
+        gate, up = projected
+        return self.activation(gate) * up if self.swiglu is None else self.swiglu(gate, up)
 
 
 def mix_in_loop(
@@ -47,14 +64,19 @@ def mix_in_loop(
     for expert, (gate, up, down) in enumerate(stacks):
         rows, places = pairs_of(experts, expert, num_experts=len(matrices.up))
         inputs = tokens[rows]
-        projected = inputs @ up.T
-        if gate is None:
-            inner = matrices.activation(projected)
-        else:
-            inner = matrices.activation(inputs @ gate.T) * projected
-        outputs = (inner @ down.T) * weights[rows, places, None]
+        gate_bias, up_bias, down_bias = _biases_of(matrices, expert)
+        projected = [F.linear(inputs, up, up_bias)]
+        if gate is not None:
+            projected.insert(0, F.linear(inputs, gate, gate_bias))
+        inner = matrices.activate(*projected)
+        outputs = F.linear(inner, down, down_bias) * weights[rows, places, None]
         mixed = mixed.index_add(0, rows, outputs.to(mixed.dtype))
     return mixed
+
+
+def _biases_of(matrices: Matrices, expert: int) -> Sequence[Tensor | None]:
+    biases = matrices.biases or (None, None, None)
+    return [bias if bias is None else bias[expert] for bias in biases]
 
 
 def pairs_of(
@@ -80,7 +102,7 @@ def grouped_products(
     def multiply_grouped(rows: Tensor, *stacks: Tensor) -> Sequence[Tensor]:
         return [F.grouped_mm(rows, stack.mT, offs=ends) for stack in stacks]
 
-    return _mix_sorted(tokens, weights, matrices, order, multiply_grouped)
+    return _mix_sorted(tokens, weights, experts, matrices, order, multiply_grouped)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # reads counts on the host
@@ -96,26 +118,56 @@ def sorted_products(
         apply: Callable[..., tuple[Tensor, ...]] = _ExpertProducts.apply
         return apply(rows, counts, *stacks)
 
-    return _mix_sorted(tokens, weights, matrices, order, multiply_sorted)
+    return _mix_sorted(tokens, weights, experts, matrices, order, multiply_sorted)
 
 
 def _mix_sorted(
     tokens: Tensor,
     weights: Tensor,
+    experts: Tensor,
     matrices: Matrices,
     order: "Order",
     multiply: Callable[..., Sequence[Tensor]],
 ) -> Tensor:
-    """Mix the experts over sorted pairs; routing weights multiply the rows of width ffn."""
-    gate, up, down, activation, _ = matrices
+    """Mix the experts over sorted pairs; routing weights multiply the rows of width ffn.
+
+    With biases, they multiply the results.
+    """
+    gate, up, biases = matrices.gate, matrices.up, matrices.biases
     projected = multiply(
         gather_token_rows(tokens, order), *([up] if gate is None else [gate, up])
     )
-    inner = activation(projected[0])
-    if gate is not None:
-        inner = inner * projected[1]
-    inner = inner * weights.flatten().index_select(0, order.pairs)[:, None]
-    return sum_rows(pass_through(multiply(inner, down)[0]), order, len(tokens))
+    pair_weights = weights.flatten().index_select(0, order.pairs)[:, None]
+    if biases is None:
+        inner = matrices.activate(*projected) * pair_weights
+        return sum_rows(pass_through(multiply(inner, matrices.down)[0]), order, len(tokens))
+    apply: Callable[..., Tensor] = _AddBias.apply
+    ids = experts.flatten().index_select(0, order.pairs)
+    added = [bias for bias in (biases.gate, biases.up) if bias is not None]
+    inner = matrices.activate(
+        *(apply(rows, bias, ids) for rows, bias in zip(projected, added, strict=True))
+    )
+    outputs = apply(multiply(inner, matrices.down)[0], biases.down, ids)
+    return sum_rows(outputs * pair_weights, order, len(tokens))
+
+
+class _AddBias(torch.autograd.Function):
+    """Add to each row the bias of its expert; padding rows get any bias.
+
+    The gradient is a product, which sums in a fixed order and without a wait of the host.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, bias: Tensor, ids: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.num_experts = len(bias)
+        return rows + bias.index_select(0, ids.clamp(max=len(bias) - 1))
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, None]:
+        (ids,), gradient = ctx.saved_tensors, upstream[0]
+        experts = torch.arange(ctx.num_experts, device=ids.device)
+        return gradient, (experts[:, None] == ids).to(gradient.dtype) @ gradient, None
 
 
 class _ExpertProducts(torch.autograd.Function):

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from components.config.model_spec.feed_forward import MLPSpec
+from components.config.model_spec.feed_forward import FeedForwardSpec, MLPSpec
 from components.model.linear import Linear, ResidualLinear, wanted_gradients
 
 Activation = Callable[[Tensor], Tensor]
@@ -80,10 +80,58 @@ def _below(x: Tensor) -> Tensor:
     return x.clamp(max=XIELU.EPS).expm1() - x
 
 
+class SwiGLU(NamedTuple):
+    """Clamped SwiGLU: ``g sigmoid(alpha g) (u + offset)``; g is at most ``limit``, u within it.
+
+    As in gpt-oss (github.com/openai/gpt-oss, gpt_oss/torch/model.py, ``swiglu``). It computes
+    in float32 or wider, and saves only its inputs for the backward pass.
+    """
+
+    alpha: float
+    limit: float
+    offset: float
+
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        apply: Callable[..., Tensor] = _SwiGLU.apply
+        return apply(gate, up, *self)
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, *numbers: float) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.alpha, ctx.limit, ctx.offset = alpha, limit, offset = numbers
+        wide = torch.promote_types(gate.dtype, torch.float32)
+        limited = gate.to(wide).clamp(max=limit)
+        linear = up.to(wide).clamp(-limit, limit) + offset
+        return (limited * (alpha * limited).sigmoid() * linear).to(gate.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        gate, up = ctx.saved_tensors
+        wide = torch.promote_types(gate.dtype, torch.float32)
+        incoming, whole_gate, whole_up = (each.to(wide) for each in (upstream[0], gate, up))
+        limited = whole_gate.clamp(max=ctx.limit)
+        share = (ctx.alpha * limited).sigmoid()
+        linear = whole_up.clamp(-ctx.limit, ctx.limit) + ctx.offset
+        slope = share * (1 + ctx.alpha * limited * (1 - share))
+        gate_gradient = (incoming * linear * slope).masked_fill(whole_gate > ctx.limit, 0.0)
+        up_gradient = (incoming * limited * share).masked_fill(whole_up.abs() > ctx.limit, 0.0)
+        return gate_gradient.to(gate.dtype), up_gradient.to(up.dtype), None, None, None
+
+
+def make_swiglu(spec: FeedForwardSpec) -> SwiGLU | None:
+    """Return the clamped SwiGLU of a part; None if its gate is ``activation(gate) * up``."""
+    if not spec.is_clamped:
+        return None
+    limit = math.inf if spec.swiglu_limit is None else spec.swiglu_limit
+    return SwiGLU(spec.swiglu_alpha, limit, spec.linear_offset)
+
+
 class MLP(nn.Module):
     """MLP: ``down(activation(up(x)))``, gated ``down(activation(gate(x)) * up(x))``.
 
-    Gates: https://arxiv.org/abs/2002.05202, equation 6.
+    Gates: https://arxiv.org/abs/2002.05202, equation 6. `SwiGLU` documents the clamped gate.
     """
 
     def __init__(self, spec: MLPSpec, *, dim: int) -> None:
@@ -93,10 +141,13 @@ class MLP(nn.Module):
         self.gate = Linear(dim, width, bias=bias) if spec.gated else None
         self.up = Linear(dim, width, bias=bias)
         self.down = ResidualLinear(width, dim, bias=bias)
+        self.swiglu = make_swiglu(spec)
 
     def forward(self, hidden: Float[Tensor, "batch seq dim"]) -> Float[Tensor, "batch seq dim"]:
         if self.gate is None:
             inner = self.activation(self.up(hidden))
+        elif self.swiglu is not None:
+            inner = self.swiglu(self.gate(hidden), self.up(hidden))
         else:
             inner = self.activation(self.gate(hidden)) * self.up(hidden)
         return cast("Tensor", self.down(inner))

@@ -13,6 +13,7 @@ from typing_extensions import override
 from components.config.model_spec.feed_forward import ExpertsSpec
 from components.model.checkpoint_storage import pass_through
 from components.model.expert_products import (
+    Biases,
     Matrices,
     grouped_products,
     has_grouped_kernel,
@@ -20,7 +21,7 @@ from components.model.expert_products import (
     sorted_products,
 )
 from components.model.linear import product_dtype
-from components.model.mlp import ACTIVATIONS, MLP
+from components.model.mlp import ACTIVATIONS, MLP, make_swiglu
 from components.model.routing import (
     ChoiceRule,
     ExpertChoice,
@@ -36,15 +37,30 @@ Result = TypeVar("Result")
 
 
 class Stack(nn.Module):
-    """One matrix per expert; ``weight[expert]`` is the weight of an ``nn.Linear``."""
+    """One matrix per expert; ``weight[expert]`` is the weight of an ``nn.Linear``.
+
+    The biases of all experts are one vector, so that they start at 0 and have no weight decay.
+    """
 
     def __init__(
-        self, num_experts: int, outputs: int, inputs: int, *, writes_residual: bool = False
+        self,
+        num_experts: int,
+        outputs: int,
+        inputs: int,
+        *,
+        bias: bool = False,
+        writes_residual: bool = False,
     ) -> None:
         super().__init__()
         self.writes_residual = writes_residual
         self.weight = nn.Parameter(torch.empty(num_experts, outputs, inputs))
         nn.init.uniform_(self.weight, -(inputs**-0.5), inputs**-0.5)  # as in `nn.Linear`
+        self.bias = nn.Parameter(torch.zeros(num_experts * outputs)) if bias else None
+
+    def bias_rows(self, dtype: torch.dtype) -> Float[Tensor, "experts outputs"]:
+        """Return the biases, a row per expert."""
+        assert self.bias is not None
+        return self.bias.to(dtype).view(len(self.weight), -1)
 
 
 class Experts(nn.Module):
@@ -55,7 +71,8 @@ class Experts(nn.Module):
     ``routing`` records the router's last forward pass (not a repetition by activation
     checkpointing) until `take_rows`. ``routing: uniform`` in a recipe forces a perfect balance,
     to measure speed. ``shared_ffn_dim`` adds an MLP of that width for every token
-    (https://arxiv.org/abs/2401.06066, section 3.2). With a ``balance_rate``, the scores of each
+    (https://arxiv.org/abs/2401.06066, section 3.2). ``bias`` adds biases to all maps, also to
+    the router's. With a ``balance_rate``, the scores of each
     expert have a bias (a buffer) for the choice only; after each step `balance` changes it by
     the rate.
     """
@@ -82,14 +99,16 @@ class Experts(nn.Module):
         self.z_loss = spec.z_loss
         self.mixture = Mixture(path=spec.path)
         self.activation = ACTIVATIONS[spec.activation]
+        self.swiglu = make_swiglu(spec)
         self.routing = None
-        self.router = nn.Linear(dim, num_experts, bias=False)
-        self.gate = Stack(num_experts, width, dim) if spec.gated else None
-        self.up = Stack(num_experts, width, dim)
-        self.down = Stack(num_experts, dim, width, writes_residual=True)
+        self.router = nn.Linear(dim, num_experts, bias=spec.bias)
+        bias = spec.bias
+        self.gate = Stack(num_experts, width, dim, bias=bias) if spec.gated else None
+        self.up = Stack(num_experts, width, dim, bias=bias)
+        self.down = Stack(num_experts, dim, width, bias=bias, writes_residual=True)
         self.shared = None if spec.shared_expert is None else MLP(spec.shared_expert, dim=dim)
-        bias = None if spec.balance_rate is None else torch.zeros(num_experts)
-        self.register_buffer("choice_bias", bias)
+        choice_bias = None if spec.balance_rate is None else torch.zeros(num_experts)
+        self.register_buffer("choice_bias", choice_bias)
         self.load = None
 
     def forward(self, hidden: Float[Tensor, "batch seq dim"]) -> Float[Tensor, "batch seq dim"]:
@@ -101,6 +120,8 @@ class Experts(nn.Module):
             self.up.weight.to(dtype),
             self.down.weight.to(dtype),
             self.activation,
+            self.swiglu,
+            self._list_biases(dtype),
         )
         mixed: Tensor = self.mixture(
             tokens.to(dtype), choice.weights.to(dtype), choice.experts, matrices
@@ -109,6 +130,12 @@ class Experts(nn.Module):
         if self.shared is None:
             return mixed
         return pass_through(mixed) + pass_through(self.shared(hidden))
+
+    def _list_biases(self, dtype: torch.dtype) -> Biases | None:
+        if self.up.bias is None:
+            return None
+        gate = None if self.gate is None else self.gate.bias_rows(dtype)
+        return Biases(gate, self.up.bias_rows(dtype), self.down.bias_rows(dtype))
 
     def take_routing(self) -> Routing | None:
         routing, self.routing = self.routing, None

@@ -67,7 +67,8 @@ class YarnScaling(Scaling):
 
     https://arxiv.org/abs/2309.00071, section 3. As in the authors' code, the interpolation is
     linear in the index of the pair: from the pair with ``beta_fast`` turns within
-    ``original_tokens`` to the pair with ``beta_slow`` turns, both rounded outwards. The
+    ``original_tokens`` to the pair with ``beta_slow`` turns, both rounded outwards if
+    ``truncate``, otherwise places between pairs, as in gpt-oss. The
     rotation's ``magnitude`` includes the softmax temperature.
     """
 
@@ -77,6 +78,7 @@ class YarnScaling(Scaling):
         self.original_tokens = spec.original_tokens
         self.beta_fast = spec.beta_fast
         self.beta_slow = spec.beta_slow
+        self.truncate = spec.truncate
         self.magnitude = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
 
     @override
@@ -86,8 +88,10 @@ class YarnScaling(Scaling):
         def pair_of_turns(turns: float) -> float:
             return pairs * math.log(self.original_tokens / (2 * math.pi * turns), base)
 
-        first = max(math.floor(pair_of_turns(self.beta_fast)), 0)
-        last = min(math.ceil(pair_of_turns(self.beta_slow)), 2 * pairs - 1)
+        first, last = pair_of_turns(self.beta_fast), pair_of_turns(self.beta_slow)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * pairs - 1)
         place = torch.arange(pairs, dtype=frequencies.dtype, device=frequencies.device)
         divided = ((place - first) / max(last - first, 1e-3)).clamp(0.0, 1.0)
         return frequencies / self.factor * divided + frequencies * (1 - divided)

@@ -77,6 +77,7 @@ def _count_selective_bytes(job: TrainingJob) -> float:
     sharded += 2.0 * (2 if shape.mlp.gated else 1) * copies * shape.mlp.ffn_dim
     if shape.mlp.num_experts:
         sharded += 2.0 * shape.mlp.num_experts + 12.0 * copies
+        sharded += hidden * copies * shape.mlp.bias
         sharded += 2.0 * (2 if shape.mlp.gated else 1) * (shape.mlp.shared_ffn_dim or 0)
     if layout.expert > 1:
         gathers = layout.expert_dispatch == "all_gather"
@@ -206,13 +207,17 @@ def _mlp(job: TrainingJob) -> tuple[float, float]:
 def _routed(job: TrainingJob) -> float:
     """Count the bytes per token of the MLP alone; with experts, of each (token, expert) pair.
 
-    A pair keeps its row, and the last product's input before and after the router weight.
+    A pair keeps its row, and the last product's input before and after the router weight. With
+    biases, the weight multiplies the last product's result, which is kept with the pair's
+    expert.
     """
     shape = job.shape
     if not shape.mlp.num_experts:
         return 2.0 * _inner_tensors(job) * shape.mlp.ffn_dim
     pairs = (shape.mlp.top_k or 1) * job.expert_padding
-    return 2.0 * pairs * ((_inner_tensors(job) + 1) * shape.mlp.ffn_dim + shape.dim)
+    stored = 2.0 * (_inner_tensors(job) * shape.mlp.ffn_dim + shape.dim)
+    weighted = 2.0 * shape.dim + 8.0 if shape.mlp.bias else 2.0 * shape.mlp.ffn_dim
+    return pairs * (stored + weighted)
 
 
 def moved_bytes_per_token(job: TrainingJob, load: float) -> float:
@@ -230,8 +235,12 @@ def moved_bytes_per_token(job: TrainingJob, load: float) -> float:
 
 
 def _inner_tensors(job: TrainingJob) -> int:
-    """Count the activation's input and output. A gate adds its own input and the product."""
-    return 4 if job.shape.mlp.gated else 2
+    """Count the activation's input and output. A gate adds its own input and the product.
+
+    A clamped SwiGLU keeps its two inputs and the result.
+    """
+    mlp = job.shape.mlp
+    return 3 if mlp.is_clamped else 4 if mlp.gated else 2
 
 
 def count_stored_microbatches(job: TrainingJob, rank: int) -> float:

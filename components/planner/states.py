@@ -57,12 +57,13 @@ def _of_layer(job: TrainingJob) -> DeviceParameters:
     experts = (shape.mlp.num_experts or 0) * shape.mlp.expert_parameters(shape.dim)
     whole, down = shape.whole_parameters, shape.down_matrices
     cut = shape.layer_parameters - experts - whole
+    stacks = (shape.mlp.num_experts or 0) * shape.mlp.expert_matrices(shape.dim)
     return DeviceParameters(
         dense=cut / layout.tensor + whole,
         expert=experts / layout.tensor / layout.expert,
         ends=0.0,
         largest=largest_in_layer(job),
-        matrices=down + (shape.layer_matrices - experts - down) / layout.tensor,
+        matrices=down + (shape.layer_matrices - stacks - down) / layout.tensor,
     )
 
 

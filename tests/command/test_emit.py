@@ -237,11 +237,30 @@ def refused(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str
             },
         ),
         (
+            (
+                *("model.mlp.swiglu_limit=7", "model.mlp.swiglu_alpha=1.5"),
+                "model.mlp.linear_offset=1",
+            ),
+            {
+                "model.mlp.swiglu_limit": "set model.mlp.swiglu_limit=null",
+                "model.mlp.swiglu_alpha": "set model.mlp.swiglu_alpha=1.0",
+                "model.mlp.linear_offset": "set model.mlp.linear_offset=0.0",
+            },
+        ),
+        (
             ("from.recipe=playbook1b", "from.with=weights", "model.tied_embeddings=true"),
             {"from": "set from=null"},
         ),
     ],
-    ids=["mathematics", "stages", "copies", "optimizer", "targets and phases", "parent"],
+    ids=[
+        "mathematics",
+        "stages",
+        "copies",
+        "optimizer",
+        "targets and phases",
+        "clamped",
+        "parent",
+    ],
 )
 def test_what_it_cannot_say_is_refused_by_its_key_with_what_it_can(
     words: tuple[str, ...], ways: dict[str, str], tmp_path: Path, capfd: Any

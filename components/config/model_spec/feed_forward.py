@@ -18,6 +18,9 @@ class FeedForwardSpec(ModelPartSpec):
     gated: bool
     activation: ActivationName = "silu"
     bias: Absent[bool] = False
+    swiglu_alpha: Absent[Positive] = 1.0
+    swiglu_limit: Absent[Positive | None] = None
+    linear_offset: Absent[float] = 0.0
     num_experts: Absent[Count | None] = None
     top_k: Absent[Count | None] = None
     shared_ffn_dim: Absent[Count | None] = None
@@ -31,11 +34,14 @@ class FeedForwardSpec(ModelPartSpec):
     weight_scale: Absent[Positive] = 1.0
     balance_rate: Absent[NonNegative | None] = None
 
+    def expert_matrices(self, dim: int) -> int:
+        """Count the parameters of the matrices of one expert, or of the dense block."""
+        return (3 if self.gated else 2) * dim * self.ffn_dim
+
     def expert_parameters(self, dim: int) -> int:
         """Count the parameters of one expert, or of the dense block."""
-        up_matrices = 2 if self.gated else 1
-        count = (up_matrices + 1) * dim * self.ffn_dim + self.activation_parameters
-        return count + (up_matrices * self.ffn_dim + dim if self.bias else 0)
+        biases = self._count_biases(dim, self.ffn_dim)
+        return self.expert_matrices(dim) + biases + self.activation_parameters
 
     @property
     def activation_parameters(self) -> int:
@@ -44,11 +50,21 @@ class FeedForwardSpec(ModelPartSpec):
 
     def shared_parameters(self, dim: int) -> int:
         """Count the parameters of the shared expert."""
-        return (3 if self.gated else 2) * dim * (self.shared_ffn_dim or 0)
+        width = self.shared_ffn_dim or 0
+        return (3 if self.gated else 2) * dim * width + self._count_biases(dim, width)
 
     def router_parameters(self, dim: int) -> int:
         """Count the parameters of the router."""
-        return dim * (self.num_experts or 0)
+        return (dim + self.bias) * (self.num_experts or 0)
+
+    def _count_biases(self, dim: int, width: int) -> int:
+        return (2 if self.gated else 1) * width + dim if self.bias and width else 0
+
+    @property
+    def is_clamped(self) -> bool:
+        """Whether the gate is a clamped SwiGLU, not plain ``activation(gate) * up``."""
+        changes = self.swiglu_alpha, self.swiglu_limit, self.linear_offset
+        return changes != (1.0, None, 0.0)
 
     @property
     def is_plain(self) -> bool:
@@ -56,7 +72,15 @@ class FeedForwardSpec(ModelPartSpec):
         return not self.gated and self.num_experts is None
 
 
-class MLPSpec(FeedForwardSpec):
+class _SwiGLUSpec(FeedForwardSpec):
+    """A part whose gate may be a clamped SwiGLU (`components.model.mlp.SwiGLU`)."""
+
+    swiglu_alpha: Positive = 1.0
+    swiglu_limit: Positive | None = None
+    linear_offset: float = 0.0
+
+
+class MLPSpec(_SwiGLUSpec):
     """A dense feed-forward block."""
 
     target: ClassVar[str] = "components.model.mlp.MLP"
@@ -65,7 +89,7 @@ class MLPSpec(FeedForwardSpec):
     bias: bool
 
 
-class ExpertsSpec(FeedForwardSpec):
+class ExpertsSpec(_SwiGLUSpec):
     """A mixture of experts, with a shared expert if there is a ``shared_ffn_dim``."""
 
     target: ClassVar[str] = "components.model.moe.Experts"
@@ -79,6 +103,7 @@ class ExpertsSpec(FeedForwardSpec):
     auxiliary_scope: Literal["layer", "model"]
     z_loss: NonNegative
     path: Literal["auto", "grouped", "loop"]
+    bias: bool = False  # of all experts and of the router
     shared_ffn_dim: Count | None = None
     scores: Literal["softmax", "sigmoid"] = "softmax"
     weight_scale: Positive = 1.0
@@ -92,4 +117,12 @@ class ExpertsSpec(FeedForwardSpec):
         width = self.shared_ffn_dim
         if width is None:
             return None
-        return MLPSpec(ffn_dim=width, activation=self.activation, gated=self.gated, bias=False)
+        return MLPSpec(
+            ffn_dim=width,
+            activation=self.activation,
+            gated=self.gated,
+            bias=self.bias,
+            swiglu_alpha=self.swiglu_alpha,
+            swiglu_limit=self.swiglu_limit,
+            linear_offset=self.linear_offset,
+        )

@@ -15,6 +15,7 @@ class ScalingSpec(ModelPartSpec):
     high_frequency_factor: Absent[Positive | None] = None
     beta_fast: Absent[Positive | None] = None
     beta_slow: Absent[Positive | None] = None
+    truncate: Absent[bool] = True
 
 
 class LinearScalingSpec(ScalingSpec):
@@ -41,3 +42,4 @@ class YarnScalingSpec(ScalingSpec):
     original_tokens: Count
     beta_fast: Positive
     beta_slow: Positive
+    truncate: bool = True

@@ -26,8 +26,10 @@ def check_shape(shape: DecoderSpec) -> None:
     check_divides(groups, shape.attention.num_kv_heads, "model.attention.num_heads", heads)
     _check_latent(shape.attention)
     check_at_least("model.padded_vocab_size", rows, "model.vocab_size", vocabulary)
+    _check_gate("model.mlp", shape.mlp)
     _check_experts(shape.mlp)
     if shape.dense_mlp is not None:
+        _check_gate("model.dense_mlp", shape.dense_mlp)
         if shape.mlp.num_experts is None:
             problem = "dense_mlp replaces experts, but model.mlp has no experts"
             raise RecipeError("model.dense_mlp", problem, "set model.dense_mlp=null")
@@ -87,6 +89,17 @@ def _check_latent(attention: AttentionSpec) -> None:
         "model.attention.rotary_dim", attention.rotary_dim, "head_dim - 1 =", width - 1
     )
     check_at_most("model.attention.value_dim", attention.value_width, "head_dim", width)
+
+
+def _check_gate(path: str, mlp: FeedForwardSpec) -> None:
+    """Refuse keys of a clamped SwiGLU without its gate."""
+    if not mlp.is_clamped or (mlp.gated and mlp.activation == "silu"):
+        return
+    plain = {"swiglu_limit": None, "swiglu_alpha": 1.0, "linear_offset": 0.0}
+    key = next(key for key, value in plain.items() if getattr(mlp, key) != value)
+    problem = f"{getattr(mlp, key):g} has no effect without a SwiGLU"
+    fix = f"set {path}.gated=true and {path}.activation=silu"
+    raise RecipeError(f"{path}.{key}", problem, fix)
 
 
 def _check_experts(mlp: FeedForwardSpec) -> None:

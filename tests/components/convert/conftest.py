@@ -216,6 +216,19 @@ def deepseek_v3_of_experts_alone() -> Section:
     return section | {"attention": section["attention"] | {"query_rank": None}}
 
 
+def gpt_oss() -> Section:
+    """Experts with biases and a clamped SwiGLU, sinks, and windows in every second layer."""
+    numbers = {"original_tokens": 12, "beta_fast": 1.0, "beta_slow": 0.03125, "truncate": False}
+    heads = {"num_kv_heads": 2, "head_dim": 10, "bias": True, "sinks": True}
+    section = _section(positions=ROTARY, norm=RMS, mlp={}, attention=heads)
+    section["attention"] |= {"windows": [5, "full"]}
+    clamped = {"bias": True, "renormalize": True, "swiglu_alpha": 1.7, "swiglu_limit": 0.5}
+    section |= {"mlp": olmoe()["mlp"] | clamped | {"linear_offset": 1.0}}
+    return _slowed(
+        section | {"tied_embeddings": False, "num_layers": 3}, "YarnScaling", **numbers
+    )
+
+
 def smollm3() -> Section:
     """The second and the fourth of five layers do not rotate."""
     some = {"_target_": "components.model.positions.InterleavedRotary", "skip_every": 2}
@@ -317,7 +330,7 @@ SECTIONS = {
         *(llama, llama_with_biases, bloom, gpt2, gpt2_with_exact_gelu, olmo),
         *(olmoe, olmoe_renormalized, olmo2, qwen3, qwen3_moe, smollm3, apertus),
         *(deepseek_v3, deepseek_v3_of_experts_alone, olmo3, mistral),
-        *(olmo_hybrid, olmo_hybrid_rotated),
+        *(olmo_hybrid, olmo_hybrid_rotated, gpt_oss),
         *(gemma3, gemma3_slowed, nanochat, nanochat_with_biases),
         *(llama_slowed, llama_slowed_as_llama3, qwen3_slowed, smollm3_slowed, apertus_slowed),
     )

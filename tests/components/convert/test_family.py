@@ -15,6 +15,7 @@ from tests.components.convert.conftest import (
     gemma3,
     gemma3_slowed,
     gpt2,
+    gpt_oss,
     llama,
     mistral,
     nanochat,
@@ -40,7 +41,7 @@ def test_every_family_is_found() -> None:
             "apertus",
             "deepseek_v3",
         ),
-        *("gemma3_text", "nanochat", "olmo_hybrid"),
+        *("gemma3_text", "nanochat", "olmo_hybrid", "gpt_oss"),
     }
 
 
@@ -113,6 +114,10 @@ def changed(section: Section, part: str, key: str, value: object) -> Section:
             *("model.positions.rotary_fraction", "must be 1.0, here 0.5"),
         ),
         (changed(llama(), "attention", "sinks", True), "model.attention.sinks", "be false"),
+        (changed(gpt_oss(), "attention", "windows", [5, 4]), "model.attention.windows", "all"),
+        (changed(gpt_oss(), "mlp", "swiglu_limit", None), "model.mlp.swiglu_limit", "a limit"),
+        (changed(gpt_oss(), "mlp", "linear_offset", 0.0), "model.mlp.linear_offset", "be 1.0"),
+        (changed(llama(), "mlp", "swiglu_limit", 7.0), "model.mlp.swiglu_limit", "be null"),
         (olmo_hybrid() | {"norm_placement": "before"}, "model.pattern", "OlmoHybridForCaus"),
         (
             changed(olmo_hybrid_rotated(), "positions", "local_base", 9.0),

@@ -51,6 +51,7 @@ APERTUS = published("apertus_8b")
 APERTUS_70B = APERTUS | dict(zip(SIZES, (8_192, 43_008, 80, 64, 8), strict=True))
 QWEN3_MOE = published("qwen3_30b_a3b")
 DEEPSEEK = published("deepseek_v3")
+GPT_OSS = published("gpt_oss_20b")
 GEMMA3 = published("gemma3_1b")
 GEMMA3_27B = published("gemma3_27b")
 # The text parts of the hub's files, in the same keys, as public copies have them.
@@ -76,11 +77,13 @@ COUNTS: dict[str, tuple[Config, int]] = {
     "Apertus 70B": (APERTUS_70B, 70_599_864_480),
     "Qwen3-30B-A3B": (QWEN3_MOE, 30_532_122_624),
     "DeepSeek-V3": (DEEPSEEK, 671_026_404_352),
+    "gpt-oss-20b": (GPT_OSS, 20_914_757_184),
     "Gemma 3 1B": (GEMMA3, 999_885_952),
     "Gemma 3 4B": (GEMMA3_4B, 3_880_263_168),
     "Gemma 3 12B": (GEMMA3_12B, 11_766_034_176),
     "Gemma 3 27B": (GEMMA3_27B, 27_009_346_304),
 }
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
     "olmo2": {"norm_placement": "after", "qk_norm_over": "all_heads"},
     "olmoe": {"qk_norm_over": "all_heads"},
@@ -89,6 +92,15 @@ PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
     "apertus": {"qk_norm_over": "each_head", "mlp": {"activation": "xielu", "gated": False}},
     "qwen3_moe": {"qk_norm_over": "each_head"},
     "olmo3": {"norm_placement": "after", "qk_norm_over": "all_heads"},
+    "gpt_oss": {
+        "attention": {"sinks": True},
+        "mlp": {
+            "bias": True,
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+            "linear_offset": 1.0,
+        },
+    },
     "gemma3_text": {
         "norm_placement": "both",
         "qk_norm_over": "each_head",
@@ -112,7 +124,7 @@ def section_of(config: Config) -> Section:
         positions["skip_every"] = every
     if scaling := config.get("rope_scaling"):
         positions["scaling"] = scaling_of(scaling)
-        if "sliding_window" in config:
+        if config["model_type"] == "olmo3":
             positions["local_base"] = positions["base"]
     if base := config.get("rope_local_base_freq"):
         positions["local_base"] = float(base)
@@ -151,6 +163,7 @@ def section_of(config: Config) -> Section:
             "layer_scaling": False,
             "dropout": 0.0,
             "backends": ["flash"],
+            **parts.get("attention", {}),
             "windows": [window if kind == "sliding_attention" else "full" for kind in types],
         },
         "mlp": experts_of(config) if "num_experts_per_tok" in config else mlp_of(config),
@@ -177,7 +190,8 @@ def scaling_of(config: Config) -> Section:
         names |= {"high_frequency_factor": "high_freq_factor"}
         kind = "Llama3Scaling"
     else:
-        names, kind = {key: key for key in ("beta_fast", "beta_slow")}, "YarnScaling"
+        names = {key: key for key in ("beta_fast", "beta_slow", "truncate") if key in config}
+        kind = "YarnScaling"
     return {"_target_": f"{room}.{kind}", **numbers} | {
         ours: config[theirs] for ours, theirs in names.items()
     }
@@ -217,17 +231,18 @@ def experts_of(config: Config) -> Section:
     return {
         "_target_": "components.model.moe.Experts",
         "_partial_": True,
-        "num_experts": config.get("num_experts") or config["n_routed_experts"],
+        "num_experts": next(config[name] for name in EXPERTS if name in config),
         "top_k": config["num_experts_per_tok"],
         "ffn_dim": config.get("moe_intermediate_size") or config["intermediate_size"],
         "activation": "silu",
         "gated": True,
-        "renormalize": config["norm_topk_prob"],
+        "renormalize": config.get("norm_topk_prob", True),
         "routing": "learned",
         "auxiliary_loss": config.get("router_aux_loss_coef", 0.0),
         "auxiliary_scope": "layer",
         "z_loss": 0.0,
         "path": "auto",
+        **PARTS.get(config["model_type"], {}).get("mlp", {}),
         **(deepseek_of(config) if "n_shared_experts" in config else {}),
     }
 

@@ -1,5 +1,6 @@
 """What is exported computes, in ``transformers``, what it computes here, gradients included."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,8 @@ def mapped_gradients(
 
 def in_memory(tensors: dict[str, Tensor], section: Section) -> dict[str, Tensor]:
     """Stack experts as ``transformers`` 5 has them once they are loaded."""
-    stacked = {name: value for name, value in tensors.items() if ".experts." not in name}
+    single = re.compile(r"\.experts\.\d+\.")
+    stacked = {name: value for name, value in tensors.items() if not single.search(name)}
     first = section.get("num_dense_layers", 1) if section.get("dense_mlp") else 0
     for layer in range(first, section["num_layers"] if len(stacked) < len(tensors) else 0):
         prefix = f"model.layers.{layer}.mlp.experts"

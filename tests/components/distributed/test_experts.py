@@ -186,6 +186,32 @@ def test_biases_of_routers_move_alike_whatever_the_layout(
     assert all(bias.count_nonzero() for bias in biases)
 
 
+GPT_OSS = {
+    "bias": True,
+    "renormalize": True,
+    "swiglu_alpha": 1.702,
+    "swiglu_limit": 0.2,
+    "linear_offset": 1.0,
+}
+
+
+@pytest.mark.quick("bounded")
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(expert=4, zero=1),
+        Layout(shard=2, expert=2, zero=2, recompute="full", dispatch="all_to_all", bound=2),
+        Layout(pipeline=2, expert=2, recompute="selective", dispatch="all_to_all", overlap=2),
+        Layout(shard=4, zero=3),
+    ],
+    ids=["gathered", "bounded", "stages", "whole layers"],
+)
+def test_biases_of_experts_and_clamped_gates_train_as_in_one_process(
+    four_ranks: Ranks, layout: Layout
+) -> None:
+    assert_as_one_process(four_ranks(train, mixture(**GPT_OSS), layout))
+
+
 @pytest.mark.quick("2")
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_data_ranks_divide_whole_mixtures_too(two_ranks: Ranks, zero: int) -> None:

@@ -33,6 +33,7 @@ GEMMA3 = (
     *("model.mlp.activation=gelu_tanh", "model.attention.scale_dim=48", HEAD_NORMS, QK_NORM),
 )
 GATE = "model.attention.output_gate=true"
+CLAMPED = ("model.mlp.swiglu_limit=7", "model.mlp.linear_offset=1")
 SINKS = "model.attention.sinks=true"
 DEPTHS = (4, 8)
 
@@ -174,6 +175,25 @@ def test_norms_of_queries_and_keys_are_planned(over: str, tensor: int) -> None:
 def test_norms_on_both_sides_are_planned() -> None:
     """And a gated GELU; multiplied queries take the place of those that were turned."""
     assert_planned(*GEMMA3)
+
+
+@pytest.mark.long
+def test_a_clamped_gate_is_planned() -> None:
+    assert_planned("recipe=teuken7b", QK_NORM, *CLAMPED)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+def test_biases_of_experts_and_clamped_gates_are_planned(recompute: str) -> None:
+    kept = []
+    for changes in ((), (*CLAMPED, "model.mlp.bias=true")):
+        words = ("recipe=mula7b_a1b", f"parallelism.recompute={recompute}", *changes)
+        job, trace = rehearsed(4, words)
+        planned = 4 * layer_bytes_per_token(job) * job.microbatch_tokens
+        kept.append((planned, most(trace)["activations"]))
+    (planned, measured), (planned_clamped, measured_clamped) = kept
+    saved = planned - planned_clamped
+    assert measured - measured_clamped == pytest.approx(saved, rel=0.02)
 
 
 @pytest.mark.long

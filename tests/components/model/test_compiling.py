@@ -45,6 +45,9 @@ FEW_EXPERTS = ExpertsSpec(
 )
 
 TRAINED = MLPSpec(ffn_dim=77, activation="xielu", gated=False, bias=False)
+CLAMPED = MLPSpec(
+    ffn_dim=77, activation="silu", gated=True, bias=True, swiglu_limit=0.5, linear_offset=1.0
+)
 HEAD_NORMS = {"qk_norm": RMS_NORM, "qk_norm_over": "each_head"}
 
 
@@ -115,6 +118,7 @@ def test_losses_and_gradients_stay_with_dropout_and_recomputation_too(
         {"mlp": TRAINED},
         {"output_gate": True},
         {"sinks": True},
+        {"mlp": CLAMPED},
     ],
 )
 def test_discounts_and_experts_compile_too(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from components.model.expert_products import (
+    Biases,
     Matrices,
     Order,
     _Reduce,
@@ -39,12 +40,16 @@ def choose(routing: str) -> Tensor:
     return torch.rand(tokens, NUM_EXPERTS, generator=generator).topk(TOP_K).indices
 
 
-def draw(tokens: int, *, gated: bool, dtype: torch.dtype) -> list[Tensor]:
-    """Draw tokens, weights, stacks and the gradient of the result, rounded to ``dtype``."""
+def draw(tokens: int, *, gated: bool, dtype: torch.dtype, biased: bool = False) -> list[Tensor]:
+    """Draw tokens, weights, stacks and the gradient of the result, rounded to ``dtype``.
+
+    With biases, a stack of these follows each stack of matrices.
+    """
     generator = torch.Generator().manual_seed(7)
     wide = (NUM_EXPERTS, FFN_DIM, DIM)
-    shapes = [(tokens, DIM), (tokens, TOP_K), wide, wide, (NUM_EXPERTS, DIM, FFN_DIM)]
-    shapes = [*(shapes if gated else shapes[:2] + shapes[3:]), (tokens, DIM)]
+    stacks = [wide, wide, (NUM_EXPERTS, DIM, FFN_DIM)][0 if gated else 1 :]
+    biases = [stack[:2] for stack in stacks] if biased else []
+    shapes = [(tokens, DIM), (tokens, TOP_K), *stacks, *biases, (tokens, DIM)]
     drawn = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     return [(each / each.shape[-1] ** 0.5).to(dtype) for each in drawn]
 
@@ -53,39 +58,47 @@ def differentiate(mix: Mix, chosen: Tensor, given: list[Tensor]) -> list[Tensor]
     """Return the mixture and the gradient of everything it is made of."""
     *learned, upstream = given
     tokens, weights, *stacks = learned = [each.clone().requires_grad_() for each in learned]
-    gate = stacks[0] if len(stacks) == 3 else None
-    matrices = Matrices(gate, stacks[-2], stacks[-1], ACTIVATIONS["silu"])
+    wide = [stack for stack in stacks if stack.dim() == 3]
+    gate = wide[0] if len(wide) == 3 else None
+    matrices = Matrices(gate, wide[-2], wide[-1], ACTIVATIONS["silu"])
+    if biases := stacks[len(wide) :]:
+        first = biases[0] if len(biases) == 3 else None
+        matrices = matrices._replace(biases=Biases(first, biases[-2], biases[-1]))
     mixed = mix(tokens, weights, chosen, matrices)
     return [mixed, *torch.autograd.grad(mixed, learned, upstream.to(mixed.dtype))]
 
 
 def reference(tokens: Tensor, weights: Tensor, experts: Tensor, matrices: Matrices) -> Tensor:
     """Send every token through every expert, and count those it chose."""
-    gate, up, down, activation, _ = matrices
-    widened = torch.einsum("td,efd->tef", tokens, up)
+    gate, up, down, activation = matrices[:4]
+    gate_bias, up_bias, down_bias = matrices.biases or (None, up.new_zeros(()), None)
+    widened = torch.einsum("td,efd->tef", tokens, up) + up_bias
     if gate is None:
         inner = activation(widened)
     else:
-        inner = activation(torch.einsum("td,efd->tef", tokens, gate)) * widened
+        gates = torch.einsum("td,efd->tef", tokens, gate)
+        inner = activation(gates if gate_bias is None else gates + gate_bias) * widened
     chose = torch.nn.functional.one_hot(experts, NUM_EXPERTS).to(tokens.dtype)
     shares = torch.einsum("tk,tke->te", weights, chose)
-    return torch.einsum("te,tef,edf->td", shares, inner, down)
+    mixed = torch.einsum("te,tef,edf->td", shares, inner, down)
+    return mixed if down_bias is None else mixed + shares @ down_bias
 
 
 @paths
 @routings
 @pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 def test_a_mixture_and_its_gradients_are_the_sum_over_all_experts(
-    path: str, routing: str, gated: bool, dtype: torch.dtype
+    path: str, routing: str, gated: bool, biased: bool, dtype: torch.dtype
 ) -> None:
     if path == "grouped" and dtype == torch.float64:
         pytest.skip("torch has no grouped products in double precision")
     chosen = choose(routing)
-    given = draw(len(chosen), gated=gated, dtype=dtype)
+    given = draw(len(chosen), gated=gated, dtype=dtype, biased=biased)
     found = differentiate(PATHS[path], chosen, given)
     expected = differentiate(reference, chosen, [each.double() for each in given])
-    assert len(found) == 6 if gated else 5
+    assert len(found) == (3 + 3 * (1 + biased) if gated else 3 + 2 * (1 + biased))
     for one, exact in zip(found, expected, strict=True):
         assert one.shape == exact.shape
         if exact.numel():  # without tokens, gradients of matrices are zero

@@ -89,6 +89,14 @@ CONSTANT = {
             r"heads of \d+, on cuda\n  add flex",
         ),
         (
+            ["model.mlp.swiglu_limit=7", "model.mlp.activation=gelu"],
+            r"model\.mlp\.swiglu_limit: 7 has no effect without a SwiGLU\n  set .*gated=true",
+        ),
+        (
+            ["model.mlp.linear_offset=1", "model.mlp.gated=false"],
+            r"model\.mlp\.linear_offset: 1 has no effect without a SwiGLU",
+        ),
+        (
             ["model.initialization.padding_row=4_096"],
             r"padding_row: 4096 is not one of 4,096 rows\n  use 0 to 4,095, or null",
         ),
