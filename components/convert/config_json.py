@@ -69,7 +69,7 @@ def read_config(folder: Path) -> ImportedModel:
 
 def read_known(file: Path) -> tuple[dict[str, Any], HFFamily]:
     """Read a ``config.json`` and return it with its family."""
-    config = read_mapping(file, remedy=NO_FOLDER)
+    config = read_mapping(file, finite=False, remedy=NO_FOLDER)  # keys may have no limit
     try:
         family = _find_family(config)
         _check_keys(config, family)
@@ -150,7 +150,7 @@ def _check_kind(key: str, value: object, like: object) -> None:
 
 
 def _is_number(value: object, *kinds: type, above: float = -math.inf) -> bool:
-    return type(value) in kinds and value > above  # type: ignore[operator]  # of a number's kind
+    return type(value) in kinds and above < value < math.inf  # type: ignore[operator]  # of a number's kind
 
 
 def _is_list(value: object) -> bool:

@@ -216,6 +216,7 @@ class HFFamily:
     last_weights: Weights
     mtp_weights: Weights = ()  # of each layer after the last
     weight_prefix: str  # some published folders omit it
+    old_prefix: str = ""  # of some published folders, in its place
     ignored_weights: str  # pattern of buffers in some published folders
     ignores_more_layers: bool = False
 

@@ -43,7 +43,7 @@ _NO_ROPE = {"rope_theta": None, "rope_type": "default"}
 _POSITIONS = "components.model.positions"
 
 
-def _only_mixer(features: DecoderSpec) -> MixerSpec | None:
+def only_mixer(features: DecoderSpec) -> MixerSpec | None:
     """Return the linear mixer of a model with one; None for other models."""
     mixers = list(features.mixers.values())
     return mixers[0] if len(mixers) == 1 else None
@@ -86,7 +86,7 @@ def _is_plain_rotation(features: DecoderSpec) -> bool:
 
 def _is_delta(features: DecoderSpec) -> bool:
     """Whether all layers are like the class's, with the same gated delta net."""
-    mixer, placement = _only_mixer(features), features.norm_placement
+    mixer, placement = only_mixer(features), features.norm_placement
     if not isinstance(mixer, GatedDeltaNetSpec) or placement != "after":
         return False
     norm, types = mixer.norm, features.layer_types.values()
@@ -99,13 +99,15 @@ def _is_delta(features: DecoderSpec) -> bool:
     )
 
 
-def _of_mixer(key: str, default: Any, name: str, resolve: Any = None) -> Setting:
-    """Return the row of a key of the linear mixer, which a recipe may name as it likes."""
+def mixer_setting(
+    key: str, default: Any, name: str, resolve: Any = None, *, mixer: str = "delta"
+) -> Setting:
+    """Return the row of a key of the linear mixer; a recipe may name it as it likes."""
     return Setting(
         key,
         default,
-        f"mixers.delta.{name}",
-        export=lambda m: getattr(_only_mixer(m), name, None),
+        f"mixers.{mixer}.{name}",
+        export=lambda m: getattr(only_mixer(m), name, None),
         resolve=resolve,
     )
 
@@ -114,25 +116,28 @@ def _range(name: str, keys: tuple[str, str], defaults: tuple[float, float]) -> l
     """Return the rows of a range with a key for each end."""
     (first, low), (last, high) = zip(keys, defaults, strict=True)
     return [
-        Setting(first, low, export=lambda m: getattr(_only_mixer(m), name)[0]),
+        Setting(first, low, export=lambda m: getattr(only_mixer(m), name)[0]),
         Setting(
             last,
             high,
             f"mixers.delta.{name}",
-            export=lambda m: getattr(_only_mixer(m), name)[1],
+            export=lambda m: getattr(only_mixer(m), name)[1],
             place=lambda value, values: [float(values[first]), float(value)],
         ),
     ]
 
 
-def _join_taps(features: DecoderSpec) -> Transform:
-    """Return the transform between three convolutions and one over all channels."""
-    mixer = _only_mixer(features)
-    widths = [mixer.key_width, mixer.key_width, mixer.value_width] if mixer else []
+def join_taps(widths: list[int]) -> Transform:
+    """Return the transform between convolutions and one over the channels of all."""
     return Transform(
         lambda tensors: [torch.cat(list(tensors))[:, None]],
         lambda tensors: torch.split(tensors[0][:, 0], widths),
     )
+
+
+def _join_delta(features: DecoderSpec) -> Transform:
+    mixer = only_mixer(features)
+    return join_taps([mixer.key_width, mixer.key_width, mixer.value_width] if mixer else [])
 
 
 def _rename(ours: str, theirs: str) -> Weights:
@@ -150,7 +155,7 @@ _DELTA_LAYER: Weights = (
         for theirs, ours in _MAPS
         for row in _rename(f"{ours}.weight", f"{theirs}_proj.weight")
     ),
-    map_weight(_TAPS, "linear_attn.conv1d.weight", _join_taps, _has_mixer),
+    map_weight(_TAPS, "linear_attn.conv1d.weight", _join_delta, _has_mixer),
     *_rename("log_decay", "A_log"),
     *_rename("step_bias", "dt_bias"),
     *_rename("norm.weight", "o_norm.weight"),
@@ -193,11 +198,11 @@ OLMO_HYBRID = replace(
             place=_import_rotation,
             kind={},
         ),
-        _of_mixer("linear_num_key_heads", None, "num_key_heads", default_to_heads)._replace(
-            export=lambda m: getattr(_only_mixer(m), "key_heads", None)
+        mixer_setting("linear_num_key_heads", None, "num_key_heads", default_to_heads)._replace(
+            export=lambda m: getattr(only_mixer(m), "key_heads", None)
         ),
-        _of_mixer("linear_num_value_heads", None, "num_heads", default_to_heads),
-        _of_mixer(
+        mixer_setting("linear_num_value_heads", None, "num_heads", default_to_heads),
+        mixer_setting(
             "linear_key_head_dim",
             None,
             "key_dim",
@@ -205,14 +210,14 @@ OLMO_HYBRID = replace(
                 width or int(0.75 * values["hidden_size"] / values["linear_num_key_heads"])
             ),
         ),
-        _of_mixer(
+        mixer_setting(
             "linear_value_head_dim",
             None,
             "value_dim",
             lambda width, values: width or 2 * values["linear_key_head_dim"],
         ),
-        _of_mixer("linear_conv_kernel_dim", 4, "conv_size"),
-        _of_mixer("linear_allow_neg_eigval", True, "negative_eigenvalues"),
+        mixer_setting("linear_conv_kernel_dim", 4, "conv_size"),
+        mixer_setting("linear_allow_neg_eigval", True, "negative_eigenvalues"),
         without=("rope_theta", "rope_scaling"),
         hidden_size=3_840,
         num_attention_heads=30,

@@ -79,7 +79,7 @@ def read_folder(
         _fill(model, reader, mappings, full_names=names, rows=rows, remedy=universal.REMEDY)
         return
     family = choose_family(features)
-    config = read_mapping(folder / "config.json", remedy=NO_FOLDER)
+    config = read_mapping(folder / "config.json", finite=False, remedy=NO_FOLDER)
     _check_config(str(folder / "config.json"), config, family, features)
     _check_vocabulary(folder, features, config.get("vocab_size"), tokenizer_vocab_size)
     mappings = [row for row in family.param_mappings(features) if not row.is_copy]
@@ -179,7 +179,8 @@ def _match_names(
     full_names: dict[str, str] = {}
     unknown = []
     for name in names:
-        full = name if name in wanted else f"{family.weight_prefix}{name}"
+        bare = name.removeprefix(family.old_prefix)
+        full = name if name in wanted else f"{family.weight_prefix}{bare}"
         is_tied_head = name == "lm_head.weight" and name not in wanted
         if full in wanted:
             full_names[full] = name

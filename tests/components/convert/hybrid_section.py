@@ -1,4 +1,4 @@
-"""A small model section like OLMo-Hybrid's, of awkward shapes."""
+"""Small model sections like those of OLMo-Hybrid and Nemotron-H, of awkward shapes."""
 
 from typing import Any
 
@@ -76,3 +76,45 @@ def olmo_hybrid_rotated() -> dict[str, Any]:
     """The same with RoPE, as before the last stage of its training."""
     rotary = {"_target_": "components.model.positions.Rotary", "_partial_": True, "base": 5e5}
     return olmo_hybrid() | {"positions": rotary}
+
+
+def nemotron_h() -> dict[str, Any]:
+    """Seven layers of one part each; three groups of two heads, and many steps are bounded."""
+    section = olmo_hybrid()
+    return section | {
+        "num_layers": 7,
+        "attention": section["attention"] | {"head_dim": 10, "qk_norm": None},
+        "mlp": section["mlp"] | {"activation": "relu_squared", "gated": False},
+        "norm_placement": "before",
+        "pattern": ["mamba", "mlp", "mamba", "attention", "mlp"],
+        "mixers": {
+            "mamba": {
+                "_target_": "components.model.mixers.mamba2.Mamba2",
+                "_partial_": True,
+                "num_heads": 6,
+                "num_key_heads": 3,
+                "key_dim": 5,
+                "value_dim": 7,
+                "conv_size": 3,
+                "conv_bias": True,
+                "norm": NORM,
+                "step_limits": [0.7, None],
+                "step_range": [0.7, 0.9],
+            }
+        },
+    }
+
+
+def nemotron_h_with_mlp_biases() -> dict[str, Any]:
+    """Without biases of convolutions and a least step."""
+    section = nemotron_h()
+    changes = {"conv_bias": False, "step_limits": [0.0, None], "step_range": [0.001, 0.1]}
+    return section | {
+        "num_layers": 3,
+        "mlp": section["mlp"] | {"activation": "silu", "bias": True},
+        "pattern": ["mlp", "attention", "mamba"],
+        "mixers": {"mamba": section["mixers"]["mamba"] | changes},
+    }
+
+
+HYBRID = (olmo_hybrid, olmo_hybrid_rotated, nemotron_h, nemotron_h_with_mlp_biases)

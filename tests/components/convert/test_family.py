@@ -24,7 +24,11 @@ from tests.components.convert.conftest import (
     olmoe,
     qwen3_moe,
 )
-from tests.components.convert.hybrid_section import olmo_hybrid, olmo_hybrid_rotated
+from tests.components.convert.hybrid_section import (
+    nemotron_h,
+    olmo_hybrid,
+    olmo_hybrid_rotated,
+)
 
 
 def test_every_family_is_found() -> None:
@@ -41,7 +45,7 @@ def test_every_family_is_found() -> None:
             "apertus",
             "deepseek_v3",
         ),
-        *("gemma3_text", "nanochat", "olmo_hybrid", "gpt_oss"),
+        *("gemma3_text", "nanochat", "olmo_hybrid", "nemotron_h", "gpt_oss"),
     }
 
 
@@ -72,6 +76,11 @@ def test_a_parametrization_that_multiplies_nothing_leaves_the_class() -> None:
 
 def changed(section: Section, part: str, key: str, value: object) -> Section:
     return section | {part: section[part] | {key: value}}
+
+
+def changed_mamba(**changes: object) -> Section:
+    section = nemotron_h()
+    return changed(section, "mixers", "mamba", section["mixers"]["mamba"] | changes)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +132,31 @@ def changed(section: Section, part: str, key: str, value: object) -> Section:
             changed(olmo_hybrid_rotated(), "positions", "local_base", 9.0),
             *("model.pattern", "without scaling or local base"),
         ),
+        (
+            nemotron_h() | {"pattern": ["mamba", "attention/mlp"]},
+            *("model.pattern", "each layer is one part"),
+        ),
+        (
+            nemotron_h() | {"pattern": ["attention+mamba", "mlp"]},
+            *("model.pattern", "NemotronHForCausalLM"),
+        ),
+        (changed_mamba(norm_before_gate=True), "model.mixers", "norm after its gate"),
+        (changed_mamba(norm=None), "model.mixers", "the model's norm"),
+        (changed_mamba(norm=RMS | {"eps": 1e-6}), "model.mixers", "the model's norm"),
+        (changed_mamba(step_limits=[0.0, 0.1]), "model.mixers", "without a largest step"),
+        (changed_mamba(norm_placement="after"), "model.mixers", "NemotronHForCausalLM"),
+        (
+            nemotron_h() | {"tied_embeddings": True},
+            *("model.tied_embeddings", "must be false, here true"),
+        ),
+        (changed(nemotron_h(), "mlp", "gated", True), "model.mlp.gated", "must be false"),
+        (changed(nemotron_h(), "mlp", "activation", "xielu"), "model.mlp.activation", "relu"),
+        (changed(nemotron_h(), "attention", "bias", True), "model.attention.bias", "false"),
+        (
+            nemotron_h() | {"positions": olmo_hybrid_rotated()["positions"]},
+            *("model.positions._target_", "must be Positions, here Rotary"),
+        ),
+        (nemotron_h() | {"mlp": olmoe()["mlp"]}, "model.mlp.gated", "mlp.num_experts"),
         (gemma3() | {"norm_placement": "before"}, "model.norm_placement", "must be both"),
         (gemma3() | {"embedding_scale": "none"}, "model.embedding_scale", "Gemma3ForCausalLM"),
         (gemma3() | {"logit_cap": 30.0}, "model.logit_cap", "Gemma3ForCausalLM"),
