@@ -214,6 +214,7 @@ class HFFamily:
     mtp_weights: Weights = ()  # of each layer after the last
     weight_prefix: str  # some published folders omit it
     ignored_weights: str  # pattern of buffers in some published folders
+    normalize_name: Callable[[str], str] = str  # of a folder's tensor, to the published name
     ignores_more_layers: bool = False
 
     def write_hf_config(self, features: DecoderSpec) -> Section:

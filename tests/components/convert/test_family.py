@@ -40,7 +40,7 @@ def test_every_family_is_found() -> None:
             "apertus",
             "deepseek_v3",
         ),
-        *("gemma3_text", "nanochat", "olmo_hybrid"),
+        *("gemma3_text", "nanochat", "olmo_hybrid", "kimi_linear"),
     }
 
 
