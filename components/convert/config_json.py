@@ -139,6 +139,10 @@ def _check_kind(key: str, value: object, like: object) -> None:
     """Raise if a value does not have the type of ``like``, an example value of the key."""
     if like is ANY:
         return
+    if isinstance(value, dict) and isinstance(like, dict) and like:  # examples of nested keys
+        for name, item in value.items():
+            _check_kind(f"{key}.{name}", item, like.get(name, ANY))
+        return
     wanted, is_met = _KINDS[type(like)]
     if type(like) is int and like == 0:
         wanted, is_met = (

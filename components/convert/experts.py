@@ -5,7 +5,9 @@ https://arxiv.org/abs/2412.19437. Keys and defaults are from ``transformers``. T
 store each expert separately; the class stacks them only in memory.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from components.config.model_spec.decoder import DecoderSpec
@@ -53,12 +55,23 @@ EXPERTS = Requirement(
 )
 
 
-def expert_weights(applies: Condition = applies_always) -> Weights:
-    """Return the table rows of stacked expert weights."""
-    theirs = "mlp.experts.{expert}"
+GATED = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+
+
+def expert_weights(
+    applies: Condition = applies_always,
+    theirs: str = "mlp",
+    names: Mapping[str, str] = MappingProxyType(GATED),
+) -> Weights:
+    """Return the rows of stacked expert weights; ``names`` maps our matrices to theirs."""
     return tuple(
-        map_weight(f"mlp.{name}.weight", f"{theirs}.{name}_proj.weight", UNSTACK, applies)
-        for name in ("gate", "up", "down")
+        map_weight(
+            f"mlp.{ours}.weight",
+            f"{theirs}.experts.{{expert}}.{name}.weight",
+            UNSTACK,
+            applies,
+        )
+        for ours, name in names.items()
     )
 
 
@@ -181,7 +194,7 @@ def _is_sparse(features: DecoderSpec, layer: int) -> bool:
 
 
 # Published folders have rotating channels in pairs; ours have the first of each pair first.
-_LATENT_ATTENTION = with_prefix(
+LATENT_ATTENTION = with_prefix(
     "attention.",
     "self_attn.",
     (
@@ -199,21 +212,30 @@ _LATENT_ATTENTION = with_prefix(
         ),
     ),
 )
-_DEEPSEEK_MLP = (
-    *gated_mlp(_is_dense),
-    map_weight("mlp.router.weight", "mlp.gate.weight", applies=_is_sparse),
-    map_weight("mlp.choice_bias", "mlp.gate.e_score_correction_bias", applies=_is_sparse),
-    *expert_weights(_is_sparse),
-    *(
-        map_weight(
-            f"mlp.shared.{name}.weight",
-            f"mlp.shared_experts.{name}_proj.weight",
-            applies=_is_sparse,
-        )
-        for name in ("gate", "up", "down")
-    ),
-)
-_DEEPSEEK_LAYER = llama_layer(attention=_LATENT_ATTENTION, mlp=_DEEPSEEK_MLP)
+
+
+def sparse_mlp(
+    theirs: str = "mlp", names: Mapping[str, str] = MappingProxyType(GATED)
+) -> Weights:
+    """Return the rows of MLPs in the first layers, and of routed and shared experts after."""
+    router = f"{theirs}.gate"
+    return (
+        *gated_mlp(_is_dense),
+        map_weight("mlp.router.weight", f"{router}.weight", applies=_is_sparse),
+        map_weight("mlp.choice_bias", f"{router}.e_score_correction_bias", applies=_is_sparse),
+        *expert_weights(_is_sparse, theirs, names),
+        *(
+            map_weight(
+                f"mlp.shared.{ours}.weight",
+                f"{theirs}.shared_experts.{name}.weight",
+                applies=_is_sparse,
+            )
+            for ours, name in GATED.items()
+        ),
+    )
+
+
+_DEEPSEEK_LAYER = llama_layer(attention=LATENT_ATTENTION, mlp=sparse_mlp())
 # Multi-token prediction layers follow the last layer, with the names of the published folders
 # (README_WEIGHTS.md of deepseek-ai/DeepSeek-V3). The class of ``transformers`` ignores them.
 _DEEPSEEK_MTP = (

@@ -4,7 +4,16 @@ The choice depends on the features of the model section, never on a name.
 """
 
 from components.config.model_spec.decoder import DecoderSpec
-from components.convert import experts, gpt, gpt_oss, hybrid, llama, nemotron, windowed
+from components.convert import (
+    experts,
+    gpt,
+    gpt_oss,
+    hybrid,
+    kimi,
+    llama,
+    nemotron,
+    windowed,
+)
 from components.convert.hf_family import HFFamily
 from components.errors import RecipeError
 
@@ -16,6 +25,7 @@ FAMILIES = (
     *hybrid.FAMILIES,
     *gpt_oss.FAMILIES,
     *nemotron.FAMILIES,
+    *kimi.FAMILIES,
 )
 
 

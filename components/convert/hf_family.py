@@ -216,8 +216,8 @@ class HFFamily:
     last_weights: Weights
     mtp_weights: Weights = ()  # of each layer after the last
     weight_prefix: str  # some published folders omit it
-    old_prefix: str = ""  # of some published folders, in its place
     ignored_weights: str  # pattern of buffers in some published folders
+    normalize_name: Callable[[str], str] = str  # of a folder's tensor, to the published name
     ignores_more_layers: bool = False
 
     def write_hf_config(self, features: DecoderSpec) -> Section:

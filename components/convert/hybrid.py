@@ -3,6 +3,7 @@
 https://huggingface.co/allenai/Olmo-Hybrid-7B; keys and defaults are from ``transformers``.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from components.convert.llama import (
 )
 from components.convert.param_mapping import (
     Transform,
+    Weight,
     Weights,
     map_norm,
     map_weight,
@@ -49,13 +51,15 @@ def only_mixer(features: DecoderSpec) -> MixerSpec | None:
     return mixers[0] if len(mixers) == 1 else None
 
 
-def _has_mixer(features: DecoderSpec, layer: int) -> bool:
+def has_mixer(features: DecoderSpec, layer: int) -> bool:
+    """Condition of rows of a layer with a linear mixer."""
     return features.layer_types[features.kind_of(layer).text].mixer is not None
 
 
-def _write_types(features: DecoderSpec) -> list[str]:
+def write_types(features: DecoderSpec) -> list[str]:
+    """Return ``layer_types``, the kind of each layer."""
     layers = range(features.num_layers)
-    return [LINEAR if _has_mixer(features, layer) else FULL for layer in layers]
+    return [LINEAR if has_mixer(features, layer) else FULL for layer in layers]
 
 
 def _resolve_types(types: list[str] | None, values: HFConfig) -> list[str]:
@@ -63,7 +67,8 @@ def _resolve_types(types: list[str] | None, values: HFConfig) -> list[str]:
     return types or [FULL if n % _EVERY == _EVERY - 1 else LINEAR for n in range(layers)]
 
 
-def _import_pattern(types: list[str], _: HFConfig) -> Any:
+def import_pattern(types: list[str], _: HFConfig) -> Any:
+    """Return the pattern of ``layer_types``, with a linear mixer named ``delta``."""
     return shortest_pattern([_LAYERS.get(kind, kind) for kind in types])
 
 
@@ -84,19 +89,21 @@ def _is_plain_rotation(features: DecoderSpec) -> bool:
     return positions.class_name in {"Positions", "Rotary"} and plain
 
 
+def has_layers_of(kind: type[MixerSpec], features: DecoderSpec) -> bool:
+    """Whether each layer has attention or one linear mixer, always the same, and an MLP."""
+    branches = {layer.branches for layer in features.layer_types.values()}
+    both = {(("mixer",), ("mlp",)), (("attention",), ("mlp",))}
+    return isinstance(only_mixer(features), kind) and branches == both
+
+
 def _is_delta(features: DecoderSpec) -> bool:
     """Whether all layers are like the class's, with the same gated delta net."""
     mixer, placement = only_mixer(features), features.norm_placement
-    if not isinstance(mixer, GatedDeltaNetSpec) or placement != "after":
+    if mixer is None or mixer.norm is None or placement != "after":
         return False
-    norm, types = mixer.norm, features.layer_types.values()
-    plain = norm.weight and not norm.center and norm.eps == _EPS
-    branches = {(("mixer",), ("mlp",)), (("attention",), ("mlp",))}
-    return (
-        plain
-        and mixer.norm_placement == "before"
-        and {layer.branches for layer in types} == branches
-    )
+    plain = mixer.norm.weight and not mixer.norm.center and mixer.norm.eps == _EPS
+    is_before = mixer.norm_placement == "before"
+    return plain and is_before and has_layers_of(GatedDeltaNetSpec, features)
 
 
 def mixer_setting(
@@ -141,7 +148,7 @@ def _join_delta(features: DecoderSpec) -> Transform:
 
 
 def _rename(ours: str, theirs: str) -> Weights:
-    return (map_weight(f"mixer.{ours}", f"linear_attn.{theirs}", applies=_has_mixer),)
+    return (map_weight(f"mixer.{ours}", f"linear_attn.{theirs}", applies=has_mixer),)
 
 
 _TAPS = tuple(f"mixer.{name}_conv.taps" for name in ("query", "key", "value"))
@@ -149,27 +156,27 @@ _MAPS = tuple(
     zip("qkvabgo", ("query", "key", "value", "decay", "step", "gate", "output"), strict=True)
 )
 _DELTA_LAYER: Weights = (
-    *map_norm("mixer_norm", "input_layernorm", applies=_has_mixer),
+    *map_norm("mixer_norm", "input_layernorm", applies=has_mixer),
     *(
         row
         for theirs, ours in _MAPS
         for row in _rename(f"{ours}.weight", f"{theirs}_proj.weight")
     ),
-    map_weight(_TAPS, "linear_attn.conv1d.weight", _join_delta, _has_mixer),
+    map_weight(_TAPS, "linear_attn.conv1d.weight", _join_delta, has_mixer),
     *_rename("log_decay", "A_log"),
     *_rename("step_bias", "dt_bias"),
     *_rename("norm.weight", "o_norm.weight"),
-    *map_norm("mlp_norm", "post_attention_layernorm", applies=_has_mixer),
-    *gated_mlp(_has_mixer),
+    *map_norm("mlp_norm", "post_attention_layernorm", applies=has_mixer),
+    *gated_mlp(has_mixer),
 )
 
 
-def _of_attention(rows: Weights) -> Weights:
+def of_attention(rows: Iterable[Weight]) -> Weights:
     """Return the rows, for layers with attention only."""
 
     def restrict_rows(condition: Any) -> Any:
         return lambda features, layer: (
-            not _has_mixer(features, layer) and condition(features, layer)
+            not has_mixer(features, layer) and condition(features, layer)
         )
 
     return tuple(row._replace(applies=restrict_rows(row.applies)) for row in rows)
@@ -184,9 +191,9 @@ OLMO_HYBRID = replace(
         Setting(
             "layer_types",
             path="pattern",
-            export=_write_types,
+            export=write_types,
             resolve=_resolve_types,
-            place=_import_pattern,
+            place=import_pattern,
             kind=[],
         ),
         Setting(
@@ -252,7 +259,7 @@ OLMO_HYBRID = replace(
     ),
     normalize_config=dict,
     layer_weights=(
-        *_of_attention(
+        *of_attention(
             llama_layer(
                 attention_norm="post_attention_layernorm", mlp_norm="post_feedforward_layernorm"
             )

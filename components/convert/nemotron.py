@@ -288,7 +288,7 @@ NEMOTRON_H = replace(
         *map_norm("final_norm", "model.norm_f"),
         map_vocabulary("head.weight", "lm_head.weight"),
     ),
-    old_prefix="backbone.",
+    normalize_name=lambda name: name.removeprefix("backbone."),
 )
 
 FAMILIES = (NEMOTRON_H,)

@@ -179,8 +179,8 @@ def _match_names(
     full_names: dict[str, str] = {}
     unknown = []
     for name in names:
-        bare = name.removeprefix(family.old_prefix)
-        full = name if name in wanted else f"{family.weight_prefix}{bare}"
+        full = family.normalize_name(name)
+        full = full if full in wanted else f"{family.weight_prefix}{full}"
         is_tied_head = name == "lm_head.weight" and name not in wanted
         if full in wanted:
             full_names[full] = name

@@ -19,8 +19,9 @@ from components.model.linear import Linear, ResidualLinear
 class LatentAttention(Attention):
     """Latent attention: heads are projected from two low-rank vectors per token.
 
-    Queries and keys have ``head_dim`` channels. The last ``rotary_dim`` have RoPE; for keys,
-    these are the same in all heads and have no norm. Values have ``value_dim`` channels.
+    Queries and keys have ``head_dim`` channels. The last ``rotary_dim`` have RoPE, unless the
+    model has no positions; for keys, these are the same in all heads and have no norm. Values
+    have ``value_dim`` channels.
     Without a ``query_rank``, queries are projected from the hidden states. The squared
     magnitude of a rotation's scaling multiplies the scores of all channels, as DeepSeek's
     ``mscale_all_dim: 1`` does. There are no biases, grouped heads or other options of

@@ -1,6 +1,11 @@
-"""Small model sections like those of OLMo-Hybrid and Nemotron-H, of awkward shapes."""
+"""Small model sections like those of hybrid models, of awkward shapes."""
 
+import re
+from collections.abc import Mapping
 from typing import Any
+
+import torch
+from torch import Tensor
 
 NORM: dict[str, Any] = {
     "_target_": "components.model.norms.Norm",
@@ -117,4 +122,94 @@ def nemotron_h_with_mlp_biases() -> dict[str, Any]:
     }
 
 
-HYBRID = (olmo_hybrid, olmo_hybrid_rotated, nemotron_h, nemotron_h_with_mlp_biases)
+def kimi_linear() -> dict[str, Any]:
+    """A dense layer with delta attention; experts in groups; heads of four widths."""
+    section = olmo_hybrid()
+    return section | {
+        "norm_placement": "before",
+        "attention": {
+            "_target_": "components.model.latent_attention.LatentAttention",
+            "_partial_": True,
+            "num_heads": 6,
+            "num_kv_heads": 6,
+            "head_dim": 13,
+            "rotary_dim": 5,
+            "value_dim": 9,
+            "query_rank": None,
+            "key_value_rank": 11,
+            "latent_norm": NORM | {"eps": 1e-6},
+            "dropout": 0.0,
+            "backends": ["flex"],
+        },
+        "dense_mlp": section["mlp"],
+        "num_dense_layers": 1,
+        "mlp": {
+            "_target_": "components.model.moe.Experts",
+            "_partial_": True,
+            "num_experts": 6,
+            "top_k": 2,
+            "ffn_dim": 20,
+            "shared_ffn_dim": 40,
+            "activation": "silu",
+            "gated": True,
+            "renormalize": True,
+            "scores": "sigmoid",
+            "weight_scale": 2.446,
+            "num_groups": 3,
+            "top_groups": 2,
+            "balance_rate": 0.001,
+            "routing": "learned",
+            "auxiliary_loss": 0.0,
+            "auxiliary_scope": "layer",
+            "z_loss": 0.0,
+            "path": "auto",
+        },
+        "mixers": {
+            "delta": {
+                "_target_": "components.model.mixers.kimi_delta.KimiDelta",
+                "_partial_": True,
+                "num_heads": 5,
+                "key_dim": 7,
+                "value_dim": 7,
+                "gate_rank": 7,
+                "conv_size": 3,
+                "norm": NORM,
+            }
+        },
+    }
+
+
+def kimi_linear_of_low_rank() -> dict[str, Any]:
+    """Queries of low rank, dense layers of both kinds, and experts without groups."""
+    section = kimi_linear()
+    section["attention"] |= {"query_rank": 8}
+    section["mlp"] |= {"num_groups": 1, "top_groups": 1, "renormalize": False}
+    return section | {"pattern": ["attention/mlp", "delta/mlp"], "num_dense_layers": 2}
+
+
+HYBRIDS = (
+    *(olmo_hybrid, olmo_hybrid_rotated, nemotron_h, nemotron_h_with_mlp_biases),
+    *(kimi_linear, kimi_linear_of_low_rank),
+)
+
+# The published names of Kimi Linear's tensors, and those of the class in memory.
+_KIMI_NAMES = {
+    r"block_sparse_moe": "mlp",
+    r"(?<=\.)w1(?=\.)": "gate_proj",
+    r"(?<=\.)w3(?=\.)": "up_proj",
+    r"(?<=\.)w2(?=\.)": "down_proj",
+    r"self_attn\.(?=f_[ab]_proj|A_log|dt_bias)": "self_attn.forget_gate.",
+}
+
+
+def rename_kimi(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename Kimi Linear's tensors as its class has them in memory; others are unchanged."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        for theirs, own in _KIMI_NAMES.items():
+            name = re.sub(theirs, own, name)
+        found[name] = tensor
+    for name in [name for name in found if name.endswith("q_conv1d.weight")]:
+        parts = [found.pop(name.replace("q_conv", f"{part}_conv")) for part in "qkv"]
+        found[name.replace("q_conv", "conv")] = torch.cat(parts)
+    return found

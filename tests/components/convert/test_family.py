@@ -45,7 +45,7 @@ def test_every_family_is_found() -> None:
             "apertus",
             "deepseek_v3",
         ),
-        *("gemma3_text", "nanochat", "olmo_hybrid", "nemotron_h", "gpt_oss"),
+        *("gemma3_text", "nanochat", "olmo_hybrid", "nemotron_h", "gpt_oss", "kimi_linear"),
     }
 
 
