@@ -17,19 +17,23 @@ from components.build import build_node
 from components.convert.folder import write_folder
 from components.data.byte_bpe import ByteBPE
 from components.data.unigram import Unigram
+from tests.components.convert.base_section import (
+    LAYER_NORM,
+    PLAIN_MLP,
+    RMS,
+    ROTARY,
+    Section,
+    base_section,
+    norm_node,
+    scale_rotation,
+)
 from tests.components.convert.hybrid_section import HYBRIDS
 
 ROOT = Path(__file__).resolve().parents[3]
 PIECES = 300
 CONTEXT_TOKENS = 24
 
-Section = dict[str, Any]
 Export = Callable[..., Path]
-
-
-def _norm(*, center: bool, weight: bool, bias: bool) -> Section:
-    norm = {"_target_": "components.model.norms.Norm", "_partial_": True, "eps": 1e-5}
-    return norm | {"center": center, "weight": weight, "bias": bias}
 
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "data" / "hugging_face"
@@ -41,61 +45,10 @@ def published(name: str) -> dict[str, Any]:
     return config
 
 
-def _section(*, positions: Section, norm: Section, mlp: Section, attention: Section) -> Section:
-    """Rows beyond the pieces, and padded rows beyond those."""
-    return {
-        "_target_": "components.model.decoder.Decoder",
-        "dim": 48,
-        "num_layers": 2,
-        "vocab_size": 303,
-        "padded_vocab_size": 320,
-        "tied_embeddings": True,
-        "embedding_norm": None,
-        "dropout": 0.0,
-        "positions": {"_partial_": True} | positions,
-        "attention": {
-            "_target_": "components.model.attention.Attention",
-            "_partial_": True,
-            "num_heads": 6,
-            "num_kv_heads": 6,
-            "head_dim": 8,
-            "bias": False,
-            "qk_norm": None,
-            "layer_scaling": False,
-            "dropout": 0.0,
-            "backends": ["flash", "efficient", "overrideable", "flex"],
-            **attention,
-        },
-        "mlp": {
-            "_target_": "components.model.mlp.MLP",
-            "_partial_": True,
-            "ffn_dim": 77,
-            "activation": "silu",
-            "gated": True,
-            "bias": False,
-            **mlp,
-        },
-        "norm": norm,
-        "initialization": {
-            "_target_": "components.model.initialization.Normal",
-            "std": 0.2,
-            "residual": "plain",
-            "padding_row": None,
-        },
-        "init_from": "none",
-    }
-
-
-ROTARY = {"_target_": "components.model.positions.Rotary", "base": 500.0}
-RMS = _norm(center=False, weight=True, bias=False)
-LAYER_NORM = _norm(center=True, weight=True, bias=True)
-PLAIN_MLP = {"activation": "gelu_tanh", "gated": False, "bias": True}
-
-
 def llama() -> Section:
     """Grouped heads, wider than the model together, and padded rows."""
     grouped = {"num_kv_heads": 2, "head_dim": 10}
-    return _section(positions=ROTARY, norm=RMS, mlp={}, attention=grouped)
+    return base_section(positions=ROTARY, norm=RMS, mlp={}, attention=grouped)
 
 
 def llama_with_biases() -> Section:
@@ -107,7 +60,7 @@ def llama_with_biases() -> Section:
 
 def bloom() -> Section:
     """Seven heads: the slopes of ALiBi are no power of two's."""
-    section = _section(
+    section = base_section(
         positions={"_target_": "components.model.positions.Alibi"},
         norm=LAYER_NORM,
         mlp=PLAIN_MLP | {"ffn_dim": 4 * 42},
@@ -119,7 +72,7 @@ def bloom() -> Section:
 def gpt2() -> Section:
     learned = {"_target_": "components.model.positions.Learned", "num_positions": 29}
     biased = {"bias": True}
-    return _section(positions=learned, norm=LAYER_NORM, mlp=PLAIN_MLP, attention=biased)
+    return base_section(positions=learned, norm=LAYER_NORM, mlp=PLAIN_MLP, attention=biased)
 
 
 def gpt2_with_exact_gelu() -> Section:
@@ -129,14 +82,14 @@ def gpt2_with_exact_gelu() -> Section:
 
 
 def olmo() -> Section:
-    bare = _norm(center=True, weight=False, bias=False)
+    bare = norm_node(center=True, weight=False, bias=False)
     grouped = {"num_kv_heads": 3}
-    section = _section(positions=ROTARY, norm=bare, mlp={}, attention=grouped)
+    section = base_section(positions=ROTARY, norm=bare, mlp={}, attention=grouped)
     return section | {"tied_embeddings": False}
 
 
 def olmoe() -> Section:
-    section = _section(
+    section = base_section(
         positions=ROTARY, norm=RMS, mlp={}, attention={"num_kv_heads": 3, "qk_norm": RMS}
     )
     section["mlp"] = {
@@ -166,26 +119,26 @@ def olmoe_renormalized() -> Section:
 def olmo2() -> Section:
     """Norms after attention and MLP, and over all queries and all keys."""
     whole = {"num_kv_heads": 3, "qk_norm": RMS}
-    section = _section(positions=ROTARY, norm=RMS, mlp={}, attention=whole)
+    section = base_section(positions=ROTARY, norm=RMS, mlp={}, attention=whole)
     return section | {"tied_embeddings": False, "norm_placement": "after"}
 
 
 def qwen3() -> Section:
     """Grouped heads that are wider than the model together, each normalized by itself."""
     heads = {"num_kv_heads": 2, "head_dim": 10, "qk_norm": RMS, "qk_norm_over": "each_head"}
-    return _section(positions=ROTARY, norm=RMS, mlp={}, attention=heads)
+    return base_section(positions=ROTARY, norm=RMS, mlp={}, attention=heads)
 
 
 def qwen3_moe() -> Section:
     """The same with experts, which the routers' weights of a token all sum to 1 for."""
     heads = {"num_kv_heads": 2, "head_dim": 10, "qk_norm": RMS, "qk_norm_over": "each_head"}
-    section = _section(positions=ROTARY, norm=RMS, mlp={}, attention=heads)
+    section = base_section(positions=ROTARY, norm=RMS, mlp={}, attention=heads)
     return section | {"mlp": olmoe()["mlp"] | {"renormalize": True}}
 
 
 def deepseek_v3() -> Section:
     """A dense layer, then two with experts in three groups; heads of three widths."""
-    section = _section(positions=ROTARY, norm=RMS, mlp={}, attention={})
+    section = base_section(positions=ROTARY, norm=RMS, mlp={}, attention={})
     routed = {"num_experts": 6, "renormalize": True, "scores": "sigmoid", "weight_scale": 2.5}
     groups = {"num_groups": 3, "top_groups": 2, "shared_ffn_dim": 40, "balance_rate": 0.001}
     return section | {
@@ -220,11 +173,11 @@ def gpt_oss() -> Section:
     """Experts with biases and a clamped SwiGLU, sinks, and windows in every second layer."""
     numbers = {"original_tokens": 12, "beta_fast": 1.0, "beta_slow": 0.03125, "truncate": False}
     heads = {"num_kv_heads": 2, "head_dim": 10, "bias": True, "sinks": True}
-    section = _section(positions=ROTARY, norm=RMS, mlp={}, attention=heads)
+    section = base_section(positions=ROTARY, norm=RMS, mlp={}, attention=heads)
     section["attention"] |= {"windows": [5, "full"]}
     clamped = {"bias": True, "renormalize": True, "swiglu_alpha": 1.7, "swiglu_limit": 0.5}
     section |= {"mlp": olmoe()["mlp"] | clamped | {"linear_offset": 1.0}}
-    return _slowed(
+    return scale_rotation(
         section | {"tied_embeddings": False, "num_layers": 3}, "YarnScaling", **numbers
     )
 
@@ -232,7 +185,9 @@ def gpt_oss() -> Section:
 def smollm3() -> Section:
     """The second and the fourth of five layers do not rotate."""
     some = {"_target_": "components.model.positions.InterleavedRotary", "skip_every": 2}
-    section = _section(positions=ROTARY | some, norm=RMS, mlp={}, attention={"num_kv_heads": 2})
+    section = base_section(
+        positions=ROTARY | some, norm=RMS, mlp={}, attention={"num_kv_heads": 2}
+    )
     return section | {"num_layers": 5}
 
 
@@ -240,38 +195,33 @@ def apertus() -> Section:
     """Two maps and xIELU, and each head normalized by itself; rotation is not slowed."""
     heads = {"num_kv_heads": 3, "qk_norm": RMS, "qk_norm_over": "each_head"}
     plain = {"activation": "xielu", "gated": False}
-    section = _section(positions=ROTARY, norm=RMS, mlp=plain, attention=heads)
+    section = base_section(positions=ROTARY, norm=RMS, mlp=plain, attention=heads)
     return section | {"tied_embeddings": False}
 
 
-def _slowed(section: Section, name: str, **numbers: float) -> Section:
-    scaling = {"_target_": f"components.model.rotary_scaling.{name}", "factor": 4.0, **numbers}
-    return section | {"positions": section["positions"] | {"scaling": scaling}}
-
-
 def llama_slowed() -> Section:
-    return _slowed(llama(), "LinearScaling")
+    return scale_rotation(llama(), "LinearScaling")
 
 
 def llama_slowed_as_llama3() -> Section:
     """Of five pairs the fastest stays and the next ones are between."""
     turns = {"low_frequency_factor": 0.125, "high_frequency_factor": 2.0}
-    return _slowed(llama(), "Llama3Scaling", **turns, original_tokens=12)
+    return scale_rotation(llama(), "Llama3Scaling", **turns, original_tokens=12)
 
 
 def qwen3_slowed() -> Section:
     numbers = {"original_tokens": 12, "beta_fast": 1.0, "beta_slow": 0.03125}
-    return _slowed(qwen3(), "YarnScaling", **numbers)
+    return scale_rotation(qwen3(), "YarnScaling", **numbers)
 
 
 def smollm3_slowed() -> Section:
     numbers = {"original_tokens": 12, "beta_fast": 1.0, "beta_slow": 0.03125}
-    return _slowed(smollm3(), "YarnScaling", **numbers)
+    return scale_rotation(smollm3(), "YarnScaling", **numbers)
 
 
 def olmo3() -> Section:
     """Two layers of three see five keys; of four the last one does, too."""
-    section = _slowed(
+    section = scale_rotation(
         olmo2(), "YarnScaling", original_tokens=12, beta_fast=1.0, beta_slow=0.03125
     )
     section["positions"] |= {"local_base": ROTARY["base"]}
@@ -291,37 +241,37 @@ def gemma3() -> Section:
     heads |= {"windows": [5, "full"], "scale_dim": 14}
     gelu = {"activation": "gelu_tanh"}
     local = {"local_base": 100.0}
-    section = _section(positions=ROTARY | local, norm=RMS, mlp=gelu, attention=heads)
+    section = base_section(positions=ROTARY | local, norm=RMS, mlp=gelu, attention=heads)
     section |= {"norm_placement": "both", "embedding_scale": "sqrt_dim"}
     return section | {"num_layers": 5}
 
 
 def gemma3_slowed() -> Section:
     """Its scores as wide as the heads, and its layers in an order without an interval."""
-    section = _slowed(gemma3(), "LinearScaling")
+    section = scale_rotation(gemma3(), "LinearScaling")
     section["attention"] |= {"windows": [5, "full", "full"], "scale_dim": None}
     return section | {"tied_embeddings": False}
 
 
 def nanochat() -> Section:
     """No norm has weights; grouped heads, two maps, capped logits."""
-    bare = _norm(center=False, weight=False, bias=False)
+    bare = norm_node(center=False, weight=False, bias=False)
     heads = {"num_kv_heads": 3, "qk_norm": bare, "qk_norm_over": "each_head"}
     plain = {"activation": "relu_squared", "gated": False}
-    section = _section(positions=ROTARY, norm=bare, mlp=plain, attention=heads)
+    section = base_section(positions=ROTARY, norm=bare, mlp=plain, attention=heads)
     return section | {"embedding_norm": bare, "logit_cap": 3.0, "tied_embeddings": False}
 
 
 def nanochat_with_biases() -> Section:
     """Slowed, tied, without a cap."""
-    section = _slowed(nanochat(), "LinearScaling") | {"logit_cap": None}
+    section = scale_rotation(nanochat(), "LinearScaling") | {"logit_cap": None}
     section["attention"]["bias"] = section["tied_embeddings"] = True
     return section
 
 
 def apertus_slowed() -> Section:
     turns = {"low_frequency_factor": 0.125, "high_frequency_factor": 2.0}
-    return _slowed(apertus(), "Llama3Scaling", **turns, original_tokens=12)
+    return scale_rotation(apertus(), "Llama3Scaling", **turns, original_tokens=12)
 
 
 SECTIONS = {

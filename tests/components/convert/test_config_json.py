@@ -15,7 +15,8 @@ from components.convert.family import FAMILIES, choose_family
 from components.convert.folder import make_config
 from components.convert.hf_family import SAME_NORM
 from components.errors import RecipeError
-from tests.components.convert.conftest import PUBLISHED, Section, llama, published
+from tests.components.convert.base_section import Section
+from tests.components.convert.conftest import PUBLISHED, llama, published
 
 LLAMA, SMOLLM3, GEMMA3 = "llama3_2_1b", "smollm3_3b", "gemma3_1b"
 Config = dict[str, Any]
@@ -88,8 +89,7 @@ def test_a_family_that_says_too_little_of_its_model_is_refused(
 
 def test_every_family_has_a_published_file_among_the_tests() -> None:
     known = {published(file.stem)["model_type"] for file in PUBLISHED.glob("*.json")}
-    # Public copies of Nemotron-H's files were not seen; `test_nemotron` has its defaults.
-    assert known | {"nemotron_h"} == {family.model_type for family in FAMILIES}
+    assert known == {family.model_type for family in FAMILIES}
 
 
 @pytest.mark.parametrize(

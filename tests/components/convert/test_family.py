@@ -5,10 +5,9 @@ import pytest
 from components.config.part_nodes import read_decoder
 from components.convert.family import FAMILIES, choose_family
 from components.errors import RecipeError
+from tests.components.convert.base_section import RMS, Section
 from tests.components.convert.conftest import (
-    RMS,
     SECTIONS,
-    Section,
     apertus,
     bloom,
     deepseek_v3,

@@ -16,7 +16,8 @@ from components.config.part_nodes import read_decoder
 from components.convert.config_json import check_same, read_config
 from components.convert.family import choose_family
 from components.errors import RecipeError
-from tests.components.convert.conftest import Export, Section, gemma3, published, random_model
+from tests.components.convert.base_section import Section
+from tests.components.convert.conftest import Export, gemma3, published, random_model
 from tests.components.convert.test_config_json import put
 from tests.components.convert.test_open_models import GEMMA3, GEMMA3_27B, section_of
 from tests.components.convert.test_reading import edit_tensors, read

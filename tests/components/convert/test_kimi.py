@@ -15,7 +15,8 @@ from components.config.rules.model import check_shape
 from components.convert.config_json import check_same, read_config
 from components.convert.family import choose_family
 from components.errors import RecipeError
-from tests.components.convert.conftest import RMS, Section, published
+from tests.components.convert.base_section import RMS, Section
+from tests.components.convert.conftest import published
 from tests.components.convert.hybrid_section import kimi_linear
 from tests.components.convert.test_config_json import overlaid, resolved
 

@@ -18,7 +18,8 @@ from components.config.part_nodes import read_decoder
 from components.convert.config_json import check_same, read_config
 from components.convert.hf_shards import SINGLE
 from components.errors import RecipeError
-from tests.components.convert.conftest import Export, Section, random_model
+from tests.components.convert.base_section import Section
+from tests.components.convert.conftest import Export, random_model
 from tests.components.convert.hybrid_section import nemotron_h
 from tests.components.convert.test_config_json import Config, overlaid, put, resolved
 from tests.components.convert.test_reading import assert_same_bits, read

@@ -1,30 +1,17 @@
-"""Published configurations of open models, counted to the unit and, made small, computed.
-
-What they compute, gradients included, is held against the classes of ``transformers``.
-"""
+"""Published configurations of open models, counted to the unit."""
 
 from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from components.build import build_node
 from components.config.part_nodes import read_decoder
 from components.convert.family import choose_family
-from components.convert.folder import their_tensors
-from tests.components.convert.conftest import Section, published, random_model
-from tests.components.convert.test_parity import (
-    GRADIENT_TOLERANCE,
-    LOGITS_TOLERANCE,
-    distance,
-    gradients_of,
-    in_memory,
-    mapped_gradients,
-)
+from tests.components.convert.base_section import Section
+from tests.components.convert.conftest import published
 
 Config = dict[str, Any]
 OLMO2 = published("olmo2_1b")
@@ -346,69 +333,3 @@ def test_a_scaling_that_is_not_said_is_the_class_s_own_and_null_is_none() -> Non
     assert family.read_hf_config(kept | {"rope_scaling": None}) == as_written
     theirs = AutoConfig.for_model("apertus", **deepcopy(as_written))
     assert theirs.rope_parameters == {"rope_type": "default", "rope_theta": 12_000_000}
-
-
-SMALLER: Config = {"hidden_size": 64, "intermediate_size": 172, "vocab_size": 301}
-FEWER: Config = {"num_attention_heads": 4, "num_key_value_heads": 2}
-SMALL: dict[str, Config] = {
-    "olmo2": OLMO2 | SMALLER | {"num_hidden_layers": 3},
-    "smollm3": SMOLLM3 | SMALLER | {"num_hidden_layers": 5},
-    "qwen3": QWEN3 | SMALLER | {"num_hidden_layers": 3, "head_dim": 8},
-    # Windows and the length before it was made longer are less than the 64 tokens read.
-    "olmo3": OLMO3
-    | SMALLER
-    | FEWER
-    | {"num_hidden_layers": 5, "sliding_window": 11, "max_position_embeddings": 128}
-    | {"layer_types": OLMO3["layer_types"][:5]}
-    | {"rope_scaling": OLMO3["rope_scaling"] | {"original_max_position_embeddings": 16}},
-    "mistral": MISTRAL | SMALLER | FEWER | {"num_hidden_layers": 3, "sliding_window": 11},
-    # Seven layers, of which the sixth sees all.
-    "gemma3_1b": GEMMA3
-    | SMALLER
-    | {"num_hidden_layers": 7, "head_dim": 8, "query_pre_attn_scalar": 8}
-    | {"sliding_window": 11},
-    "gemma3_27b": GEMMA3_27B
-    | SMALLER
-    | FEWER
-    | {"num_hidden_layers": 7, "head_dim": 8, "query_pre_attn_scalar": 16}
-    | {"sliding_window": 11},
-    "apertus": APERTUS | SMALLER | {"num_hidden_layers": 3, "num_attention_heads": 8},
-    "qwen3_moe": QWEN3_MOE
-    | SMALLER
-    | {"num_hidden_layers": 2, "head_dim": 8, "moe_intermediate_size": 24},
-    "deepseek_v3": DEEPSEEK
-    | SMALLER
-    | {"num_hidden_layers": 3, "moe_intermediate_size": 24, "first_k_dense_replace": 1}
-    | {"num_attention_heads": 8, "num_key_value_heads": 8, "qk_rope_head_dim": 4}
-    | {"qk_nope_head_dim": 8, "v_head_dim": 8, "q_lora_rank": 24, "kv_lora_rank": 16}
-    | {"n_routed_experts": 32},
-}
-
-
-@pytest.mark.parametrize("model", SMALL)
-def test_made_small_it_computes_what_the_class_computes(model: str) -> None:
-    config = SMALL[model]
-    section = section_of(config)
-    features = read_decoder(section)
-    family = choose_family(features)
-    ours, theirs = random_model(section), theirs_of(config).eval()
-
-    def mapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        one_by_one = their_tensors(tensors, family, features, rows=config["vocab_size"])
-        return in_memory(dict(one_by_one), section)
-
-    found = theirs.load_state_dict(mapped(ours.state_dict()), strict=False)
-    assert not found.unexpected_keys
-    assert set(found.missing_keys) <= {"lm_head.weight"}  # tied
-    batch = torch.randint(301, (2, 65), generator=torch.Generator().manual_seed(5))
-    inputs, targets = batch[:, :-1], batch[:, 1:]
-    logits = theirs(inputs).logits
-    assert distance(ours(inputs), logits) < LOGITS_TOLERANCE
-    F.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
-    ours.compute_loss(inputs, targets).backward()  # type: ignore[operator]  # a decoder's own method
-    moved = mapped_gradients(gradients_of(ours), features, rows=config["vocab_size"])
-    for name, gradient in in_memory(moved, section).items():
-        if name not in dict(theirs.named_parameters()):
-            continue
-        wanted = theirs.get_parameter(name).grad
-        assert distance(gradient, wanted) < GRADIENT_TOLERANCE, name

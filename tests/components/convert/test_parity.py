@@ -14,13 +14,8 @@ from components.config.model_spec.decoder import DecoderSpec
 from components.config.part_nodes import read_decoder
 from components.convert.family import choose_family
 from components.convert.folder import their_tensors
-from tests.components.convert.conftest import (
-    CONTEXT_TOKENS,
-    PIECES,
-    Export,
-    Section,
-    random_model,
-)
+from tests.components.convert.base_section import Section
+from tests.components.convert.conftest import CONTEXT_TOKENS, PIECES, Export, random_model
 from tests.components.convert.hybrid_section import rename_kimi
 
 # Both sum the same float32 numbers, in another order.

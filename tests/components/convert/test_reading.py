@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM
 from components.convert.hf_shards import INDEX, SINGLE
 from components.convert.reading import read_folder
 from components.errors import RecipeError
+from tests.components.convert.base_section import Section
 from tests.components.convert.conftest import (
     PIECES,
     Export,
-    Section,
     bloom,
     gpt2,
     llama,

@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 from components.convert.tokenizer import convert_sentencepiece, count_pieces, write_tokenizer
 from components.data.unigram import Unigram
 from components.errors import RecipeError
+from tests.components.convert.base_section import Section
 from tests.components.convert.conftest import (
     Export,
-    Section,
     corpus,
     llama,
     random_model,

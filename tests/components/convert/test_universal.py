@@ -21,15 +21,8 @@ from components.convert.reading import read_folder
 from components.convert.universal import UniversalReader
 from components.errors import RecipeError
 from components.train.local_checks import check_builds
-from tests.components.convert.conftest import (
-    PIECES,
-    ROOT,
-    Section,
-    bloom,
-    gpt2,
-    llama,
-    random_model,
-)
+from tests.components.convert.base_section import Section
+from tests.components.convert.conftest import PIECES, ROOT, bloom, gpt2, llama, random_model
 from tests.components.convert.universal_cases import SECTIONS
 from tests.components.convert.universal_reference import reference
 

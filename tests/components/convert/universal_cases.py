@@ -20,13 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.components.convert.conftest import (
-    PIECES,
-    Section,
-    bloom,
-    gpt2,
-    gpt2_with_exact_gelu,
-)
+from tests.components.convert.base_section import Section
+from tests.components.convert.conftest import PIECES, bloom, gpt2, gpt2_with_exact_gelu
 
 # BigScience's fork turns the data between embedding and blocks, which takes two places.
 TURNS = {"bloom": True, "gpt2": False, "gpt2_with_exact_gelu": False}

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from tests.components.convert.conftest import PIECES, Section
+from tests.components.convert.base_section import Section
+from tests.components.convert.conftest import PIECES
 from tests.components.convert.universal_cases import TURNS
 
 FIRST_BLOCK = {"bloom": 3, "gpt2": 2, "gpt2_with_exact_gelu": 2}
