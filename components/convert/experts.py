@@ -62,6 +62,14 @@ def expert_weights(applies: Condition = applies_always) -> Weights:
     )
 
 
+def shared_weights(theirs: str, applies: Condition = applies_always) -> Weights:
+    """Return the table rows of a shared expert's weights."""
+    return tuple(
+        map_weight(f"mlp.shared.{name}.weight", f"{theirs}.{name}_proj.weight", applies=applies)
+        for name in ("gate", "up", "down")
+    )
+
+
 OLMOE = replace(  # queries and keys are normalized over all heads
     LLAMA,
     model_type="olmoe",
@@ -204,14 +212,7 @@ _DEEPSEEK_MLP = (
     map_weight("mlp.router.weight", "mlp.gate.weight", applies=_is_sparse),
     map_weight("mlp.choice_bias", "mlp.gate.e_score_correction_bias", applies=_is_sparse),
     *expert_weights(_is_sparse),
-    *(
-        map_weight(
-            f"mlp.shared.{name}.weight",
-            f"mlp.shared_experts.{name}_proj.weight",
-            applies=_is_sparse,
-        )
-        for name in ("gate", "up", "down")
-    ),
+    *shared_weights("mlp.shared_experts", _is_sparse),
 )
 _DEEPSEEK_LAYER = llama_layer(attention=_LATENT_ATTENTION, mlp=_DEEPSEEK_MLP)
 # Multi-token prediction layers follow the last layer, with the names of the published folders

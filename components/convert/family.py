@@ -4,7 +4,7 @@ The choice depends on the features of the model section, never on a name.
 """
 
 from components.config.model_spec.decoder import DecoderSpec
-from components.convert import experts, gpt, hybrid, llama, windowed
+from components.convert import experts, gpt, hybrid, llama, qwen3_next, windowed
 from components.convert.hf_family import HFFamily
 from components.errors import RecipeError
 
@@ -14,6 +14,7 @@ FAMILIES = (
     *experts.FAMILIES,
     *windowed.FAMILIES,
     *hybrid.FAMILIES,
+    *qwen3_next.FAMILIES,
 )
 
 

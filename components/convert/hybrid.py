@@ -36,35 +36,52 @@ from components.convert.windowed import shortest_pattern
 
 LINEAR = "linear_attention"
 _LAYERS = {LINEAR: "delta/mlp", FULL: "attention/mlp"}
-_EVERY = 4  # the class's interval of layers with attention
+INTERVAL = "full_attention_interval"  # of layers with attention
+_EVERY = 4  # the classes' default interval
 _EPS = 1e-5  # of the norm after the states, fixed in the class
 # With null, the class would take its default base, and rotate.
 _NO_ROPE = {"rope_theta": None, "rope_type": "default"}
 _POSITIONS = "components.model.positions"
+DELTA_NODE = {
+    "mixers.delta._target_": "components.model.mixers.gated_delta_net.GatedDeltaNet",
+    "mixers.delta._partial_": True,
+}
 
 
-def _only_mixer(features: DecoderSpec) -> MixerSpec | None:
+def only_mixer(features: DecoderSpec) -> MixerSpec | None:
     """Return the linear mixer of a model with one; None for other models."""
     mixers = list(features.mixers.values())
     return mixers[0] if len(mixers) == 1 else None
 
 
-def _has_mixer(features: DecoderSpec, layer: int) -> bool:
+def has_mixer(features: DecoderSpec, layer: int) -> bool:
+    """Condition of rows of layers with a linear mixer."""
     return features.layer_types[features.kind_of(layer).text].mixer is not None
 
 
 def _write_types(features: DecoderSpec) -> list[str]:
     layers = range(features.num_layers)
-    return [LINEAR if _has_mixer(features, layer) else FULL for layer in layers]
+    return [LINEAR if has_mixer(features, layer) else FULL for layer in layers]
 
 
 def _resolve_types(types: list[str] | None, values: HFConfig) -> list[str]:
     layers: int = values["num_hidden_layers"]
-    return types or [FULL if n % _EVERY == _EVERY - 1 else LINEAR for n in range(layers)]
+    every: int = values.get(INTERVAL) or _EVERY
+    return types or [LINEAR if (n + 1) % every else FULL for n in range(layers)]
 
 
 def _import_pattern(types: list[str], _: HFConfig) -> Any:
     return shortest_pattern([_LAYERS.get(kind, kind) for kind in types])
+
+
+LAYER_TYPES = Setting(
+    "layer_types",
+    path="pattern",
+    export=_write_types,
+    resolve=_resolve_types,
+    place=_import_pattern,
+    kind=[],
+)
 
 
 def _write_rotation(features: DecoderSpec) -> dict[str, Any]:
@@ -84,42 +101,51 @@ def _is_plain_rotation(features: DecoderSpec) -> bool:
     return positions.class_name in {"Positions", "Rotary"} and plain
 
 
+def delta_net(features: DecoderSpec) -> GatedDeltaNetSpec | None:
+    """Return the gated delta net if each layer has it or attention, with norms before it."""
+    mixer, types = only_mixer(features), features.layer_types.values()
+    branches = {(("mixer",), ("mlp",)), (("attention",), ("mlp",))}
+    if not isinstance(mixer, GatedDeltaNetSpec) or {t.branches for t in types} != branches:
+        return None
+    placement = mixer.norm_placement or features.norm_placement
+    return mixer if placement == "before" else None
+
+
 def _is_delta(features: DecoderSpec) -> bool:
     """Whether all layers are like the class's, with the same gated delta net."""
-    mixer, placement = _only_mixer(features), features.norm_placement
-    if not isinstance(mixer, GatedDeltaNetSpec) or placement != "after":
+    mixer = delta_net(features)
+    if mixer is None or features.norm_placement != "after":
         return False
-    norm, types = mixer.norm, features.layer_types.values()
-    plain = norm.weight and not norm.center and norm.eps == _EPS
-    branches = {(("mixer",), ("mlp",)), (("attention",), ("mlp",))}
-    return (
-        plain
-        and mixer.norm_placement == "before"
-        and {layer.branches for layer in types} == branches
-    )
+    norm = mixer.norm
+    return norm.weight and not norm.center and norm.eps == _EPS
 
 
-def _of_mixer(key: str, default: Any, name: str, resolve: Any = None) -> Setting:
+def mixer_setting(key: str, default: Any, name: str, resolve: Any = None) -> Setting:
     """Return the row of a key of the linear mixer, which a recipe may name as it likes."""
     return Setting(
         key,
         default,
         f"mixers.delta.{name}",
-        export=lambda m: getattr(_only_mixer(m), name, None),
+        export=lambda m: getattr(only_mixer(m), name, None),
         resolve=resolve,
     )
+
+
+KEY_HEADS = mixer_setting("linear_num_key_heads", None, "num_key_heads")._replace(
+    export=lambda m: getattr(only_mixer(m), "key_heads", None)
+)
 
 
 def _range(name: str, keys: tuple[str, str], defaults: tuple[float, float]) -> list[Setting]:
     """Return the rows of a range with a key for each end."""
     (first, low), (last, high) = zip(keys, defaults, strict=True)
     return [
-        Setting(first, low, export=lambda m: getattr(_only_mixer(m), name)[0]),
+        Setting(first, low, export=lambda m: getattr(only_mixer(m), name)[0]),
         Setting(
             last,
             high,
             f"mixers.delta.{name}",
-            export=lambda m: getattr(_only_mixer(m), name)[1],
+            export=lambda m: getattr(only_mixer(m), name)[1],
             place=lambda value, values: [float(values[first]), float(value)],
         ),
     ]
@@ -127,7 +153,7 @@ def _range(name: str, keys: tuple[str, str], defaults: tuple[float, float]) -> l
 
 def _join_taps(features: DecoderSpec) -> Transform:
     """Return the transform between three convolutions and one over all channels."""
-    mixer = _only_mixer(features)
+    mixer = only_mixer(features)
     widths = [mixer.key_width, mixer.key_width, mixer.value_width] if mixer else []
     return Transform(
         lambda tensors: [torch.cat(list(tensors))[:, None]],
@@ -135,36 +161,40 @@ def _join_taps(features: DecoderSpec) -> Transform:
     )
 
 
-def _rename(ours: str, theirs: str) -> Weights:
-    return (map_weight(f"mixer.{ours}", f"linear_attn.{theirs}", applies=_has_mixer),)
+def map_mixer(ours: str, theirs: str) -> Weights:
+    """Return the table rows of a weight of the linear mixer."""
+    return (map_weight(f"mixer.{ours}", f"linear_attn.{theirs}", applies=has_mixer),)
 
 
 _TAPS = tuple(f"mixer.{name}_conv.taps" for name in ("query", "key", "value"))
+STATE_WEIGHTS: Weights = (  # of the convolution and the decays
+    map_weight(_TAPS, "linear_attn.conv1d.weight", _join_taps, has_mixer),
+    *map_mixer("log_decay", "A_log"),
+    *map_mixer("step_bias", "dt_bias"),
+)
 _MAPS = tuple(
     zip("qkvabgo", ("query", "key", "value", "decay", "step", "gate", "output"), strict=True)
 )
 _DELTA_LAYER: Weights = (
-    *map_norm("mixer_norm", "input_layernorm", applies=_has_mixer),
+    *map_norm("mixer_norm", "input_layernorm", applies=has_mixer),
     *(
         row
         for theirs, ours in _MAPS
-        for row in _rename(f"{ours}.weight", f"{theirs}_proj.weight")
+        for row in map_mixer(f"{ours}.weight", f"{theirs}_proj.weight")
     ),
-    map_weight(_TAPS, "linear_attn.conv1d.weight", _join_taps, _has_mixer),
-    *_rename("log_decay", "A_log"),
-    *_rename("step_bias", "dt_bias"),
-    *_rename("norm.weight", "o_norm.weight"),
-    *map_norm("mlp_norm", "post_attention_layernorm", applies=_has_mixer),
-    *gated_mlp(_has_mixer),
+    *STATE_WEIGHTS,
+    *map_mixer("norm.weight", "o_norm.weight"),
+    *map_norm("mlp_norm", "post_attention_layernorm", applies=has_mixer),
+    *gated_mlp(has_mixer),
 )
 
 
-def _of_attention(rows: Weights) -> Weights:
+def of_attention(rows: Weights) -> Weights:
     """Return the rows, for layers with attention only."""
 
     def restrict_rows(condition: Any) -> Any:
         return lambda features, layer: (
-            not _has_mixer(features, layer) and condition(features, layer)
+            not has_mixer(features, layer) and condition(features, layer)
         )
 
     return tuple(row._replace(applies=restrict_rows(row.applies)) for row in rows)
@@ -176,14 +206,7 @@ OLMO_HYBRID = replace(
     architecture="OlmoHybridForCausalLM",
     settings=change_settings(
         OLMO2.settings,
-        Setting(
-            "layer_types",
-            path="pattern",
-            export=_write_types,
-            resolve=_resolve_types,
-            place=_import_pattern,
-            kind=[],
-        ),
+        LAYER_TYPES,
         Setting(
             "rope_parameters",
             _NO_ROPE,
@@ -193,11 +216,9 @@ OLMO_HYBRID = replace(
             place=_import_rotation,
             kind={},
         ),
-        _of_mixer("linear_num_key_heads", None, "num_key_heads", default_to_heads)._replace(
-            export=lambda m: getattr(_only_mixer(m), "key_heads", None)
-        ),
-        _of_mixer("linear_num_value_heads", None, "num_heads", default_to_heads),
-        _of_mixer(
+        KEY_HEADS._replace(resolve=default_to_heads),
+        mixer_setting("linear_num_value_heads", None, "num_heads", default_to_heads),
+        mixer_setting(
             "linear_key_head_dim",
             None,
             "key_dim",
@@ -205,14 +226,14 @@ OLMO_HYBRID = replace(
                 width or int(0.75 * values["hidden_size"] / values["linear_num_key_heads"])
             ),
         ),
-        _of_mixer(
+        mixer_setting(
             "linear_value_head_dim",
             None,
             "value_dim",
             lambda width, values: width or 2 * values["linear_key_head_dim"],
         ),
-        _of_mixer("linear_conv_kernel_dim", 4, "conv_size"),
-        _of_mixer("linear_allow_neg_eigval", True, "negative_eigenvalues"),
+        mixer_setting("linear_conv_kernel_dim", 4, "conv_size"),
+        mixer_setting("linear_allow_neg_eigval", True, "negative_eigenvalues"),
         without=("rope_theta", "rope_scaling"),
         hidden_size=3_840,
         num_attention_heads=30,
@@ -227,8 +248,7 @@ OLMO_HYBRID = replace(
     fixed={key: OLMO2.fixed[key] for key in OLMO2.fixed if key != "positions._target_"},
     imported={
         **OLMO2.imported,
-        "mixers.delta._target_": "components.model.mixers.gated_delta_net.GatedDeltaNet",
-        "mixers.delta._partial_": True,
+        **DELTA_NODE,
         "mixers.delta.norm": rms_norm_node(_EPS),
         "mixers.delta.norm_placement": "before",
     },
@@ -247,7 +267,7 @@ OLMO_HYBRID = replace(
     ),
     normalize_config=dict,
     layer_weights=(
-        *_of_attention(
+        *of_attention(
             llama_layer(
                 attention_norm="post_attention_layernorm", mlp_norm="post_feedforward_layernorm"
             )

@@ -55,7 +55,8 @@ class Experts(nn.Module):
     ``routing`` records the router's last forward pass (not a repetition by activation
     checkpointing) until `take_rows`. ``routing: uniform`` in a recipe forces a perfect balance,
     to measure speed. ``shared_ffn_dim`` adds an MLP of that width for every token
-    (https://arxiv.org/abs/2401.06066, section 3.2). With a ``balance_rate``, the scores of each
+    (https://arxiv.org/abs/2401.06066, section 3.2); with a ``shared_gate`` times the sigmoid of
+    a map from the token to one number (Qwen3-Next). With a ``balance_rate``, the scores of each
     expert have a bias (a buffer) for the choice only; after each step `balance` changes it by
     the rate.
     """
@@ -88,6 +89,7 @@ class Experts(nn.Module):
         self.up = Stack(num_experts, width, dim)
         self.down = Stack(num_experts, dim, width, writes_residual=True)
         self.shared = None if spec.shared_expert is None else MLP(spec.shared_expert, dim=dim)
+        self.shared_gate = nn.Linear(dim, 1, bias=False) if spec.shared_gate else None
         bias = None if spec.balance_rate is None else torch.zeros(num_experts)
         self.register_buffer("choice_bias", bias)
         self.load = None
@@ -108,7 +110,11 @@ class Experts(nn.Module):
         mixed = mixed.to(dtype).view(hidden.shape)
         if self.shared is None:
             return mixed
-        return pass_through(mixed) + pass_through(self.shared(hidden))
+        mixed = pass_through(mixed)  # before the shared expert, while it is the newest result
+        if self.shared_gate is None:
+            return mixed + pass_through(self.shared(hidden))
+        gated: Tensor = self.shared(hidden) * self.shared_gate(hidden).sigmoid()
+        return mixed + gated
 
     def take_routing(self) -> Routing | None:
         routing, self.routing = self.routing, None

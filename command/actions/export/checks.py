@@ -108,6 +108,7 @@ SUPPORTED: Mapping[str, Allowed | Callable[[Recipe], Allowed]] = {
     "model.initialization.std": lambda r: (r.decoder_spec.initialization.initializer_range,),
     "model.mlp.activation": ("silu",),
     "model.mlp.bias": (False,),
+    "model.mlp.shared_gate": (False,),
     "model.mtp": (None,),
     "model.parametrization": (None,),
     "model.pattern": (None,),

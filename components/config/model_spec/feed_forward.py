@@ -7,6 +7,7 @@ from components.ranges import Count, NonNegative, Positive
 
 ActivationName = Literal["silu", "gelu", "gelu_tanh", "relu_squared", "xielu"]
 TRAINED_SCALARS = {"xielu": 2}
+ROUTERS = frozenset({"router", "shared_gate"})  # matrices whose rows are scores or gates
 
 
 class FeedForwardSpec(ModelPartSpec):
@@ -21,6 +22,7 @@ class FeedForwardSpec(ModelPartSpec):
     num_experts: Absent[Count | None] = None
     top_k: Absent[Count | None] = None
     shared_ffn_dim: Absent[Count | None] = None
+    shared_gate: Absent[bool] = False
     num_groups: Absent[Count] = 1
     top_groups: Absent[Count] = 1
     renormalize: Absent[bool] = False
@@ -47,8 +49,8 @@ class FeedForwardSpec(ModelPartSpec):
         return (3 if self.gated else 2) * dim * (self.shared_ffn_dim or 0)
 
     def router_parameters(self, dim: int) -> int:
-        """Count the parameters of the router."""
-        return dim * (self.num_experts or 0)
+        """Count the parameters of the router and of the shared expert's gate."""
+        return dim * ((self.num_experts or 0) + self.shared_gate)
 
     @property
     def is_plain(self) -> bool:
@@ -80,6 +82,7 @@ class ExpertsSpec(FeedForwardSpec):
     z_loss: NonNegative
     path: Literal["auto", "grouped", "loop"]
     shared_ffn_dim: Count | None = None
+    shared_gate: bool = False
     scores: Literal["softmax", "sigmoid"] = "softmax"
     weight_scale: Positive = 1.0
     num_groups: Count = 1

@@ -17,7 +17,7 @@ from components.build import build_node
 from components.convert.folder import write_folder
 from components.data.byte_bpe import ByteBPE
 from components.data.unigram import Unigram
-from tests.components.convert.hybrid_section import olmo_hybrid, olmo_hybrid_rotated
+from tests.components.convert.hybrid_section import HYBRIDS
 
 ROOT = Path(__file__).resolve().parents[3]
 PIECES = 300
@@ -317,7 +317,7 @@ SECTIONS = {
         *(llama, llama_with_biases, bloom, gpt2, gpt2_with_exact_gelu, olmo),
         *(olmoe, olmoe_renormalized, olmo2, qwen3, qwen3_moe, smollm3, apertus),
         *(deepseek_v3, deepseek_v3_of_experts_alone, olmo3, mistral),
-        *(olmo_hybrid, olmo_hybrid_rotated),
+        *HYBRIDS,
         *(gemma3, gemma3_slowed, nanochat, nanochat_with_biases),
         *(llama_slowed, llama_slowed_as_llama3, qwen3_slowed, smollm3_slowed, apertus_slowed),
     )

@@ -23,7 +23,11 @@ from tests.components.convert.conftest import (
     olmoe,
     qwen3_moe,
 )
-from tests.components.convert.hybrid_section import olmo_hybrid, olmo_hybrid_rotated
+from tests.components.convert.hybrid_section import (
+    olmo_hybrid,
+    olmo_hybrid_rotated,
+    qwen3_next,
+)
 
 
 def test_every_family_is_found() -> None:
@@ -40,7 +44,7 @@ def test_every_family_is_found() -> None:
             "apertus",
             "deepseek_v3",
         ),
-        *("gemma3_text", "nanochat", "olmo_hybrid"),
+        *("gemma3_text", "nanochat", "olmo_hybrid", "qwen3_next"),
     }
 
 
@@ -71,6 +75,11 @@ def test_a_parametrization_that_multiplies_nothing_leaves_the_class() -> None:
 
 def changed(section: Section, part: str, key: str, value: object) -> Section:
     return section | {part: section[part] | {key: value}}
+
+
+def changed_mixer(key: str, value: object) -> Section:
+    section = qwen3_next()
+    return changed(section, "mixers", "delta", section["mixers"]["delta"] | {key: value})
 
 
 @pytest.mark.parametrize(
@@ -118,6 +127,18 @@ def changed(section: Section, part: str, key: str, value: object) -> Section:
             changed(olmo_hybrid_rotated(), "positions", "local_base", 9.0),
             *("model.pattern", "without scaling or local base"),
         ),
+        (
+            changed(qwen3_next(), "mlp", "shared_gate", False),
+            *("model.mlp.shared_gate", "must be true"),
+        ),
+        (changed(qwen3_next(), "mlp", "activation", "gelu"), "model.mlp.activation", "of silu"),
+        (
+            changed(qwen3_next(), "positions", "rotary_fraction", 0.5),
+            *("model.positions.rotary_fraction", "without rounding up"),
+        ),
+        (changed_mixer("negative_eigenvalues", True), "model.pattern", "negative eigenvalues"),
+        (changed_mixer("norm", RMS | {"eps": 1e-3}), "model.pattern", "the model's norm"),
+        (changed_mixer("norm_placement", "both"), "model.pattern", "Qwen3NextForCausalLM"),
         (gemma3() | {"norm_placement": "before"}, "model.norm_placement", "must be both"),
         (gemma3() | {"embedding_scale": "none"}, "model.embedding_scale", "Gemma3ForCausalLM"),
         (gemma3() | {"logit_cap": 30.0}, "model.logit_cap", "Gemma3ForCausalLM"),
