@@ -75,6 +75,14 @@ def expert_weights(
     )
 
 
+def shared_weights(theirs: str, applies: Condition = applies_always) -> Weights:
+    """Return the table rows of a shared expert's weights."""
+    return tuple(
+        map_weight(f"mlp.shared.{name}.weight", f"{theirs}.{name}_proj.weight", applies=applies)
+        for name in ("gate", "up", "down")
+    )
+
+
 OLMOE = replace(  # queries and keys are normalized over all heads
     LLAMA,
     model_type="olmoe",
@@ -224,14 +232,7 @@ def sparse_mlp(
         map_weight("mlp.router.weight", f"{router}.weight", applies=_is_sparse),
         map_weight("mlp.choice_bias", f"{router}.e_score_correction_bias", applies=_is_sparse),
         *expert_weights(_is_sparse, theirs, names),
-        *(
-            map_weight(
-                f"mlp.shared.{ours}.weight",
-                f"{theirs}.shared_experts.{name}.weight",
-                applies=_is_sparse,
-            )
-            for ours, name in GATED.items()
-        ),
+        *shared_weights(f"{theirs}.shared_experts", _is_sparse),
     )
 
 

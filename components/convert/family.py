@@ -12,6 +12,7 @@ from components.convert import (
     kimi,
     llama,
     nemotron,
+    qwen3_next,
     windowed,
 )
 from components.convert.hf_family import HFFamily
@@ -26,6 +27,7 @@ FAMILIES = (
     *gpt_oss.FAMILIES,
     *nemotron.FAMILIES,
     *kimi.FAMILIES,
+    *qwen3_next.FAMILIES,
 )
 
 

@@ -164,6 +164,7 @@ COMMON = (
             "mlp.num_groups": 1,
             "mlp.balance_rate": None,
             "mlp.shared_ffn_dim": None,
+            "mlp.shared_gate": False,
             "dense_mlp": None,
             "pattern": None,
         }.items()

@@ -38,11 +38,16 @@ from components.convert.windowed import shortest_pattern
 
 LINEAR = "linear_attention"
 _LAYERS = {LINEAR: "delta/mlp", FULL: "attention/mlp"}
-_EVERY = 4  # the class's interval of layers with attention
+INTERVAL = "full_attention_interval"  # of layers with attention
+_EVERY = 4  # the classes' default interval
 _EPS = 1e-5  # of the norm after the states, fixed in the class
 # With null, the class would take its default base, and rotate.
 _NO_ROPE = {"rope_theta": None, "rope_type": "default"}
 _POSITIONS = "components.model.positions"
+DELTA_NODE = {
+    "mixers.delta._target_": "components.model.mixers.gated_delta_net.GatedDeltaNet",
+    "mixers.delta._partial_": True,
+}
 
 
 def only_mixer(features: DecoderSpec) -> MixerSpec | None:
@@ -52,7 +57,7 @@ def only_mixer(features: DecoderSpec) -> MixerSpec | None:
 
 
 def has_mixer(features: DecoderSpec, layer: int) -> bool:
-    """Condition of rows of a layer with a linear mixer."""
+    """Condition of rows of layers with a linear mixer."""
     return features.layer_types[features.kind_of(layer).text].mixer is not None
 
 
@@ -64,12 +69,23 @@ def write_types(features: DecoderSpec) -> list[str]:
 
 def _resolve_types(types: list[str] | None, values: HFConfig) -> list[str]:
     layers: int = values["num_hidden_layers"]
-    return types or [FULL if n % _EVERY == _EVERY - 1 else LINEAR for n in range(layers)]
+    every: int = values.get(INTERVAL) or _EVERY
+    return types or [LINEAR if (n + 1) % every else FULL for n in range(layers)]
 
 
 def import_pattern(types: list[str], _: HFConfig) -> Any:
     """Return the pattern of ``layer_types``, with a linear mixer named ``delta``."""
     return shortest_pattern([_LAYERS.get(kind, kind) for kind in types])
+
+
+LAYER_TYPES = Setting(
+    "layer_types",
+    path="pattern",
+    export=write_types,
+    resolve=_resolve_types,
+    place=import_pattern,
+    kind=[],
+)
 
 
 def _write_rotation(features: DecoderSpec) -> dict[str, Any]:
@@ -96,14 +112,23 @@ def has_layers_of(kind: type[MixerSpec], features: DecoderSpec) -> bool:
     return isinstance(only_mixer(features), kind) and branches == both
 
 
+def delta_net(features: DecoderSpec) -> GatedDeltaNetSpec | None:
+    """Return the gated delta net if each layer has it or attention, with norms before it."""
+    mixer = only_mixer(features)
+    if not isinstance(mixer, GatedDeltaNetSpec):
+        return None
+    placement = mixer.norm_placement or features.norm_placement
+    is_alone = has_layers_of(GatedDeltaNetSpec, features)
+    return mixer if placement == "before" and is_alone else None
+
+
 def _is_delta(features: DecoderSpec) -> bool:
     """Whether all layers are like the class's, with the same gated delta net."""
-    mixer, placement = only_mixer(features), features.norm_placement
-    if mixer is None or mixer.norm is None or placement != "after":
+    mixer = delta_net(features)
+    if mixer is None or features.norm_placement != "after":
         return False
-    plain = mixer.norm.weight and not mixer.norm.center and mixer.norm.eps == _EPS
-    is_before = mixer.norm_placement == "before"
-    return plain and is_before and has_layers_of(GatedDeltaNetSpec, features)
+    norm = mixer.norm
+    return norm.weight and not norm.center and norm.eps == _EPS
 
 
 def mixer_setting(
@@ -117,6 +142,11 @@ def mixer_setting(
         export=lambda m: getattr(only_mixer(m), name, None),
         resolve=resolve,
     )
+
+
+KEY_HEADS = mixer_setting("linear_num_key_heads", None, "num_key_heads")._replace(
+    export=lambda m: getattr(only_mixer(m), "key_heads", None)
+)
 
 
 def _range(name: str, keys: tuple[str, str], defaults: tuple[float, float]) -> list[Setting]:
@@ -147,11 +177,17 @@ def _join_delta(features: DecoderSpec) -> Transform:
     return join_taps([mixer.key_width, mixer.key_width, mixer.value_width] if mixer else [])
 
 
-def _rename(ours: str, theirs: str) -> Weights:
+def map_mixer(ours: str, theirs: str) -> Weights:
+    """Return the table rows of a weight of the linear mixer."""
     return (map_weight(f"mixer.{ours}", f"linear_attn.{theirs}", applies=has_mixer),)
 
 
 _TAPS = tuple(f"mixer.{name}_conv.taps" for name in ("query", "key", "value"))
+STATE_WEIGHTS: Weights = (  # of the convolution and the decays
+    map_weight(_TAPS, "linear_attn.conv1d.weight", _join_delta, has_mixer),
+    *map_mixer("log_decay", "A_log"),
+    *map_mixer("step_bias", "dt_bias"),
+)
 _MAPS = tuple(
     zip("qkvabgo", ("query", "key", "value", "decay", "step", "gate", "output"), strict=True)
 )
@@ -160,12 +196,10 @@ _DELTA_LAYER: Weights = (
     *(
         row
         for theirs, ours in _MAPS
-        for row in _rename(f"{ours}.weight", f"{theirs}_proj.weight")
+        for row in map_mixer(f"{ours}.weight", f"{theirs}_proj.weight")
     ),
-    map_weight(_TAPS, "linear_attn.conv1d.weight", _join_delta, has_mixer),
-    *_rename("log_decay", "A_log"),
-    *_rename("step_bias", "dt_bias"),
-    *_rename("norm.weight", "o_norm.weight"),
+    *STATE_WEIGHTS,
+    *map_mixer("norm.weight", "o_norm.weight"),
     *map_norm("mlp_norm", "post_attention_layernorm", applies=has_mixer),
     *gated_mlp(has_mixer),
 )
@@ -188,14 +222,7 @@ OLMO_HYBRID = replace(
     architecture="OlmoHybridForCausalLM",
     settings=change_settings(
         OLMO2.settings,
-        Setting(
-            "layer_types",
-            path="pattern",
-            export=write_types,
-            resolve=_resolve_types,
-            place=import_pattern,
-            kind=[],
-        ),
+        LAYER_TYPES,
         Setting(
             "rope_parameters",
             _NO_ROPE,
@@ -205,9 +232,7 @@ OLMO_HYBRID = replace(
             place=_import_rotation,
             kind={},
         ),
-        mixer_setting("linear_num_key_heads", None, "num_key_heads", default_to_heads)._replace(
-            export=lambda m: getattr(only_mixer(m), "key_heads", None)
-        ),
+        KEY_HEADS._replace(resolve=default_to_heads),
         mixer_setting("linear_num_value_heads", None, "num_heads", default_to_heads),
         mixer_setting(
             "linear_key_head_dim",
@@ -239,8 +264,7 @@ OLMO_HYBRID = replace(
     fixed={key: OLMO2.fixed[key] for key in OLMO2.fixed if key != "positions._target_"},
     imported={
         **OLMO2.imported,
-        "mixers.delta._target_": "components.model.mixers.gated_delta_net.GatedDeltaNet",
-        "mixers.delta._partial_": True,
+        **DELTA_NODE,
         "mixers.delta.norm": rms_norm_node(_EPS),
         "mixers.delta.norm_placement": "before",
     },

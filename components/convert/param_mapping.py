@@ -134,19 +134,23 @@ CONCAT_QKV_TRANSPOSE = Transform(
 )
 
 
+def interleave_blocks(num_blocks: int, *rows: int) -> Transform:
+    """Return the transform that interleaves tensors by block: ``rows`` of each per block."""
+
+    def join_blocks(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        blocks = [tensor.view(num_blocks, -1, *tensor.shape[1:]) for tensor in tensors]
+        return [torch.cat(blocks, 1).flatten(0, 1)]
+
+    def split_blocks(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        blocks = tensors[0].view(num_blocks, -1, *tensors[0].shape[1:])
+        return [part.flatten(0, 1) for part in torch.split(blocks, list(rows), 1)]
+
+    return Transform(join_blocks, split_blocks)
+
+
 def interleave_qkv(features: DecoderSpec) -> Transform:
     """Return the transform that interleaves query, key and value by head: q, k, v per head."""
-    num_heads = features.attention.num_heads
-
-    def join_heads(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        by_head = [tensor.view(num_heads, -1, *tensor.shape[1:]) for tensor in tensors]
-        return [torch.stack(by_head, 1).flatten(0, 2)]  # (heads, 3, head_dim, ...) flattened
-
-    def split_heads(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        by_head = tensors[0].view(num_heads, 3, -1, *tensors[0].shape[1:])
-        return [tensor.flatten(0, 1) for tensor in by_head.unbind(1)]
-
-    return Transform(join_heads, split_heads)
+    return interleave_blocks(features.attention.num_heads, *3 * (features.attention.head_dim,))
 
 
 def swap_halves(num_heads: int) -> Transform:

@@ -71,7 +71,8 @@ class Experts(nn.Module):
     ``routing`` records the router's last forward pass (not a repetition by activation
     checkpointing) until `take_rows`. ``routing: uniform`` in a recipe forces a perfect balance,
     to measure speed. ``shared_ffn_dim`` adds an MLP of that width for every token
-    (https://arxiv.org/abs/2401.06066, section 3.2). ``bias`` adds biases to all maps, also to
+    (https://arxiv.org/abs/2401.06066, section 3.2); with a ``shared_gate`` times the sigmoid of
+    a map from the token to one number (Qwen3-Next). ``bias`` adds biases to all maps, also to
     the router's. With a ``balance_rate``, the scores of each
     expert have a bias (a buffer) for the choice only; after each step `balance` changes it by
     the rate.
@@ -107,6 +108,7 @@ class Experts(nn.Module):
         self.up = Stack(num_experts, width, dim, bias=bias)
         self.down = Stack(num_experts, dim, width, bias=bias, writes_residual=True)
         self.shared = None if spec.shared_expert is None else MLP(spec.shared_expert, dim=dim)
+        self.shared_gate = nn.Linear(dim, 1, bias=False) if spec.shared_gate else None
         choice_bias = None if spec.balance_rate is None else torch.zeros(num_experts)
         self.register_buffer("choice_bias", choice_bias)
         self.load = None
@@ -129,7 +131,11 @@ class Experts(nn.Module):
         mixed = mixed.to(dtype).view(hidden.shape)
         if self.shared is None:
             return mixed
-        return pass_through(mixed) + pass_through(self.shared(hidden))
+        mixed = pass_through(mixed)  # before the shared expert, while it is the newest result
+        if self.shared_gate is None:
+            return mixed + pass_through(self.shared(hidden))
+        gated: Tensor = self.shared(hidden) * self.shared_gate(hidden).sigmoid()
+        return mixed + gated
 
     def _list_biases(self, dtype: torch.dtype) -> Biases | None:
         if self.up.bias is None:

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from torch import nn
 
+from components.config.model_spec.feed_forward import ROUTERS
 from components.config.model_spec.parametrization import CompletePSpec, MuPSpec
 
 WeightKind = Literal["hidden", "router", "vector", "end"]
@@ -19,16 +20,17 @@ WeightKind = Literal["hidden", "router", "vector", "end"]
 def weight_kind(name: str, dims: int) -> WeightKind:
     """Classify a parameter, by its global name, by the dimensions that scale with the width.
 
-    ``hidden`` matrices, including experts, scale in both dimensions, a ``router`` in its
-    inputs. A ``vector`` in a layer (norms, biases) scales in one, and so does an ``end``:
-    embedding, positions, head (its logits are divided instead), norms outside of layers.
+    ``hidden`` matrices, including experts, scale in both dimensions, a ``router`` (or a shared
+    expert's gate) in its inputs. A ``vector`` in a layer (norms, biases) scales in one, and so
+    does an ``end``: embedding, positions, head (its logits are divided instead), norms outside
+    of layers.
     """
     *owners, last = name.split(".")
     if owners[0] != "layers":
         return "end"
     if last != "weight" or dims < 2:
         return "vector"
-    return "router" if owners[-1] == "router" else "hidden"
+    return "router" if owners[-1] in ROUTERS else "hidden"
 
 
 class UpdateFactors(NamedTuple):

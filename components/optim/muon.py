@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from components.config.model_spec.feed_forward import ROUTERS
 from components.optim.adamw import AdamW
 from components.ranges import BelowOne, Count, NonNegative, Positive, Tokens
 
@@ -174,10 +175,11 @@ def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
     """Return whether Muon updates a parameter: a layer's ``weight`` with 2 or more dimensions.
 
     A stack of experts counts as several matrices. Routers are excluded: each expert has a row,
-    and the size of a row matters (as in https://arxiv.org/abs/2502.16982 and Megatron).
+    and the size of a row matters (as in https://arxiv.org/abs/2502.16982 and Megatron). The
+    gate of a shared expert is such a row.
     """
     *owners, last = name.split(".")
-    hidden = owners[0] in {"layers", "mtp"} and owners[-1] != "router"
+    hidden = owners[0] in {"layers", "mtp"} and owners[-1] not in ROUTERS
     return hidden and last == "weight" and parameter.dim() > 1
 
 

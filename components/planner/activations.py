@@ -79,6 +79,7 @@ def _count_selective_bytes(job: TrainingJob) -> float:
         sharded += 2.0 * shape.mlp.num_experts + 12.0 * copies
         sharded += hidden * copies * shape.mlp.bias
         sharded += 2.0 * (2 if shape.mlp.gated else 1) * (shape.mlp.shared_ffn_dim or 0)
+        sharded += _count_gate_bytes(job)
     if layout.expert > 1:
         gathers = layout.expert_dispatch == "all_gather"
         sharded += hidden * (layout.expert if gathers else copies)
@@ -197,11 +198,16 @@ def _scan_bytes(job: TrainingJob) -> float:
 
 
 def _mlp(job: TrainingJob) -> tuple[float, float]:
-    """Count the bytes per token of the MLP, including the shared expert."""
+    """Count the bytes per token of the MLP, including the shared expert and its gate."""
     shape = job.shape
     whole = (3.0 if job.dropout else 2.0) * shape.dim * shape.layer_type.has_mlp
     shared = 2.0 * _inner_tensors(job) * (shape.mlp.shared_ffn_dim or 0)
-    return whole, _routed(job) + shared
+    return whole, _routed(job) + shared + _count_gate_bytes(job)
+
+
+def _count_gate_bytes(job: TrainingJob) -> float:
+    """Count the bytes per token of the shared expert's output and its gate, if it has one."""
+    return 2.0 * (job.shape.dim + 1) if job.shape.mlp.shared_gate else 0.0
 
 
 def _routed(job: TrainingJob) -> float:

@@ -92,13 +92,13 @@ def _latent_products(job: TrainingJob) -> tuple[Product, ...]:
 
 
 def shared_products(job: TrainingJob) -> tuple[Product, ...]:
-    """List the products of the shared expert."""
+    """List the products of the shared expert; its gate is one more column."""
     dim, width = job.shape.dim, (job.shape.mlp.shared_ffn_dim or 0) / job.layout.tensor
     if not width:
         return ()
     ups = 2 if job.shape.mlp.gated else 1
     return (
-        Product(rows=job.microbatch_tokens, columns=ups * width, depth=dim),
+        Product(job.microbatch_tokens, ups * width + job.shape.mlp.shared_gate, depth=dim),
         Product(rows=job.microbatch_tokens, columns=dim, depth=width),
     )
 

@@ -278,6 +278,13 @@ def test_another_family_is_refused_with_all_that_it_lacks(tmp_path: Path, capfd:
         assert f"\n  model.{key}" in err
 
 
+def test_a_gated_shared_expert_is_refused(tmp_path: Path, capfd: Any) -> None:
+    words = ("model.mlp.shared_ffn_dim=512", "model.mlp.shared_gate=true")
+    err = refused(capfd, tmp_path / "out", "recipe=mula7b_a1b", "scale=full", *words)
+    assert "\n  model.mlp.shared_gate" in err
+    assert "set model.mlp.shared_gate=false" in err
+
+
 def test_nothing_is_written_over_and_a_folder_is_named(tmp_path: Path, capfd: Any) -> None:
     folder = emit(tmp_path / "out")
     assert "put the run's tokenizer.json" in capfd.readouterr().err

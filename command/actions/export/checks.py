@@ -109,6 +109,7 @@ SUPPORTED: Mapping[str, Allowed | Callable[[Recipe], Allowed]] = {
     "model.mlp.activation": ("silu",),
     "model.mlp.bias": (False,),
     "model.mlp.linear_offset": (0.0,),
+    "model.mlp.shared_gate": (False,),
     "model.mlp.swiglu_alpha": (1.0,),
     "model.mlp.swiglu_limit": (None,),
     "model.mtp": (None,),

@@ -7,6 +7,7 @@ from components.ranges import Count, NonNegative, Positive
 
 ActivationName = Literal["silu", "gelu", "gelu_tanh", "relu_squared", "xielu"]
 TRAINED_SCALARS = {"xielu": 2}
+ROUTERS = frozenset({"router", "shared_gate"})  # matrices whose rows are scores or gates
 
 
 class FeedForwardSpec(ModelPartSpec):
@@ -24,6 +25,7 @@ class FeedForwardSpec(ModelPartSpec):
     num_experts: Absent[Count | None] = None
     top_k: Absent[Count | None] = None
     shared_ffn_dim: Absent[Count | None] = None
+    shared_gate: Absent[bool] = False
     num_groups: Absent[Count] = 1
     top_groups: Absent[Count] = 1
     renormalize: Absent[bool] = False
@@ -54,8 +56,8 @@ class FeedForwardSpec(ModelPartSpec):
         return (3 if self.gated else 2) * dim * width + self._count_biases(dim, width)
 
     def router_parameters(self, dim: int) -> int:
-        """Count the parameters of the router."""
-        return (dim + self.bias) * (self.num_experts or 0)
+        """Count the parameters of the router and of the shared expert's gate."""
+        return (dim + self.bias) * (self.num_experts or 0) + dim * self.shared_gate
 
     def _count_biases(self, dim: int, width: int) -> int:
         return (2 if self.gated else 1) * width + dim if self.bias and width else 0
@@ -105,6 +107,7 @@ class ExpertsSpec(_SwiGLUSpec):
     path: Literal["auto", "grouped", "loop"]
     bias: bool = False  # of all experts and of the router
     shared_ffn_dim: Count | None = None
+    shared_gate: bool = False
     scores: Literal["softmax", "sigmoid"] = "softmax"
     weight_scale: Positive = 1.0
     num_groups: Count = 1

@@ -11,7 +11,8 @@ pattern is a list of layers, or their text with ``|`` between them, and repeats:
 - Falcon-H1 (https://arxiv.org/abs/2507.22448): ``attention+mamba/mlp``.
 - Qwen3-Next (https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Base), with experts in ``mlp``:
   ``delta/mlp|delta/mlp|delta/mlp|attention/mlp``.
-  Its attention has ``output_gate: true``, its positions have ``rotary_fraction: 0.25``.
+  Its attention has ``output_gate: true``, its positions have ``rotary_fraction: 0.25``, its
+  experts have ``shared_gate: true``.
 - OLMo-Hybrid (https://huggingface.co/allenai/Olmo-Hybrid-7B): the same pattern with a dense
   MLP; the mixer has ``norm_placement: before``, the model ``norm_placement: after``.
 """

@@ -103,10 +103,14 @@ def _check_gate(path: str, mlp: FeedForwardSpec) -> None:
 
 
 def _check_experts(mlp: FeedForwardSpec) -> None:
-    """Refuse a ``top_k`` above ``num_experts``, and invalid groups of experts."""
+    """Refuse a ``top_k`` above ``num_experts``, a gate of nothing, and invalid groups."""
     experts, groups, top_groups = mlp.num_experts or 0, mlp.num_groups, mlp.top_groups
     if mlp.num_experts is not None:
         check_at_most("model.mlp.top_k", mlp.top_k or 1, "model.mlp.num_experts", experts)
+    if mlp.shared_gate and mlp.shared_ffn_dim is None:
+        problem = "true, but there is no shared expert"
+        fix = "set model.mlp.shared_ffn_dim, or model.mlp.shared_gate=false"
+        raise RecipeError("model.mlp.shared_gate", problem, fix)
     if groups == top_groups == 1:
         return
     sizes = [n for n in list_divisors(experts) if experts >= 2 * n]

@@ -110,6 +110,12 @@ def test_latent_heads_that_contradict_each_other_are_refused(word: str, said: st
         compose("teuken7b", "scale=full", *changed(LATENT, f"model.attention.{word}"))
 
 
+def test_a_gate_without_a_shared_expert_is_refused() -> None:
+    said = r"model\.mlp\.shared_gate: true, but there is no shared expert\n  set "
+    with pytest.raises(RecipeError, match=said):
+        compose("mula7b_a1b", "scale=full", "model.mlp.shared_gate=true")
+
+
 def test_a_fraction_of_latent_heads_is_refused() -> None:
     said = r"positions\.rotary_fraction: 0\.5, but latent attention rotates rotary_dim\n  set "
     with pytest.raises(RecipeError, match=said):

@@ -83,6 +83,60 @@ def olmo_hybrid_rotated() -> dict[str, Any]:
     return olmo_hybrid() | {"positions": rotary}
 
 
+def qwen3_next() -> dict[str, Any]:
+    """Two groups of three states each, gated heads of which some channels rotate, experts."""
+    section = olmo_hybrid()
+    rotary = {"_target_": "components.model.positions.Rotary", "_partial_": True, "base": 500.0}
+    gated = {"head_dim": 10, "num_kv_heads": 2, "output_gate": True}
+    delta = section["mixers"]["delta"] | {"num_heads": 6, "negative_eigenvalues": False}
+    return section | {
+        "num_layers": 5,
+        "positions": rotary | {"rotary_fraction": 0.4},
+        "attention": section["attention"] | gated | {"qk_norm_over": "each_head"},
+        "mlp": {
+            "_target_": "components.model.moe.Experts",
+            "_partial_": True,
+            "num_experts": 5,
+            "top_k": 2,
+            "ffn_dim": 20,
+            "shared_ffn_dim": 28,
+            "shared_gate": True,
+            "activation": "silu",
+            "gated": True,
+            "renormalize": True,
+            "routing": "learned",
+            "auxiliary_loss": 0.0,
+            "auxiliary_scope": "layer",
+            "z_loss": 0.0,
+            "path": "auto",
+        },
+        "norm_placement": "before",
+        "pattern": ["delta/mlp", "attention/mlp", "delta/mlp"],
+        "mixers": {"delta": _without(delta, "norm_placement", "decay_range")},
+    }
+
+
+def qwen3_next_slowed() -> dict[str, Any]:
+    """With biases of attention, a state for each key, and tied ends."""
+    section = qwen3_next() | {"tied_embeddings": True}
+    section["attention"] |= {"bias": True}
+    section["mixers"]["delta"] |= {"num_key_heads": 6}
+    section["positions"] |= {
+        "scaling": {
+            "_target_": "components.model.rotary_scaling.YarnScaling",
+            "factor": 4.0,
+            "original_tokens": 12,
+            "beta_fast": 1.0,
+            "beta_slow": 0.03125,
+        }
+    }
+    return section
+
+
+def _without(section: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in section.items() if key not in keys}
+
+
 def nemotron_h() -> dict[str, Any]:
     """Seven layers of one part each; three groups of two heads, and many steps are bounded."""
     section = olmo_hybrid()
@@ -189,7 +243,7 @@ def kimi_linear_of_low_rank() -> dict[str, Any]:
 
 HYBRIDS = (
     *(olmo_hybrid, olmo_hybrid_rotated, nemotron_h, nemotron_h_with_mlp_biases),
-    *(kimi_linear, kimi_linear_of_low_rank),
+    *(kimi_linear, kimi_linear_of_low_rank, qwen3_next, qwen3_next_slowed),
 )
 
 # The published names of Kimi Linear's tensors, and those of the class in memory.

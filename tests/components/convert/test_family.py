@@ -27,6 +27,7 @@ from tests.components.convert.hybrid_section import (
     nemotron_h,
     olmo_hybrid,
     olmo_hybrid_rotated,
+    qwen3_next,
 )
 
 
@@ -45,6 +46,7 @@ def test_every_family_is_found() -> None:
             "deepseek_v3",
         ),
         *("gemma3_text", "nanochat", "olmo_hybrid", "nemotron_h", "gpt_oss", "kimi_linear"),
+        "qwen3_next",
     }
 
 
@@ -80,6 +82,11 @@ def changed(section: Section, part: str, key: str, value: object) -> Section:
 def changed_mamba(**changes: object) -> Section:
     section = nemotron_h()
     return changed(section, "mixers", "mamba", section["mixers"]["mamba"] | changes)
+
+
+def changed_mixer(key: str, value: object) -> Section:
+    section = qwen3_next()
+    return changed(section, "mixers", "delta", section["mixers"]["delta"] | {key: value})
 
 
 @pytest.mark.parametrize(
@@ -156,6 +163,18 @@ def changed_mamba(**changes: object) -> Section:
             *("model.positions._target_", "must be Positions, here Rotary"),
         ),
         (nemotron_h() | {"mlp": olmoe()["mlp"]}, "model.mlp.gated", "mlp.num_experts"),
+        (
+            changed(qwen3_next(), "mlp", "shared_gate", False),
+            *("model.mlp.shared_gate", "must be true"),
+        ),
+        (changed(qwen3_next(), "mlp", "activation", "gelu"), "model.mlp.activation", "of silu"),
+        (
+            changed(qwen3_next(), "positions", "rotary_fraction", 0.5),
+            *("model.positions.rotary_fraction", "without rounding up"),
+        ),
+        (changed_mixer("negative_eigenvalues", True), "model.pattern", "negative eigenvalues"),
+        (changed_mixer("norm", RMS | {"eps": 1e-3}), "model.pattern", "the model's norm"),
+        (changed_mixer("norm_placement", "both"), "model.pattern", "Qwen3NextForCausalLM"),
         (gemma3() | {"norm_placement": "before"}, "model.norm_placement", "must be both"),
         (gemma3() | {"embedding_scale": "none"}, "model.embedding_scale", "Gemma3ForCausalLM"),
         (gemma3() | {"logit_cap": 30.0}, "model.logit_cap", "Gemma3ForCausalLM"),

@@ -158,6 +158,7 @@ DEEPSEEK = {
     "num_groups": 2,
     "top_groups": 1,
     "shared_ffn_dim": 7,
+    "shared_gate": True,
     "balance_rate": 0.05,
     "auxiliary_loss": 0.01,
 }
@@ -177,7 +178,7 @@ DEEPSEEK = {
 def test_biases_of_routers_move_alike_whatever_the_layout(
     four_ranks: Ranks, layout: Layout
 ) -> None:
-    """Beside a shared expert, and after a dense layer."""
+    """Beside a gated shared expert, and after a dense layer."""
     parts = mixture(**DEEPSEEK)._replace(dense_mlp=SWIGLU)
     trained = four_ranks(train, parts, layout)
     assert_as_one_process(trained)

@@ -34,6 +34,7 @@ GEMMA3 = (
 )
 GATE = "model.attention.output_gate=true"
 CLAMPED = ("model.mlp.swiglu_limit=7", "model.mlp.linear_offset=1")
+SHARED_GATE = ("model.mlp.shared_ffn_dim=512", "model.mlp.shared_gate=true")
 SINKS = "model.attention.sinks=true"
 DEPTHS = (4, 8)
 
@@ -88,12 +89,13 @@ def most(found: StepTrace) -> dict[Any, int]:
             0.05,
         ),
         (("recipe=mula7b_a1b", "model.mlp.shared_ffn_dim=512"), 0.05),
+        (("recipe=mula7b_a1b", *SHARED_GATE), 0.05),
     ],
     ids=[
         *("dense", "tensor", "context", "norms after"),
         *("gemma 3", "norm of each head", "output gate", "sinks"),
         *("latent", "latent over tensor ranks", "latent over context ranks"),
-        *("experts", "gathered", "exchanged", "bounded", "shared"),
+        *("experts", "gathered", "exchanged", "bounded", "shared", "gated"),
     ],
 )
 def test_a_layer_that_is_recomputed_by_operator_keeps_what_is_planned(
@@ -129,11 +131,12 @@ def test_what_latent_attention_keeps_is_planned(
 
 
 @pytest.mark.long
-def test_an_expert_that_all_tokens_share_is_planned() -> None:
+@pytest.mark.parametrize("shared", [SHARED_GATE[:1], SHARED_GATE], ids=["plain", "gated"])
+def test_an_expert_that_all_tokens_share_is_planned(shared: tuple[str, ...]) -> None:
     kept = []
-    for shared in ("null", "512"):
-        more = (f"model.mlp.shared_ffn_dim={shared}", "parallelism.recompute=none")
-        job, found = rehearsed(4, ("recipe=mula7b_a1b", *more))
+    for more in ((), shared):
+        words = ("recipe=mula7b_a1b", "parallelism.recompute=none", *more)
+        job, found = rehearsed(4, words)
         planned = 4 * layer_bytes_per_token(job) * job.microbatch_tokens
         kept.append((planned, most(found)["activations"]))
     (planned, found_), (planned_more, found_more) = kept

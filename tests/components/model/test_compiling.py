@@ -116,6 +116,7 @@ def test_losses_and_gradients_stay_with_dropout_and_recomputation_too(
         {"mlp": FEW_EXPERTS},
         HEAD_NORMS,
         {"mlp": TRAINED},
+        {"mlp": FEW_EXPERTS.model_copy(update={"shared_ffn_dim": 6, "shared_gate": True})},
         {"output_gate": True},
         {"sinks": True},
         {"mlp": CLAMPED},

@@ -45,7 +45,10 @@ EXPERTS = ExpertsSpec(
 MODELS: dict[str, dict[str, Any]] = {
     "Nemotron-H": {"pattern": "mamba|mlp|mamba|attention|mlp", "num_layers": 5},
     "Falcon-H1": {"pattern": "attention+mamba/mlp"},
-    "Qwen3-Next": {"pattern": "delta/mlp|attention/mlp", "mlp": EXPERTS},
+    "Qwen3-Next": {
+        "pattern": "delta/mlp|attention/mlp",
+        "mlp": EXPERTS.model_copy(update={"shared_gate": True}),
+    },
     "OLMo-Hybrid": {
         "pattern": ["delta/mlp", "delta/mlp", "delta/mlp", "attention/mlp"],
         "norm_placement": "after",

@@ -5,10 +5,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DeepseekV3Config
+from transformers import DeepseekV3Config, Qwen3NextConfig
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextSparseMoeBlock
 
 from components.model.moe import Experts
+from components.model.parametrization import weight_kind
+from components.optim.muon import is_hidden_matrix
 from tests.components.model.test_moe import DIM, FFN_DIM, experts, one
 
 NUM_EXPERTS = 12
@@ -134,3 +137,49 @@ def test_the_bias_stays_in_float32_where_weights_are_rounded() -> None:
 def test_forced_uniform_routing_asks_neither_groups_nor_biases() -> None:
     choice = deepseek(routing="uniform")._route(torch.randn(24, DIM))
     assert choice.experts.flatten().bincount().tolist() == [6] * NUM_EXPERTS
+
+
+GATED: dict[str, Any] = {"renormalize": True, "shared_ffn_dim": 10, "shared_gate": True}
+
+
+def test_a_gated_shared_expert_is_that_of_qwen3_next_with_its_gradients() -> None:
+    ours = experts(**GATED)
+    config = Qwen3NextConfig(
+        hidden_size=DIM,
+        moe_intermediate_size=FFN_DIM,
+        shared_expert_intermediate_size=10,
+        num_experts=len(ours.up.weight),
+        num_experts_per_tok=ours.rule.top_k,
+        norm_topk_prob=True,
+    )
+    config._experts_implementation = "eager"
+    theirs = Qwen3NextSparseMoeBlock(config)
+    theirs.load_state_dict(to_qwen3_next({k: v.detach() for k, v in ours.named_parameters()}))
+    hidden = [each.requires_grad_() for each in torch.randn(1, 2, 17, DIM).repeat(2, 1, 1, 1)]
+    found, expected = ours(hidden[0]), theirs(hidden[1])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.autograd.backward([found, expected], [torch.ones_like(found)] * 2)
+    torch.testing.assert_close(hidden[0].grad, hidden[1].grad, rtol=1e-4, atol=1e-5)
+    gradients = {name: one(weight.grad) for name, weight in ours.named_parameters()}
+    for name, gradient in to_qwen3_next(gradients).items():
+        wanted = theirs.get_parameter(name).grad
+        torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
+
+
+def to_qwen3_next(named: dict[str, Tensor]) -> dict[str, Tensor]:
+    shared = ("gate", "up", "down")
+    return {
+        "gate.weight": named["router.weight"],
+        "experts.gate_up_proj": torch.cat([named["gate.weight"], named["up.weight"]], 1),
+        "experts.down_proj": named["down.weight"],
+        "shared_expert_gate.weight": named["shared_gate.weight"],
+        **{f"shared_expert.{k}_proj.weight": named[f"shared.{k}.weight"] for k in shared},
+    }
+
+
+def test_the_gate_of_a_shared_expert_is_scaled_as_a_router() -> None:
+    gate = dict(experts(**GATED).named_parameters())["shared_gate.weight"]
+    assert gate.shape == (1, DIM)
+    name = "layers.3.mlp.shared_gate.weight"
+    assert weight_kind(name, gate.dim()) == "router"
+    assert not is_hidden_matrix(name, gate)

@@ -102,15 +102,16 @@ def test_experts_choose_the_same_again(
         {"norm_placement": "both"},
         {"output_gate": True},
         {"sinks": True},
-        *({"mlp": path} for path in ("loop", "auto", "grouped")),
+        *({"path": path} for path in ("loop", "auto", "grouped")),
+        {"path": "auto", "shared_ffn_dim": 6, "shared_gate": True},
     ],
     ids=str,
 )
 def test_selective_recomputation_repeats_no_product_and_no_attention(
     small_decoder: Build, part: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    if "mlp" in part:
-        part = {"mlp": FEW_EXPERTS.model_copy(update={"path": part["mlp"]})}
+    if "path" in part:
+        part = {"mlp": FEW_EXPERTS.model_copy(update=part)}
     counts = []
     for parts in ("none", "selective", "full"):
         model = randomized(small_decoder(dropout=0.1, **part))

@@ -88,6 +88,18 @@ def test_a_shared_expert_is_two_products_more_of_all_tokens() -> None:
     assert kept[0] - kept[1] == 2 * 4 * 1_024  # into the activation, its gate, and out of both
 
 
+def test_the_gate_of_a_shared_expert_is_one_more_column_and_keeps_its_input() -> None:
+    model = mixture()
+    mlp = model.shape.mlp.model_copy(update={"shared_gate": True})
+    gated = replace(model, shape=model.shape.model_copy(update={"mlp": mlp}))
+    flops = [sum(one.num_flops for one in layer_products(each)) for each in (gated, model)]
+    assert flops[0] - flops[1] == 2 * model.microbatch_tokens * 1_024
+    for recompute in ("none", "selective"):
+        jobs = [each.with_layout(recompute=recompute) for each in (gated, model)]
+        kept = [activations.layer_bytes_per_token(each) for each in jobs]
+        assert kept[0] - kept[1] == 2 * (1_024 + 1)  # the expert's output, and the gate
+
+
 def test_a_stage_takes_the_seconds_of_its_layers_of_both_kinds() -> None:
     model, speed = mixture(), ours().speed
     whole = layers_parts(model, 0, hopper(), speed)
