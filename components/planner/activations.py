@@ -5,8 +5,10 @@ GPT layer of width h: 11 h and 5 a s for attention, 19 h for the MLP, 4 h for th
 module counts the same list tensor by tensor, to include grouped heads, gates and experts.
 """
 
+import math
 from collections.abc import Sequence
 
+from components.config.model_spec.mixers import KimiDeltaSpec
 from components.config.schema.sections import Recompute
 from components.config.stages import V_SCHEDULES
 from components.planner.communication import key_value_bytes
@@ -180,9 +182,10 @@ def _mixer(job: TrainingJob) -> tuple[float, float]:
 def _scan_bytes(job: TrainingJob) -> float:
     """Count the bytes per token of a chunked scan, all float32 (`components.model.mixers`).
 
-    A token has decays, products and weights for all tokens of its chunk, with a decay per
-    channel also for its channels. The delta rule adds the triangular system and its solution.
-    A chunk keeps the state before it. A test compares the count with autograd's.
+    A token has decays, products and weights for all tokens of its chunk. The delta rule adds a
+    triangular system and its solution. With a decay per channel, channels have decays and
+    products for the tokens of a block, and two and a half for each time that blocks join. A
+    chunk keeps the state before it. A test compares the count with autograd's.
     """
     mixer = job.shape.layer_type.mixer
     if mixer is None:
@@ -192,8 +195,11 @@ def _scan_bytes(job: TrainingJob) -> float:
     states = keys * mixer.value_dim / chunk
     if mixer.state_products == 2:
         return 4.0 * (chunk * (2 * heads + groups) + 2 * keys + values + states)
-    pairs = 3 * (keys + heads) if mixer.gate_rank is not None else 4 * heads + 2 * groups
-    channels = 8 * keys if mixer.gate_rank is not None else 4 * keys
+    if not isinstance(mixer, KimiDeltaSpec):
+        pairs, channels = 4 * heads + 2 * groups, 4.0 * keys
+    else:
+        joins = math.log2(chunk / mixer.direct_tokens)
+        pairs, channels = 4 * heads, (10 + 2 * mixer.direct_tokens + 2.5 * joins) * keys
     return 4.0 * (chunk * pairs + channels + 3 * values + states)
 
 

@@ -89,6 +89,17 @@ def test_olmo_hybrids_parameters_follow_from_its_shape() -> None:
     assert count == layers + dim + 2 * 100_352 * dim == 7_430_870_688
 
 
+def test_nemotron_hs_parameters_follow_from_its_shape() -> None:
+    dim, heads, groups, state, width = 4_096, 128, 8, 128, 64
+    inner, shared = heads * width, groups * state
+    mamba = dim * (2 * inner + 2 * shared + heads) + inner * dim  # in and out
+    mamba += 5 * (inner + 2 * shared) + 3 * heads + inner  # convolution, decays, norm
+    mlp, attention = 2 * dim * 21_504, 2 * dim * 32 * 128 + 2 * dim * 8 * 128
+    layers = 24 * mamba + 24 * mlp + 4 * attention + 52 * dim
+    count = recipe("nemotron_h_8b").derived_numbers.parameters.total
+    assert count == layers + dim + 2 * 131_072 * dim == 8_100_852_736
+
+
 def test_the_reference_has_biases() -> None:
     found = recipe("opensci_1b7")
     attention, ffn = 4 * 2_048**2 + 2 * 64, 3 * 2_048 * 8_192

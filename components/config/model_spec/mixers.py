@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from components.config.model_spec.norms import NormSpec
 from components.config.schema.part import Absent, ModelPartSpec
@@ -119,8 +120,14 @@ class MixerSpec(ModelPartSpec):
         """FLOPs per token of the chunked scan, forward: scores, chunk outputs and states."""
         scores, outputs = self.key_heads * self.key_dim, self.num_heads * self.value_dim
         corrects = self.state_products == 3
-        pairs = scores + outputs + corrects * (scores + (self.value_width + self._recalled) / 2)
-        return round(2 * self.chunk_tokens * pairs) + self.state_flops
+        scored = (1 + corrects) * scores * self.scored_tokens
+        pairs = outputs + corrects * (self.value_width + self._recalled) / 2
+        return round(2 * (scored + self.chunk_tokens * pairs)) + self.state_flops
+
+    @property
+    def scored_tokens(self) -> int:
+        """Tokens that a token's products of queries and keys are computed with."""
+        return self.chunk_tokens
 
     @property
     def _recalled(self) -> int:
@@ -169,7 +176,8 @@ class KimiDeltaSpec(MixerSpec):
     """
 
     target: ClassVar[str] = "components.model.mixers.kimi_delta.KimiDelta"
-    chunk_tokens: ClassVar[int] = 16  # a chunk has key_dim decays for each pair of its tokens
+    chunk_tokens: ClassVar[int] = 32
+    direct_tokens: ClassVar[int] = 4  # of a block with a decay per channel for each pair
 
     norm: NormSpec
     gate_rank: Count
@@ -178,6 +186,12 @@ class KimiDeltaSpec(MixerSpec):
     def latent_width(self) -> int:
         """Output channels of the maps to the two latent vectors."""
         return 2 * self.gate_rank
+
+    @property
+    @override
+    def scored_tokens(self) -> int:
+        """Those of a token's block, and those of earlier blocks, with which halves join."""
+        return self.direct_tokens + (self.chunk_tokens - self.direct_tokens) // 2
 
     @property
     def inner_width(self) -> int:

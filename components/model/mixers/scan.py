@@ -12,15 +12,18 @@ Tokens of a chunk are processed by matrix products, chunks one after another. Sh
 (batch, groups, heads, seq, width): the heads of a group share queries and keys (1 head there).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from components.config.model_spec.mixers import KimiDeltaSpec
+
 Scanned = tuple[Tensor, Tensor]  # outputs of all tokens, and the states after the last token
 Scan = Callable[..., Scanned]
+Products = list[Float[Tensor, "batch groups heads chunks chunk chunk"]]
 
 
 class Decays:
@@ -31,7 +34,7 @@ class Decays:
         log_decay: Float[Tensor, "batch groups heads chunks chunk channels"],
         resets: Bool[Tensor, "batch 1 1 chunks chunk"] | None,
     ) -> None:
-        total = log_decay.cumsum(-2)
+        self.total = total = log_decay.cumsum(-2)
         size, last = log_decay.shape[-2], total[..., -1:, :]
         visible = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril()
         self.reads, self.writes = total.exp(), (last - total).exp()
@@ -41,18 +44,51 @@ class Decays:
             self.reads = self.reads * (segment == 0)[..., None]
             self.writes = self.writes * (segment == segment[..., -1:])[..., None]
         self.retained = self.reads[..., -1, :, None]  # of the state, over a whole chunk
-        # Between each pair of tokens. Differences of sums never overflow, unlike factors.
-        exponents = total[..., :, None, :] - total[..., None, :, :]
-        self.between = exponents.masked_fill(~visible[..., None], -torch.inf).exp()
+        self.visible = visible
 
-    def weigh_products(self, left: Tensor, right: Tensor) -> Tensor:
-        """Return the decayed products of each token's ``left`` and earlier tokens' ``right``.
+    def weigh_products(self, lefts: Sequence[Tensor], right: Tensor) -> Products:
+        """Return the decayed products of each ``left`` with ``right`` of earlier tokens."""
+        if self.total.shape[-1] == 1:
+            # Differences of sums never overflow, unlike factors.
+            between = self.total - self.total.mT
+            between = between.masked_fill(~self.visible, -torch.inf).exp()
+            return [left @ right.mT * between for left in lefts]
+        products = weigh_channels(lefts, right, self.total)
+        return [product.masked_fill(~self.visible, 0.0) for product in products]
 
-        The result is (..., chunk, chunk).
-        """
-        if self.between.shape[-1] == 1:
-            return left @ right.mT * self.between[..., 0]
-        return (left[..., :, None, :] * right[..., None, :, :] * self.between).sum(-1)
+
+def weigh_channels(
+    lefts: Sequence[Float[Tensor, "*batch chunk channels"]],
+    right: Float[Tensor, "*batch chunk channels"],
+    total: Float[Tensor, "*batch chunk channels"],
+) -> list[Float[Tensor, "*batch chunk chunk"]]:
+    """Return products of ``lefts`` with earlier tokens' ``right``, decayed by channel.
+
+    ``total`` are sums of logarithms of decays. Blocks of a few tokens have a decay for each
+    pair of tokens. Two blocks join by a product whose factors decay to and from the
+    last token of the first block, so that no factor exceeds 1.
+    """
+    size, length = KimiDeltaSpec.direct_tokens, right.shape[-2]
+    sums = total.unflatten(-2, (-1, size))
+    after = torch.ones(size, size, dtype=torch.bool, device=total.device).triu(1)
+    exponents = sums[..., :, None, :] - sums[..., None, :, :]
+    between = exponents.masked_fill(after[..., None], -torch.inf).exp()
+    decayed = between * right.unflatten(-2, (-1, size))[..., None, :, :]
+    blocks = [(decayed @ left.unflatten(-2, (-1, size))[..., None])[..., 0] for left in lefts]
+    while size < length:
+        halves = total.unflatten(-2, (-1, 2, size))
+        first, second = halves.unbind(-3)
+        border = first[..., -1:, :]
+        earlier = right.unflatten(-2, (-1, 2, size))[..., 0, :, :] * (border - first).exp()
+        decay = (second - border).exp()
+        later = [left.unflatten(-2, (-1, 2, size))[..., 1, :, :] * decay for left in lefts]
+        joined = (torch.cat(later, -2) @ earlier.mT).chunk(len(lefts), -2)
+        for place, corner in enumerate(joined):
+            above, below = blocks[place].unflatten(-3, (-1, 2)).unbind(-3)
+            rows = F.pad(above, (0, size)), torch.cat((corner, below), -1)
+            blocks[place] = torch.cat(rows, -2)
+        size *= 2
+    return [block.squeeze(-3) for block in blocks]
 
 
 def scan_delta_rule(
@@ -76,11 +112,12 @@ def scan_delta_rule(
         _cut(tensor, chunk) for tensor in (query, key, value, log_decay, step)
     )
     decays = Decays(log_decay, _cut_resets(resets, chunk))
-    system = decays.weigh_products(key, key) * step
+    scores, system = decays.weigh_products([query, key], key)
+    system = system * step
     targets = torch.cat((value * step, key * decays.reads * step), -1)
     solved = torch.linalg.solve_triangular(system, targets, upper=False, unitriangular=True)
     values, recalls = solved.split([value.shape[-1], key.shape[-1]], -1)
-    outputs, state = _scan_chunks(query, key, values, recalls, decays, state)
+    outputs, state = _scan_chunks(scores, query, key, values, recalls, decays, state)
     return outputs[..., :length, :], state
 
 
@@ -100,11 +137,13 @@ def scan_linear(
         _cut(tensor, chunk) for tensor in (query, key, value, log_decay)
     )
     decays = Decays(log_decay, _cut_resets(resets, chunk))
-    outputs, state = _scan_chunks(query, key, value, None, decays, state)
+    (scores,) = decays.weigh_products([query], key)
+    outputs, state = _scan_chunks(scores, query, key, value, None, decays, state)
     return outputs[..., :length, :], state
 
 
 def _scan_chunks(
+    scores: Tensor,
     query: Tensor,
     key: Tensor,
     values: Tensor,
@@ -113,7 +152,6 @@ def _scan_chunks(
     state: Tensor | None,
 ) -> Scanned:
     """Pass the state from chunk to chunk; ``recalls`` read what the state predicts."""
-    scores = decays.weigh_products(query, key)
     reading, writing = query * decays.reads, (key * decays.writes).mT
     if state is None:
         shape = *values.shape[:3], key.shape[-1], values.shape[-1]
