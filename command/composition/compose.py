@@ -73,7 +73,10 @@ def compose_run(
 def _compose_parent(
     draft: RecipeTree, ancestors: tuple[str, ...], *, weights_only: bool, reads_files: bool
 ) -> Recipe | None:
-    """Compose the recipe that ``from`` names, if any, at this scale and on this cluster."""
+    """Compose the recipe that ``from`` names, if any, at this scale.
+
+    At full size it is on its reference cluster: its layout may not fit this run's cluster.
+    """
     start = read_start(draft.tree, weights_only=weights_only)
     if start is None:
         return None
@@ -82,11 +85,15 @@ def _compose_parent(
         if name in ancestors:
             problem = " starts from ".join([*ancestors, name])
             raise RecipeError("from.recipe", problem, "choose a parent outside this cycle")
-        chosen = (f"{group}={draft.tree[group]['name']}" for group in ("scale", "cluster"))
+        cluster = draft.tree["cluster"]["name"]
+        is_full = draft.tree["scale"]["shrink"] == "none"
+        if is_full and draft.tree["reference_cluster"] != "local":
+            cluster = draft.tree["reference_cluster"]
+        chosen = (f"scale={draft.tree['scale']['name']}", f"cluster={cluster}")
         arguments = read_point([f"recipe={name}", *chosen])
         parent = compose_run(arguments, anywhere=not reads_files, ancestors=(*ancestors, name))
         composed = parent.recipe
-        if draft.tree["scale"]["shrink"] != "none":
+        if not is_full:
             shrink_start(draft.tree, composed, parent.draft.full_tokens, draft.values)
     return derive_start(draft.tree, start, composed, reads_files=reads_files)
 

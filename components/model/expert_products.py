@@ -42,7 +42,7 @@ class Matrices(NamedTuple):
     biases: Biases | None = None
     parts: int = 1
 
-    def activate(self, *projected: Tensor) -> Tensor:
+    def compute_inner(self, *projected: Tensor) -> Tensor:
         """Return the inner values of up projections, or of gate and up projections."""
         if len(projected) == 1:
             return self.activation(*projected)
@@ -68,7 +68,7 @@ def mix_in_loop(
         projected = [F.linear(inputs, up, up_bias)]
         if gate is not None:
             projected.insert(0, F.linear(inputs, gate, gate_bias))
-        inner = matrices.activate(*projected)
+        inner = matrices.compute_inner(*projected)
         outputs = F.linear(inner, down, down_bias) * weights[rows, places, None]
         mixed = mixed.index_add(0, rows, outputs.to(mixed.dtype))
     return mixed
@@ -139,12 +139,12 @@ def _mix_sorted(
     )
     pair_weights = weights.flatten().index_select(0, order.pairs)[:, None]
     if biases is None:
-        inner = matrices.activate(*projected) * pair_weights
+        inner = matrices.compute_inner(*projected) * pair_weights
         return sum_rows(pass_through(multiply(inner, matrices.down)[0]), order, len(tokens))
     apply: Callable[..., Tensor] = _AddBias.apply
     ids = experts.flatten().index_select(0, order.pairs)
     added = [bias for bias in (biases.gate, biases.up) if bias is not None]
-    inner = matrices.activate(
+    inner = matrices.compute_inner(
         *(apply(rows, bias, ids) for rows, bias in zip(projected, added, strict=True))
     )
     outputs = apply(multiply(inner, matrices.down)[0], biases.down, ids)

@@ -56,7 +56,10 @@ def words_for(name: str, cluster: str) -> tuple[str, ...]:
     ranks = home.cluster.ranks // degrees.data
     shard = 1 if degrees.data_shard == degrees.data else degrees.data_shard
     # A phase with longer sequences leaves fewer data ranks, over which weights lie in shards.
-    contexts = [one.parallelism.get("context", 1) * shard for one in home.phases.values()]
+    contexts = [
+        one.parallelism.get("context", 1) * one.parallelism.get("data_shard", shard)
+        for one in home.phases.values()
+    ]
     step = lcm(devices // gcd(devices, ranks), *contexts)
     data = next(data for data in count(degrees.data) if data % step == 0)
     if data == degrees.data:

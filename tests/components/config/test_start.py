@@ -59,6 +59,15 @@ def test_the_parents_fingerprint_and_the_end_of_a_step_are_settled() -> None:
     assert start_line(composed(*FROM, "from.with=weights")) == f"the weights {at}"
 
 
+def test_a_parents_layout_need_not_fit_the_cluster_of_the_run() -> None:
+    """Its 512 ranks do not fill nodes of twelve devices."""
+    words = ["recipe=lucie_7b_long", "cluster=aurora", "parallelism.data=96"]
+    child = compose_recipe(read_point([*words, "budget.global_batch_tokens=49_152_000"]))
+    parent = compose_recipe(read_point(["recipe=lucie_7b", "cluster=jean_zay_h100"]))
+    assert child.start is not None
+    assert child.start.fingerprint == compute_fingerprint(parent)
+
+
 def test_a_start_and_the_last_rewind_are_one_line() -> None:
     assert describe_start(None, None) == ""
     assert describe_start(None, 4_096) == "rolled back to 4,096 tokens"
