@@ -69,26 +69,33 @@ def weigh_channels(
     last token of the first block, so that no factor exceeds 1.
     """
     size, length = KimiDeltaSpec.direct_tokens, right.shape[-2]
-    sums = total.unflatten(-2, (-1, size))
+    sums = _split_tokens(total, size)
     after = torch.ones(size, size, dtype=torch.bool, device=total.device).triu(1)
     exponents = sums[..., :, None, :] - sums[..., None, :, :]
     between = exponents.masked_fill(after[..., None], -torch.inf).exp()
-    decayed = between * right.unflatten(-2, (-1, size))[..., None, :, :]
-    blocks = [(decayed @ left.unflatten(-2, (-1, size))[..., None])[..., 0] for left in lefts]
+    decayed = between * _split_tokens(right, size)[..., None, :, :]
+    blocks = [(decayed @ _split_tokens(left, size)[..., None])[..., 0] for left in lefts]
     while size < length:
-        halves = total.unflatten(-2, (-1, 2, size))
-        first, second = halves.unbind(-3)
+        first, second = _split_tokens(total, 2, size).unbind(-3)
         border = first[..., -1:, :]
-        earlier = right.unflatten(-2, (-1, 2, size))[..., 0, :, :] * (border - first).exp()
+        earlier = _split_tokens(right, 2, size)[..., 0, :, :] * (border - first).exp()
         decay = (second - border).exp()
-        later = [left.unflatten(-2, (-1, 2, size))[..., 1, :, :] * decay for left in lefts]
+        later = [_split_tokens(left, 2, size)[..., 1, :, :] * decay for left in lefts]
         joined = (torch.cat(later, -2) @ earlier.mT).chunk(len(lefts), -2)
         for place, corner in enumerate(joined):
-            above, below = blocks[place].unflatten(-3, (-1, 2)).unbind(-3)
+            pairs = blocks[place].reshape(*corner.shape[:-2], 2, size, size)
+            above, below = pairs.unbind(-3)
             rows = F.pad(above, (0, size)), torch.cat((corner, below), -1)
             blocks[place] = torch.cat(rows, -2)
         size *= 2
     return [block.squeeze(-3) for block in blocks]
+
+
+def _split_tokens(
+    tokens: Float[Tensor, "*batch chunk channels"], *sizes: int
+) -> Float[Tensor, "..."]:
+    """Split the tokens of a chunk into blocks."""
+    return tokens.reshape(*tokens.shape[:-2], -1, *sizes, tokens.shape[-1])
 
 
 def scan_delta_rule(
