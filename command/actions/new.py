@@ -224,10 +224,10 @@ def _size_imported(
 
 
 def _cosine(sizes: Sizes) -> dict[str, dict[str, Any]]:
-    """Return AdamW's beta2 and clipping, and a cosine over the budget with decay to a tenth."""
+    """Return AdamW's beta2, and a cosine over the whole budget with decay to a tenth."""
     lengths = {"total_tokens": sizes.total_tokens, "warmup_tokens": sizes.warmup_tokens}
     return {
-        "optimizer": {"beta2": sizes.beta2, "clip_norm": sizes.clip_norm},
+        "optimizer": {"beta2": sizes.beta2},
         "schedule": {**lengths, "warmup_from": 0.0, "start": 1.0, "end": 0.1},
     }
 

@@ -11,12 +11,9 @@
   (Parmar et al. 2024, arXiv 2407.07263).
 - beta2: if a batch is smaller than the batch of the rate's law, beta2 rises so that the second
   moment averages over as many tokens as with the law's batch and 0.95 (Marek et al. 2025, arXiv
-  2507.07101), but at most to 0.99. Half the rate also prevents jumps of the loss, but models of
-  code with 0.5M and 1M parameters then end 0.16 and 0.09 nats higher.
-- Clipping: gradients of such a batch are clipped to a norm of 0.25. Adam does not depend on the
-  scale of gradients, so this only limits unusual gradients. With 1.0, the loss of a log file
-  with 4M parameters jumped by 0.7 nats with one of two seeds (by 0.9 with a beta2 of 0.95);
-  with 0.25, by 0.3. A model of code with 1M parameters ends at the same loss.
+  2507.07101), but at most to 0.99. With 0.95, the loss of a log file with 4M parameters jumped
+  by 0.9 nats; with 0.99, by 0.3, and by 0.7 with another seed. Half the rate prevents the jump
+  with 0.95, but a model of code with 0.5M parameters then ends 0.16 nats higher.
 - Initial weights: a standard deviation of at least sqrt(2 / (5 width)), as in GPT-NeoX-20B and
   BLOOM (Nguyen and Salazar 2019, arXiv 1910.05895). With less, the loss of a narrow model jumps
   at this rate: an early update is then as large as the weights.
@@ -52,7 +49,6 @@ SHORTEST, LONGEST = 128, 2_048
 STEPS, FEWEST_SEQUENCES, MIXED_SEQUENCES = 200, 4, 16
 LEAST_FITTED_FLOPS = 1e17
 LAW_BETA2, MOST_BETA2 = 0.95, 0.99
-CLIP_NORM, SMALL_BATCH_CLIP_NORM = 1.0, 0.25
 MICROBATCH_TOKENS = 4_096  # the logits of a large vocabulary take most of the memory
 WARMUP_FRACTION, LEAST_WARMUP_STEPS, MOST_WARMUP_STEPS = 0.05, 40, 2_000  # for a beta2 of 0.95
 MOST_WARMUP_FRACTION = 0.25
@@ -84,11 +80,6 @@ class Sizes:
     @property
     def num_epochs(self) -> float:
         return self.total_tokens / (self.text_tokens * (1 - self.held_out_fraction))
-
-    @property
-    def clip_norm(self) -> float:
-        """Norm to which gradients are clipped."""
-        return SMALL_BATCH_CLIP_NORM if self.beta2 > LAW_BETA2 else CLIP_NORM
 
     def choose_interval(self, times: int) -> int:
         """Return the tokens, in whole steps, between about ``times`` events of a run."""
