@@ -35,11 +35,16 @@ NORM = (
     "{_target_: components.model.norms.Norm, _partial_: true, eps: 1e-5, center: false, "
     "weight: true, bias: false}"
 )
+MIXER = "_partial_: true, num_heads: 4, key_dim: 6, value_dim: 12, conv_size: 4"
 HYBRID = (
-    "model.pattern=delta/mlp|attention/mlp",
+    "model.num_layers=4",
+    "model.pattern=delta/mlp|mamba/mlp|kimi|attention/mlp",
     "model.mixers={delta: {_target_: components.model.mixers.gated_delta_net.GatedDeltaNet, "
-    "_partial_: true, num_heads: 4, key_dim: 6, value_dim: 12, conv_size: 4, "
-    f"negative_eigenvalues: true, norm: {NORM}}}}}",
+    f"{MIXER}, negative_eigenvalues: true, norm: {NORM}}}, "
+    "mamba: {_target_: components.model.mixers.mamba2.Mamba2, "
+    f"{MIXER}, num_key_heads: 2, conv_bias: true, norm: {NORM}}}, "
+    "kimi: {_target_: components.model.mixers.kimi_delta.KimiDelta, "
+    f"{MIXER}, gate_rank: 3, norm: {NORM}}}}}",
 )
 STEPS = 12
 SAVED_STEPS = 6
