@@ -6,15 +6,16 @@
   Llama's table 2, arXiv 2302.13971), with head dimension 64, or 128 from 2,048 channels on.
 - Batch and learning rate: the power laws of DeepSeek LLM (arXiv 2401.02954, section 3.1) in
   compute, which were fitted from 1e17 FLOPs on. A batch is a power of two, in short runs 1/200
-  of the tokens. Below 1e17 FLOPs, the rate is the rate at 1e17. A run that continues from given
-  weights peaks at a tenth of the rate, which is the rate at the end of their own training
+  of the tokens. Below 1e17 FLOPs, the rate is the rate at 1e17, which is stable up to 192
+  channels (docs/first_model.md). The rate of wider models falls with the width (Yang et al.
+  2022, arXiv 2203.03466), but not below the rate for their batch: the square root of the batch
+  relative to the law's batch (Malladi et al. 2022, arXiv 2205.10343). A run that continues from
+  given weights peaks at a tenth of the rate, which is the rate at the end of their own training
   (Parmar et al. 2024, arXiv 2407.07263).
 - beta2: if a batch is smaller than the batch of the rate's law, beta2 rises so that the second
   moment averages over as many tokens as with the law's batch and 0.95 (Marek et al. 2025, arXiv
   2507.07101), but at most to 0.99. With 0.95, the loss of a log file with 4M parameters jumped
-  by 0.9 nats; with 0.99, by 0.3, and by 0.7 with another seed. Half the rate prevents the jump,
-  but models of code with 0.5M and 1M parameters then end 0.16 and 0.09 nats higher. Clipping
-  to 0.25 moves the jump to another seed.
+  by 0.9 nats.
 - Initial weights: a standard deviation of at least sqrt(2 / (5 width)), as in GPT-NeoX-20B and
   BLOOM (Nguyen and Salazar 2019, arXiv 1910.05895). With less, the loss of a narrow model jumps
   at this rate: an early update is then as large as the weights.
@@ -32,8 +33,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from components.config.model_spec.decoder import DecoderSpec
+from components.config.model_spec.layers import shorten_pattern, split_pattern
 from components.config.part_nodes import read_decoder
-from components.config.scale_down import scale_length
+from components.config.scale_down import narrow_mixer, scale_length
 from components.config.suggestions import list_divisors
 from components.errors import RecipeError
 
@@ -49,6 +51,7 @@ WINDOWS = 10_000  # windows per budget; a text must fill many
 SHORTEST, LONGEST = 128, 2_048
 STEPS, FEWEST_SEQUENCES, MIXED_SEQUENCES = 200, 4, 16
 LEAST_FITTED_FLOPS = 1e17
+STABLE_WIDTH = 192
 LAW_BETA2, MOST_BETA2 = 0.95, 0.99
 MICROBATCH_TOKENS = 4_096  # the logits of a large vocabulary take most of the memory
 WARMUP_FRACTION, LEAST_WARMUP_STEPS, MOST_WARMUP_STEPS = 0.05, 40, 2_000  # for a beta2 of 0.95
@@ -137,9 +140,9 @@ def size_run(
     held_out = round(min(max(windows, documents, LEAST_HELD_OUT), MOST_HELD_OUT), 3)
     about = min(wanted, int(MOST_EPOCHS * text_tokens * (1 - held_out)))
     flops = 6 * (decoder.active_parameters - decoder.embedding_parameters) * about
-    batch = min(_law_batch(flops), about / STEPS)
-    length = min(length, max(SHORTEST, power_of_two(batch / MIXED_SEQUENCES)))
-    sequences = max(power_of_two(batch / length), FEWEST_SEQUENCES)
+    wanted_batch = min(_law_batch(flops), about / STEPS)
+    length = min(length, max(SHORTEST, power_of_two(wanted_batch / MIXED_SEQUENCES)))
+    sequences = max(power_of_two(wanted_batch / length), FEWEST_SEQUENCES)
     batch = sequences * length
     steps = max(1, about // batch)
     least_warmup = min(LEAST_WARMUP_STEPS, int(MOST_WARMUP_FRACTION * steps))
@@ -154,7 +157,7 @@ def size_run(
         batch_tokens=batch,
         microbatch_sequences=min(sequences, max(1, MICROBATCH_TOKENS // length)),
         warmup_tokens=warmup_steps * batch,
-        lr=0.3118 * max(flops, LEAST_FITTED_FLOPS) ** -0.1250,  # the law of DeepSeek LLM
+        lr=_choose_rate(flops, wanted_batch, decoder.dim),
         beta2=_choose_beta2(flops, batch),
         held_out_fraction=held_out,
     )
@@ -163,6 +166,13 @@ def size_run(
 def _law_batch(flops: float) -> float:
     """Return the batch in tokens by the law of DeepSeek LLM."""
     return float(0.2920 * flops**0.3271)
+
+
+def _choose_rate(flops: float, batch_tokens: float, width: int) -> float:
+    """Return the peak learning rate by the law of DeepSeek LLM, less for wide small models."""
+    fitted = max(flops, LEAST_FITTED_FLOPS)
+    by_batch = math.sqrt(batch_tokens / _law_batch(fitted))
+    return float(0.3118 * fitted**-0.1250 * min(max(STABLE_WIDTH / width, by_batch), 1.0))
 
 
 def _choose_beta2(flops: float, batch_tokens: int) -> float:
@@ -193,7 +203,8 @@ def choose_shape(model: Mapping[str, Any], parameters: int, pieces: int) -> Yaml
         depth = abs(math.log(layers / _depth(width)))
         return abs(math.log(count / parameters)) + DEPTH_WEIGHT * depth
 
-    sizes = ((width, layers) for width in WIDTHS for layers in _depths(width))
+    fewest = len({*split_pattern(model.get("pattern") or [])})  # a layer of each kind
+    sizes = ((width, max(layers, fewest)) for width in WIDTHS for layers in _depths(width))
     return _shape(model, *min(sizes, key=shape_distance), pieces)
 
 
@@ -234,6 +245,16 @@ def _shape(model: Mapping[str, Any], width: int, layers: int, pieces: int) -> Ya
         "attention": attention,
         "mlp": {"ffn_dim": max(1, math.ceil(ffn_width / MULTIPLE)) * MULTIPLE},
     }
+    if len(pattern := split_pattern(model.get("pattern") or [])) > layers:
+        shape["pattern"] = shorten_pattern(pattern, layers)
+    if mixers := model.get("mixers"):
+        scales = {
+            "heads": head_dim / model_attention["head_dim"],
+            "width": width / model["dim"],
+        }
+        shape["mixers"] = {
+            name: narrow_mixer(mixer, **scales) for name, mixer in mixers.items()
+        }
     if model.get("dense_mlp") is not None:  # at least one layer has experts
         shape["num_dense_layers"] = min(model["num_dense_layers"], layers - 1)
     if model.get("init_from", "none") != "none":

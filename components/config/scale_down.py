@@ -5,9 +5,10 @@ activation, tying, routing, float8 and the schedule's shape stay. Keys that the 
 not change, and no value increases. ``conf/scale/`` contains the sizes.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
-from components.config.model_spec.layers import split_pattern
+from components.config.model_spec.layers import shorten_pattern, split_pattern
 from components.config.placeholder_text import use_placeholder_text
 from components.config.rules.engine import FLOAT8, MULTIPLE
 from components.config.rules.parametrization import base_multiple
@@ -25,10 +26,12 @@ def scale_down(
     Lengths and rates keep their proportion to ``full``, the recipe without the user's keys.
     """
     model: Any = tree["model"]
-    kinds = dict.fromkeys(split_pattern(model.get("pattern")) or ())
-    layers = max(min(rule.num_layers, model["num_layers"]), len(kinds))
+    pattern = split_pattern(model.get("pattern")) or []
+    layers = max(min(rule.num_layers, model["num_layers"]), len({*pattern}))
     named.set_default(tree, "model.num_layers", layers)
-    _shorten_pattern(tree, named, list(kinds))
+    if len(pattern) > model["num_layers"]:
+        shorter = shorten_pattern(pattern, model["num_layers"])
+        named.set_default(tree, "model.pattern", shorter)
     every = min(tree["parallelism"]["recompute_every"], model["num_layers"])
     named.set_default(tree, "parallelism.recompute_every", every)
     if skip_every := model["positions"].get("skip_every"):  # at least one layer skips positions
@@ -53,15 +56,6 @@ def scale_down(
             if tree["precision"][key] == "float16":  # valid only for float16 products
                 named.set_default(tree, f"precision.{key}", "float32")
     use_placeholder_text(tree, rule, named)
-
-
-def _shorten_pattern(tree: MutableTree, named: UserOverrides, kinds: list[str]) -> None:
-    """Shorten a pattern with more layers than the model; keep a layer of each kind."""
-    model: Any = tree["model"]
-    pattern, layers = split_pattern(model.get("pattern")) or [], model["num_layers"]
-    if len(pattern) > layers:
-        spare = max(0, layers - len(kinds))
-        named.set_default(tree, "model.pattern", [*pattern[:spare], *kinds][:layers])
 
 
 def largest_microbatch(tree: MutableTree, rule: Shrink, full: MutableTree) -> int:
@@ -119,20 +113,28 @@ def _narrow_attention(tree: MutableTree, named: UserOverrides, full: Any) -> Non
 
 
 def _narrow_mixers(tree: MutableTree, named: UserOverrides, full: Any) -> None:
-    """Shrink a linear mixer's heads as attention's, and their number with the model's width."""
     model: Any = tree["model"]
     now, before = (config["attention"]["head_dim"] for config in (model, full))
     for name, mixer in full.get("mixers", {}).items():
-        path, heads = f"model.mixers.{name}", mixer["num_heads"]
-        shared = heads // (mixer.get("num_key_heads") or heads)
-        for key in ("key_dim", "value_dim", "gate_rank"):
-            if (size := mixer.get(key)) is not None:
-                named.set_default(tree, f"{path}.{key}", max(2, round(size * now / before)))
-        width = heads * mixer["value_dim"] * model["dim"] / full["dim"]
-        groups = max(1, round(width / model["mixers"][name]["value_dim"] / shared))
-        named.set_default(tree, f"{path}.num_heads", groups * shared)
-        if mixer.get("num_key_heads") is not None:
-            named.set_default(tree, f"{path}.num_key_heads", groups)
+        sizes = narrow_mixer(mixer, heads=now / before, width=model["dim"] / full["dim"])
+        for key, size in sizes.items():
+            named.set_default(tree, f"model.mixers.{name}.{key}", size)
+
+
+def narrow_mixer(mixer: Mapping[str, Any], *, heads: float, width: float) -> dict[str, int]:
+    """Scale a linear mixer's heads as attention's, and their number with the model's width."""
+    sizes = {
+        key: max(2, round(mixer[key] * heads))
+        for key in ("key_dim", "value_dim", "gate_rank")
+        if mixer.get(key) is not None
+    }
+    shared = mixer["num_heads"] // (mixer.get("num_key_heads") or mixer["num_heads"])
+    channels = mixer["num_heads"] * mixer["value_dim"] * width
+    groups = max(1, round(channels / sizes["value_dim"] / shared))
+    sizes["num_heads"] = groups * shared
+    if mixer.get("num_key_heads") is not None:
+        sizes["num_key_heads"] = groups
+    return sizes
 
 
 def _shrink_groups(model: Any, full: Any, named: UserOverrides, tree: MutableTree) -> None:

@@ -305,7 +305,7 @@ def test_a_recipe_of_ones_own_may_be_what_a_new_one_is_like(home: Path) -> None:
 RECIPES = published_recipes()
 
 
-@pytest.mark.quick("teuken7b", "mula7b_a1b", "gpt3b6")
+@pytest.mark.quick("teuken7b", "mula7b_a1b", "gpt3b6", "nemotron_h_8b")
 @pytest.mark.parametrize("like", RECIPES)
 def test_like_keeps_the_architecture_and_changes_size_text_and_tokenizer(
     like: str, home: Path

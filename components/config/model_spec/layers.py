@@ -37,6 +37,12 @@ def split_pattern(pattern: Any) -> Any:
     return pattern.split("|") if isinstance(pattern, str) else pattern
 
 
+def shorten_pattern(pattern: Sequence[str], num_layers: int) -> list[str]:
+    """Shorten a pattern of layers to a smaller model; keep a layer of each kind if they fit."""
+    kinds = list(dict.fromkeys(pattern))
+    return [*pattern[: max(0, num_layers - len(kinds))], *kinds][:num_layers]
+
+
 Pattern = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(split_pattern)]
 
 
