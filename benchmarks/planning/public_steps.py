@@ -1,28 +1,49 @@
 """Published step times of other programs on three machines, as jobs of the planner.
 
-Rows are in ``benchmarks/data/public_steps.csv``. A row without seconds states tokens per second
+Rows are in ``benchmarks/data/public_steps.csv``, the switches of their engines in
+``engines.yaml``. A row without seconds states tokens per second
 or TFLOP/s as Megatron-LM counts them: 6 N + 6 L h s (`components.planner.rates`, ``causal``).
 """
 
 import csv
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from benchmarks.planning.measured import decoder_shape, dense_layout, mixed_precision_job
 from benchmarks.results_store import ROOT
 from components.config.model_spec.decoder import DecoderSpec
+from components.config.schema.cluster import Hardware
 from components.config.stages import stage_layers
-from components.planner.job import TrainingJob
+from components.planner.job import ExpertPath, TrainingJob
 from components.planner.rates import flops_by_convention
+from components.planner.software import SoftwareSpeed
+from components.planner.time import plan_time
 
-TABLE = ROOT / "benchmarks" / "data" / "public_steps.csv"
+DATA = ROOT / "benchmarks" / "data"
+TABLE = DATA / "public_steps.csv"
 RATE = re.compile(r"([\d.]+) (TFLOP/s|tokens/s) a GPU")
 EVERY = re.compile(r"every (\d+)th layer")
+
+
+class EngineSwitches(BaseModel, frozen=True):
+    """What an engine does: keys of the layout, the path of experts, launches one by one."""
+
+    layout: Mapping[str, Any] = {}
+    expert_path: ExpertPath = "grouped"
+    launches: bool = True
+
+
+@cache
+def read_engine(name: str) -> EngineSwitches:
+    """Read the switches of an engine."""
+    engines = yaml.safe_load((DATA / "engines.yaml").read_text("utf-8"))
+    return EngineSwitches.model_validate(engines[name])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +52,18 @@ class PublicStep:
 
     source: str
     machine: str
+    engine: str
     job: TrainingJob
     seconds: float
+
+    def plan_seconds(self, hardware: Hardware, speed: SoftwareSpeed) -> float:
+        """Predict the seconds of the step with the switches of its engine."""
+        switches = read_engine(self.engine)
+        job = self.job.with_layout(**switches.layout)
+        job = replace(job, expert_path=switches.expert_path)
+        if not switches.launches:
+            speed = speed.model_copy(update={"launch_seconds": 0.0})
+        return plan_time(job, hardware, speed).total_seconds
 
     @property
     def ran(self) -> bool:
@@ -41,8 +72,7 @@ class PublicStep:
     @property
     def error_class(self) -> str:
         """Machine and kind of feed-forward part, the classes of the accuracy table."""
-        kind = "experts" if self.job.shape.mlp.num_experts else "dense"
-        return f"{self.machine}, {kind}"
+        return f"{self.machine}, {'experts' if self.job.shape.mlp.num_experts else 'dense'}"
 
 
 def read_public_steps() -> list[PublicStep]:
@@ -64,7 +94,11 @@ def _read_step(cells: Mapping[str, str], facts: Mapping[str, Any]) -> PublicStep
             figure *= 1e12 / flops
         seconds = job.tokens_per_step / figure
     return PublicStep(
-        source=cells["source"], machine=cells["machine"], job=job, seconds=seconds
+        source=cells["source"],
+        machine=cells["machine"],
+        engine=cells["engine"],
+        job=job,
+        seconds=seconds,
     )
 
 
@@ -90,7 +124,6 @@ def _job(cells: Mapping[str, str], facts: Mapping[str, Any]) -> TrainingJob:
             microbatch_sequences=size,
             recompute="none" if cells["recompute"] == "none" else "full",
             recompute_every=int(every[1]) if every else 1,
-            compile="layers" if "compiled" in cells["engine"] else "none",
         ),
         devices_per_node=facts["devices_per_node"][cells["machine"]],
         layers_by_stage=tuple(map(len, stage_layers(shape.num_layers, pipeline, "layers"))),

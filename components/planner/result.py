@@ -9,6 +9,7 @@ from pydantic import BaseModel, PlainSerializer
 from components.config.schema.cluster import Hardware
 from components.config.schema.sections import Parallelism, PublishedFigure
 from components.errors import RecipeError
+from components.planner.accuracy import Accuracy, find_accuracy
 from components.planner.cost import CostEstimate, PlannedTree
 from components.planner.interruptions import HOUR
 from components.planner.memory import Memory, Verdict
@@ -25,9 +26,7 @@ from components.planner.search import LayoutSearch, describe_layout
 from components.planner.software import Calibration, SoftwareModel
 from components.planner.time import StepPlan
 
-# Nine of ten measured steps differ by less than a third from the prediction, on up to 16 nodes
-# with measured links. If a number is missing, the error is unknown and twice that is reported.
-ERROR_FRACTION, MISSING_FACTOR = 0.33, 2.0
+MISSING_FACTOR = 2.0  # of the range, if a number is missing and the error unknown
 # If a step cannot be predicted, JSON has these keys with null.
 _TIME_KEYS = ("step_seconds", "tokens_per_second_per_device", "mfu_full", "mfu_causal", "hfu")
 
@@ -89,11 +88,20 @@ class Plan(StepPlan):
         )
 
     @property
+    def accuracy(self) -> Accuracy | None:
+        """Errors of plans against measured steps of its class; None with a calibration."""
+        if self.calibration is not None:
+            return None
+        return find_accuracy(self.recipe.cluster.name, self.job)
+
+    @property
     def error_fraction(self) -> float:
         """Relative error of a step, which nine of ten measured steps stay below."""
         if self.calibration is not None:
             return self.calibration.time_error.held_out.p90
-        return ERROR_FRACTION * (MISSING_FACTOR if self.is_guess else 1.0)
+        assert self.accuracy is not None
+        fraction = self.accuracy.p90_factor - 1
+        return fraction * (MISSING_FACTOR if self.is_guess else 1.0)
 
     @cached_property
     def planned_time(self) -> PlannedTime | None:
@@ -178,6 +186,7 @@ class Plan(StepPlan):
             "bill": _dump(self.cost_estimate) or dict.fromkeys(CostEstimate.model_fields),
             "published": {name: _dump(item) for name, item in self.published_figures.items()},
             "assumed": {name: _dump(item) for name, item in recipe.assumed.items()},
+            "accuracy": _dump(self.accuracy),
             "calibration": None,
             "missing": [_unknown(error) for error in self.missing],
             "limit": None if self.limit is None else _unknown(self.limit),

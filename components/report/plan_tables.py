@@ -56,12 +56,21 @@ def time_sheet(plan: Plan, *, now: datetime | None) -> Grid:
     if plan.planned_time is None or plan.cost_estimate is None:
         rows.append(("step", "not predicted: see Missing"))
     else:
-        rows += _step_rows(plan.planned_time)
-        if (fit := plan.calibration) is not None:
-            fitted = f"{fit.layouts} layouts, {fit.fitted_on}; median error on others "
-            rows.append(("  calibrated on", f"{fitted}{fit.time_error.held_out.median:.1%}"))
+        step, *parts = _step_rows(plan.planned_time)
+        rows += [step, _range_row(plan), *parts]
         rows += bill_rows(plan.cost_estimate, now)
     return Grid(columns=("quantity", ""), rows=rows, text_columns=2, kind="bill")
+
+
+def _range_row(plan: Plan) -> tuple[str, str]:
+    """Describe the measured steps that the range of the step's time comes from."""
+    accuracy = plan.accuracy
+    if (fit := plan.calibration) is not None:
+        fitted = f"{fit.layouts} layouts, {fit.fitted_on}; median error on others "
+        return "  calibrated on", f"{fitted}{fit.time_error.held_out.median:.1%}"
+    assert accuracy is not None
+    error = f"median error {accuracy.median_error:.1%}"
+    return "  range from", f"measured steps: {accuracy.description}; {error}"
 
 
 def _recomputation(planned: PlannedRecomputation) -> str:

@@ -2,14 +2,21 @@
 
 import csv
 from collections import defaultdict
+from dataclasses import replace
 from statistics import mean
 
 import pytest
 
-from benchmarks.planning.error_classes import compare_classes, compare_left_out, read_all_rows
+from benchmarks.planning.error_classes import (
+    compare_classes,
+    compare_left_out,
+    measure_accuracy,
+    read_all_rows,
+)
 from benchmarks.planning.planner_blind import read_hardware
-from benchmarks.planning.public_steps import TABLE, read_public_steps
+from benchmarks.planning.public_steps import TABLE, PublicStep, read_public_steps
 from benchmarks.results_store import ROOT
+from components.planner.accuracy import read_classes
 from components.planner.memory import plan_memory
 from components.planner.software import OURS, read_software
 
@@ -33,6 +40,27 @@ def test_rates_become_seconds_and_a_row_out_of_memory_has_none() -> None:
     flops = 6 * (1_720_574_976 - 118_784) + 6 * 28 * 2_048 * 4_096
     qwen = next(row for row in rows if row.machine == "jupiter")
     assert qwen.seconds == pytest.approx(8 * 4_096 * flops / (4 * 284.6e12), rel=0.001)
+
+
+def test_plans_have_the_errors_of_the_measured_rows() -> None:
+    assert tuple(measure_accuracy(read_all_rows())) == read_classes()
+
+
+def test_an_engine_changes_the_plan_by_its_switches() -> None:
+    """Compiled layers, overlap and experts one by one; a CUDA graph costs no launches."""
+    speed, rows = read_software(OURS).speed, [row for row in read_all_rows() if row.ran]
+
+    def ratio(row: PublicStep, engine: str) -> float:
+        hardware = read_hardware(row.machine)
+        other = replace(row, engine=engine).plan_seconds(hardware, speed)
+        return other / row.plan_seconds(hardware, speed)
+
+    experts = next(row for row in rows if row.error_class == "jupiter, experts")
+    assert ratio(experts, "Megatron-DeepSpeed") < 1  # grouped products
+    dense = [row for row in rows if row.error_class == "hopper, dense"]
+    assert min(ratio(row, "Megatron-DeepSpeed") for row in dense) >= 1  # without overlap
+    small = next(row for row in rows if row.source.startswith("oellm-autoexp JUPITER"))
+    assert ratio(small, "Megatron-LM, CUDA graphs") <= 1
 
 
 def test_a_source_needs_another_source_with_enough_rows() -> None:

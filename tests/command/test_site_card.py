@@ -109,7 +109,7 @@ def test_a_card_narrows_the_plan_of_its_machine(
 ) -> None:
     before = plan(capfd, *TWO_NODES)
     after = plan(capfd, *TWO_NODES, f"calibrate={card}")
-    assert width(before) == pytest.approx(1.66)
+    assert width(before) == pytest.approx(1.5)
     assert width(after) == pytest.approx(1.12)
     assert after["calibration"]["layouts"] == 1
     assert before["time"]["step_seconds"] != after["time"]["step_seconds"]
@@ -129,8 +129,8 @@ def test_a_card_reproduces_the_step_that_it_measured(
     ("words", "factor"),
     [
         (("cluster.nodes=8",), 1.20),
-        (("cluster.nodes=128",), 1.66),  # nothing is known of so many nodes
-        (("cluster.nodes=2", "parallelism.tensor=4"), 1.33),  # only links and products count
+        (("cluster.nodes=128",), 1.5),  # nothing is known of so many nodes
+        (("cluster.nodes=2", "parallelism.tensor=4"), 1.25),  # only links and products count
     ],
 )
 def test_the_interval_depends_on_how_far_the_plan_is_from_the_card(
@@ -145,7 +145,7 @@ def test_a_card_of_another_recipe_gives_only_its_links_and_products(
     card = write_card(tmp_path / "card.json")  # with fingerprints of no recipe here
     after = plan(capfd, *TWO_NODES, f"calibrate={card}")
     assert after["calibration"] is None
-    assert width(after) == pytest.approx(1.33)
+    assert width(after) == pytest.approx(1.25)
 
 
 def test_without_a_recipe_the_card_names_it(

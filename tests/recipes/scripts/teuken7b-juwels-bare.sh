@@ -9,7 +9,7 @@
 #SBATCH --signal=B:USR1@660
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --array=1-96%1
+#SBATCH --array=1-87%1
 #SBATCH --output=/path/to/kochbuch/runs/teuken7b-full/jobs/%A_%a.log
 # The output of this script is there; the output of all ranks is in ranks/JOB-NODE.log.
 
