@@ -15,6 +15,7 @@ import yaml
 
 from command.composition.conf_groups import compose_group
 from components.convert.tokenizer import FETCH
+from components.data.byte_bpe import ByteBPE
 from components.data.tokenizer_file import check_end, check_engine, open_engine, refuse_panics
 from components.errors import RecipeError
 from components.terminal import escape_invisible, log_line
@@ -234,8 +235,6 @@ def measure_tokens(
         with refuse_panics(tokenizer.folder / FILE):
             encoded = engine.encode_batch(texts, add_special_tokens=False)
         return tokenizer.pieces, _bytes_per_token(texts, encoded)
-    from components.data.byte_bpe import ByteBPE  # slow: numpy
-
     split = choose_split(measure_groups(text.sample), MOST_HELD_OUT)
     texts = [*filter(None, map(split.train_text, text.sample))]
     trained, counted = (texts, texts) if text.is_whole else (texts[::2], texts[1::2] or texts)
