@@ -9,6 +9,7 @@ from command.arguments import Arguments
 from command.composition.compose import compose_recipe
 from command.outcome import ActionResult, Status, print_result
 from components.config.check import check_recipe
+from components.config.model_spec.parametrization import MuPSpec
 from components.config.recipe import Recipe
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
@@ -61,7 +62,7 @@ def compose_narrowest(arguments: Arguments) -> Recipe:
     tree = compose_recipe(replace(arguments, choices=choices, values=values)).model_dump(
         mode="json"
     )
-    if base := tree["model"].get("parametrization"):
+    if "base_dim" in (base := tree["model"].get("parametrization") or {}):
         base["base_dim"] = tree["model"]["dim"]
         if "base_layers" in base:
             base["base_layers"] = min(coordinates.DEPTHS)
@@ -71,7 +72,7 @@ def compose_narrowest(arguments: Arguments) -> Recipe:
 def is_judged(row: Coordinates, recipe: Recipe) -> bool:
     """Return whether the recipe's parametrization promises that this row is flat."""
     base = recipe.decoder_spec.parametrization
-    if base is None or (row.axis == "depth" and base.base_layers is None):
+    if not isinstance(base, MuPSpec) or (row.axis == "depth" and base.base_layers is None):
         return False
     return row.of == "change" or row.kind != "logits"
 

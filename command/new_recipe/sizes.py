@@ -260,7 +260,8 @@ def _shape(model: Mapping[str, Any], width: int, layers: int, pieces: int) -> Ya
     if model.get("init_from", "none") != "none":
         shape["init_from"] = "none"
     std, least = model["initialization"]["std"], float(f"{math.sqrt(0.4 / width):.2g}")
-    if not isinstance(std, str) and std < least and model.get("parametrization") is None:
+    is_scaled = "base_dim" in (model.get("parametrization") or {})
+    if not isinstance(std, str) and std < least and not is_scaled:
         shape["initialization"] = {"std": least}
     return shape
 

@@ -91,7 +91,8 @@ def _narrow(tree: MutableTree, rule: Shrink, named: UserOverrides, full: Any) ->
         if width is not None:
             narrow = round(width / full["dim"] * model["dim"] / multiple) * multiple
             named.set_default(tree, f"model.{path}", min(max(narrow, multiple), width))
-    if base := model.get("parametrization"):  # its learning rates apply at any width
+    base = model.get("parametrization") or {}
+    if "base_dim" in base:  # its learning rates apply at any width
         multiple = base_multiple(model["dim"], num_heads, model["attention"]["num_kv_heads"])
         whole = max(1, round(base["base_dim"] / multiple)) * multiple
         named.set_default(tree, "model.parametrization.base_dim", whole)

@@ -8,6 +8,7 @@ from components.convert import (
     experts,
     gpt,
     gpt_oss,
+    granite,
     hybrid,
     kimi,
     llama,
@@ -28,6 +29,7 @@ FAMILIES = (
     *nemotron.FAMILIES,
     *kimi.FAMILIES,
     *qwen3_next.FAMILIES,
+    *granite.FAMILIES,  # after all classes without multipliers
 )
 
 

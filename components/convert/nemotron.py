@@ -6,11 +6,8 @@ experts (Nemotron-3) are not supported: our experts have no squared ReLU.
 
 from dataclasses import replace
 
-import torch
-
 from components.config.model_spec.decoder import DecoderSpec
 from components.config.model_spec.layers import Slot
-from components.config.model_spec.mixers import Mamba2Spec
 from components.convert.hf_family import (
     OMIT,
     SAME_NORM,
@@ -20,16 +17,15 @@ from components.convert.hf_family import (
     change_settings,
     find_name,
 )
-from components.convert.hybrid import LINEAR, join_taps, mixer_setting, only_mixer
+from components.convert.hybrid import LINEAR, mixer_setting
 from components.convert.llama import ACTIVATIONS, LLAMA, MLP
+from components.convert.mamba import MAMBA, has_mamba, map_mamba, only_mamba
 from components.convert.param_mapping import (
     Condition,
-    Transform,
     Weights,
     map_linear,
     map_norm,
     map_vocabulary,
-    map_weight,
     with_prefix,
 )
 from components.convert.rotations import FULL
@@ -42,22 +38,9 @@ _DEFAULT_LAYERS = "ME*-"
 _SLOTS: dict[Slot, str] = {"mixer": LINEAR, "attention": FULL, "mlp": "mlp"}
 
 
-def _mamba(features: DecoderSpec) -> Mamba2Spec:
-    mixer = only_mixer(features)
-    assert isinstance(mixer, Mamba2Spec), "the requirements of the class were not checked"
-    return mixer
-
-
-def _has_mamba(features: DecoderSpec) -> bool:
-    """Whether the only mixer is the class's: a Mamba-2 with the model's norm after the gate."""
-    mixer = only_mixer(features)
-    return (
-        isinstance(mixer, Mamba2Spec)
-        and mixer.norm == features.norm
-        and not mixer.norm_before_gate
-        and mixer.step_limits[1] is None
-        and mixer.norm_placement in {None, "before"}
-    )
+def _has_unlimited_mamba(features: DecoderSpec) -> bool:
+    """Whether the only mixer is the classes' Mamba-2, without a largest step."""
+    return has_mamba(features) and only_mamba(features).step_limits[1] is None
 
 
 def _has_single_parts(features: DecoderSpec) -> bool:
@@ -115,64 +98,19 @@ _MIXER_SETTINGS = (
         "time_step_min",
         0.001,
         "mixers.mamba.step_limits",
-        export=lambda m: _mamba(m).step_limits[0],
+        export=lambda m: only_mamba(m).step_limits[0],
         place=lambda least, _: [float(least), None],
     ),
 )
 
 
-def _convolved_widths(features: DecoderSpec) -> list[int]:
-    """Return the channels of values, B and C."""
-    mixer = _mamba(features)
-    return [mixer.value_width, mixer.key_width, mixer.key_width]
-
-
-def _join_rows(widths: list[int]) -> Transform:
-    return Transform(
-        lambda tensors: [torch.cat(list(tensors))],
-        lambda tensors: torch.split(tensors[0], widths),
-    )
-
-
-def _join_inputs(features: DecoderSpec) -> Transform:
-    mixer = _mamba(features)
-    widths = [mixer.value_width, *_convolved_widths(features), mixer.num_heads]
-    return _join_rows(widths)
-
-
-_INPUTS = tuple(f"mixer.{name}.weight" for name in ("gate", "value", "key", "query", "step"))
-_CONVOLUTIONS = tuple(f"mixer.{name}_conv" for name in ("value", "key", "query"))
-_MAMBA: tuple[tuple[str, str], ...] = (
-    ("log_decay", "A_log"),
-    ("step_bias", "dt_bias"),
-    ("skip", "D"),
-    ("norm.weight", "norm.weight"),
-    ("output.weight", "out_proj.weight"),
-)
-_is_mamba = _has_part("mixer")
 _LAYER: Weights = (
     *(
         row
         for part in _SLOTS
         for row in map_norm(f"{part}_norm", "norm", applies=_has_part(part))
     ),
-    map_weight(_INPUTS, "mixer.in_proj.weight", _join_inputs, _is_mamba),
-    map_weight(
-        tuple(f"{name}.taps" for name in _CONVOLUTIONS),
-        "mixer.conv1d.weight",
-        lambda m: join_taps(_convolved_widths(m)),
-        _is_mamba,
-    ),
-    map_weight(
-        tuple(f"{name}.bias" for name in _CONVOLUTIONS),
-        "mixer.conv1d.bias",
-        lambda m: _join_rows(_convolved_widths(m)),
-        lambda m, layer: _is_mamba(m, layer) and _mamba(m).conv_bias,
-    ),
-    *(
-        map_weight(f"mixer.{ours}", f"mixer.{theirs}", applies=_is_mamba)
-        for ours, theirs in _MAMBA
-    ),
+    *map_mamba("mixer", _has_part("mixer")),
     *(
         row
         for name in ("query", "key", "value", "output")
@@ -228,10 +166,10 @@ NEMOTRON_H = replace(
             "time_step_max",
             0.1,
             "mixers.mamba.step_range",
-            export=lambda m: _mamba(m).step_range[1],
+            export=lambda m: only_mamba(m).step_range[1],
             place=_import_first_steps,
         ),
-        Setting("time_step_floor", 1e-4, export=lambda m: _mamba(m).step_range[0]),
+        Setting("time_step_floor", 1e-4, export=lambda m: only_mamba(m).step_range[0]),
         Setting(
             "rescale_prenorm_residual",
             True,
@@ -247,7 +185,7 @@ NEMOTRON_H = replace(
     },
     imported={
         "mlp._target_": MLP,
-        "mixers.mamba._target_": "components.model.mixers.mamba2.Mamba2",
+        "mixers.mamba._target_": MAMBA,
         "mixers.mamba._partial_": True,
         "mixers.mamba.norm": SAME_NORM,
     },
@@ -260,7 +198,7 @@ NEMOTRON_H = replace(
         Requirement(
             "mixers",
             "one Mamba-2 with the model's norm after its gate and without a largest step",
-            _has_mamba,
+            _has_unlimited_mamba,
         ),
     ),
     accepted={

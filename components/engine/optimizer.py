@@ -8,7 +8,7 @@ from torch import nn
 from components.build import build_node
 from components.config.recipe import Recipe
 from components.model.decoder import Decoder
-from components.model.parametrization import factors_of
+from components.model.parametrization import MuP, factors_of
 from components.optim.groups import scale_groups
 
 
@@ -19,6 +19,6 @@ def build_optimizer(
     optimizer: torch.optim.Optimizer = build_node(recipe.optimizer, "optimizer")(
         parameters=named
     )
-    if decoder.parametrization is not None:
+    if isinstance(decoder.parametrization, MuP):
         scale_groups(optimizer, factors_of(decoder.parametrization, named))
     return optimizer

@@ -19,7 +19,7 @@ from components.model.linear import product_dtype
 from components.model.loss import Head, Readout
 from components.model.masks import CausalMask
 from components.model.mtp import MTPTargets, MultiTokenPrediction, PredictionDepth
-from components.model.parametrization import MuP
+from components.model.parametrization import Multipliers
 from components.model.positions import PositionEncoding, Positions
 
 
@@ -64,7 +64,6 @@ class Decoder(nn.Module):
         self.positions = spec.positions.build_part(dim=dim, **head_shape)
         numbered = {str(i): self._numbered(layer, i) for i, layer in enumerate(layers)}
         self.layers = nn.ModuleDict(numbered)
-        self.parametrization = self._follow(spec)
         self.final_norm = spec.norm.build_part(dim=dim)
         # A tied head reads the embedding's weight. It does not share the parameter: `to_empty`
         # would turn a shared parameter into two.
@@ -79,6 +78,7 @@ class Decoder(nn.Module):
                 layer=lambda: self._numbered(Layer(spec), spec.num_layers - 1),
                 norm=spec.norm,
             )
+        self.parametrization = self._follow(spec)
         self.sequence_slices = self.sequence_parts = 1
         # Default: positions 0, 1, 2, ...
         self.position_ids = lambda length, device: torch.arange(length, device=device)
@@ -126,14 +126,14 @@ class Decoder(nn.Module):
             losses.append(self._read(hidden, target.targets, target.counted))
         return torch.stack(losses)
 
-    def _follow(self, spec: DecoderSpec) -> MuP | None:
+    def _follow(self, spec: DecoderSpec) -> Multipliers | None:
         """Set the layers' branch multiplier from the parametrization; return the latter."""
         if spec.parametrization is None:
             return None
-        parametrization: MuP = spec.parametrization.build_part(
+        parametrization: Multipliers = spec.parametrization.build_part(
             dim=spec.dim, num_layers=spec.num_layers
         )
-        for layer in cast("Iterable[Layer]", self.layers.values()):
+        for layer in collect_layers(self).values():
             layer.branch_multiplier = parametrization.branch_multiplier
         return parametrization
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from components.config.model_spec.initialization import NormalSpec
 from components.model.decoder import Decoder
 from components.model.initialization import draw_rows
-from components.model.parametrization import weight_kind
+from components.model.parametrization import MuP, weight_kind
 
 
 def initial_stds(model: Decoder) -> Iterator[tuple[str, nn.Parameter, float | None]]:
@@ -27,7 +27,7 @@ def initial_stds(model: Decoder) -> Iterator[tuple[str, nn.Parameter, float | No
             std = normal.embedding_and_head_std.get(prefix)
             if std is None:
                 std = getattr(module, "initial_std", None) or _std(normal, parameter)
-            if parametrization is not None:
+            if isinstance(parametrization, MuP):
                 std *= parametrization.std_factor(weight_kind(name, parameter.dim()))
             yield name, parameter, factor * std
 

@@ -1,4 +1,4 @@
-"""Parametrization (muP, CompleteP): scaling of initial weights, outputs and updates with size.
+"""Multipliers, and parametrizations (muP, CompleteP) of weights, outputs and updates by size.
 
 A recipe declares the width and the depth of a base model with tuned rates; the base's other
 widths (heads, feed-forward, experts) are proportional to its ``dim``. A model of the base's
@@ -12,7 +12,11 @@ from typing import Literal, NamedTuple
 from torch import nn
 
 from components.config.model_spec.feed_forward import ROUTERS
-from components.config.model_spec.parametrization import CompletePSpec, MuPSpec
+from components.config.model_spec.parametrization import (
+    CompletePSpec,
+    MultipliersSpec,
+    MuPSpec,
+)
 
 WeightKind = Literal["hidden", "router", "vector", "end"]
 
@@ -41,7 +45,21 @@ class UpdateFactors(NamedTuple):
     weight_decay: float
 
 
-class MuP:
+class Multipliers:
+    """Fixed multipliers of embeddings, branches and logits, as in Granite.
+
+    Published names: ``residual_multiplier`` is ``branch_multiplier``, ``logits_scaling`` is
+    1 / ``output_multiplier``.
+    """
+
+    def __init__(self, spec: MultipliersSpec, *, dim: int, num_layers: int) -> None:
+        factors = spec.compute_factors(dim, num_layers)
+        self.embedding_multiplier = factors.embedding
+        self.branch_multiplier = factors.branch
+        self.output_multiplier = factors.output
+
+
+class MuP(Multipliers):
     """The maximal update parametrization (muP), https://arxiv.org/abs/2203.03466, for Adam.
 
     With m = ``dim / base_dim``, hidden matrices have 1/m of the base's variance and rate, and
@@ -53,13 +71,11 @@ class MuP:
     the base.
     """
 
-    branch_multiplier = 1.0
     depth = 1.0  # number of layers divided by the base's
 
     def __init__(self, spec: MuPSpec, *, dim: int, num_layers: int) -> None:
+        super().__init__(spec, dim=dim, num_layers=num_layers)
         self.width = dim / spec.base_dim
-        self.embedding_multiplier = spec.embedding_multiplier
-        self.output_multiplier = spec.output_multiplier / self.width
 
     def std_factor(self, kind: WeightKind) -> float:
         """Return the factor of the initial standard deviation of a kind of weight."""
@@ -96,7 +112,6 @@ class CompleteP(MuP):
         super().__init__(spec, dim=dim, num_layers=num_layers)
         self.depth = num_layers / spec.base_layers
         self.depth_exponent = spec.depth_exponent
-        self.branch_multiplier = math.pow(self.depth, -self.depth_exponent)
 
     def _depth_factors(self) -> tuple[float, float]:
         return math.pow(self.depth, self.depth_exponent - 1.0), self.branch_multiplier

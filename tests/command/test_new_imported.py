@@ -94,7 +94,7 @@ def test_a_published_file_becomes_a_recipe_with_the_parameters_of_its_class(
 # One of each kind of layer: of the others only sizes differ.
 TRAINED = (
     *("apertus_8b", "deepseek_v3", "gemma3_1b", "gpt2", "nanochat_d32", "olmo3_7b"),
-    *("qwen3_30b_a3b", "smollm3_3b", "kimi_linear_48b"),
+    *("qwen3_30b_a3b", "smollm3_3b", "kimi_linear_48b", "granite_4_0_h_micro"),
 )
 
 

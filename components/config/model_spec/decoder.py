@@ -18,7 +18,11 @@ from components.config.model_spec.layers import DEFAULT, LayerType, Pattern, rea
 from components.config.model_spec.mixers import MixerSpec, NamedMixers, NormPlacement
 from components.config.model_spec.mtp import MTPSpec
 from components.config.model_spec.norms import NormSpec
-from components.config.model_spec.parametrization import MuPSpec
+from components.config.model_spec.parametrization import (
+    UNIT_FACTORS,
+    ForwardFactors,
+    MultipliersSpec,
+)
 from components.config.model_spec.positions import PositionsSpec
 from components.config.schema.part import ModelPartSpec
 from components.ranges import BelowOne, Count, Layers, NonNegative, Place, Positive
@@ -66,7 +70,7 @@ class DecoderSpec(ModelPartSpec):
     mtp: MTPSpec | None = None
     embedding_scale: Literal["none", "sqrt_dim"] = "none"
     z_loss: NonNegative = 0.0
-    parametrization: MuPSpec | None = None
+    parametrization: MultipliersSpec | None = None
     pattern: Pattern | None = None
     mixers: Annotated[Mapping[str, MixerSpec], AfterValidator(NamedMixers)] = NamedMixers()
 
@@ -296,11 +300,13 @@ class DecoderSpec(ModelPartSpec):
         return self.total_parameters - idle * self.mlp.expert_parameters(self.dim)
 
     @property
+    def factors(self) -> ForwardFactors:
+        """Factors of the parametrization for embeddings, branches and logits."""
+        if self.parametrization is None:
+            return UNIT_FACTORS
+        return self.parametrization.compute_factors(self.dim, self.num_layers)
+
+    @property
     def is_unscaled(self) -> bool:
         """Whether no parametrization multiplies embeddings, branches or logits."""
-        base = self.parametrization
-        if base is None:
-            return True
-        deep = base.base_layers not in {None, self.num_layers} and base.depth_exponent != 0
-        ends = base.embedding_multiplier == 1 and base.output_multiplier == 1
-        return base.base_dim == self.dim and ends and not deep
+        return self.factors == UNIT_FACTORS

@@ -3,6 +3,7 @@
 from math import gcd
 
 from components.config.limits import check_multiple
+from components.config.model_spec.parametrization import MuPSpec
 from components.config.recipe import Recipe
 from components.errors import RecipeError
 
@@ -11,7 +12,7 @@ def check_parametrization(recipe: Recipe) -> None:
     """Raise a RecipeError for the first setting that the parametrization cannot scale."""
     shape, optimizer = recipe.decoder_spec, recipe.optimizer
     first, base, attention = shape.initialization, shape.parametrization, shape.attention
-    if base is None:
+    if not isinstance(base, MuPSpec):
         return
     unit = base_multiple(shape.dim, attention.num_heads, attention.num_kv_heads)
     check_multiple("model.parametrization.base_dim", base.base_dim, "the head unit,", unit)

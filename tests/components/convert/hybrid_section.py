@@ -176,6 +176,52 @@ def nemotron_h_with_mlp_biases() -> dict[str, Any]:
     }
 
 
+def granitemoehybrid() -> dict[str, Any]:
+    """Experts, three groups of four heads, bounded steps, multipliers and no positions."""
+    section = olmo_hybrid()
+    mamba = nemotron_h()["mixers"]["mamba"]
+    sizes = {"num_heads": 12, "value_dim": 8, "step_limits": [0.4, 1.1]}
+    experts = _without(qwen3_next()["mlp"], "shared_gate")
+    return section | {
+        "num_layers": 5,
+        "attention": section["attention"] | {"head_dim": 10, "qk_norm": None, "scale_dim": 41},
+        "mlp": experts | {"auxiliary_scope": "model"},
+        "norm_placement": "before",
+        "parametrization": {
+            "_target_": "components.model.parametrization.Multipliers",
+            "_partial_": True,
+            "embedding_multiplier": 3.0,
+            "branch_multiplier": 0.22,
+            "output_multiplier": 1 / 6,
+        },
+        "pattern": ["mamba/mlp", "mamba/mlp", "attention/mlp"],
+        "mixers": {"mamba": _without(mamba | sizes, "step_range")},
+    }
+
+
+def granitemoehybrid_with_an_mlp() -> dict[str, Any]:
+    """Rotated, tied, with biases of attention, without multipliers or bounds of steps."""
+    section, rotary = granitemoehybrid(), olmo_hybrid_rotated()["positions"]
+    mamba = section["mixers"]["mamba"] | {"conv_bias": False, "step_limits": [0.0, None]}
+    return _without(section, "parametrization") | {
+        "tied_embeddings": True,
+        "positions": rotary,
+        "attention": section["attention"] | {"scale_dim": None, "bias": True},
+        "mlp": olmo_hybrid()["mlp"],
+        "mixers": {"mamba": mamba},
+    }
+
+
+def granitemoehybrid_of_attention() -> dict[str, Any]:
+    """No layer has a mixer."""
+    section = granitemoehybrid_with_an_mlp() | granitemoehybrid_multipliers()
+    return _without(section, "pattern", "mixers")
+
+
+def granitemoehybrid_multipliers() -> dict[str, Any]:
+    return {"parametrization": granitemoehybrid()["parametrization"]}
+
+
 def kimi_linear() -> dict[str, Any]:
     """A dense layer with delta attention; experts in groups; heads of four widths."""
     section = olmo_hybrid()
@@ -244,23 +290,27 @@ def kimi_linear_of_low_rank() -> dict[str, Any]:
 HYBRIDS = (
     *(olmo_hybrid, olmo_hybrid_rotated, nemotron_h, nemotron_h_with_mlp_biases),
     *(kimi_linear, kimi_linear_of_low_rank, qwen3_next, qwen3_next_slowed),
+    *(granitemoehybrid, granitemoehybrid_with_an_mlp, granitemoehybrid_of_attention),
 )
 
-# The published names of Kimi Linear's tensors, and those of the class in memory.
-_KIMI_NAMES = {
-    r"block_sparse_moe": "mlp",
+# The published names of Kimi Linear's and Granite's tensors, and those in memory.
+_NAMES = {
+    r"block_sparse_moe(?=\.(gate|experts|shared_experts)\.)": "mlp",
     r"(?<=\.)w1(?=\.)": "gate_proj",
     r"(?<=\.)w3(?=\.)": "up_proj",
     r"(?<=\.)w2(?=\.)": "down_proj",
     r"self_attn\.(?=f_[ab]_proj|A_log|dt_bias)": "self_attn.forget_gate.",
+    r"block_sparse_moe\.input_linear\.weight": "block_sparse_moe.experts.gate_up_proj",
+    r"block_sparse_moe\.output_linear\.weight": "block_sparse_moe.experts.down_proj",
+    r"block_sparse_moe\.router\.layer": "block_sparse_moe.router",
 }
 
 
-def rename_kimi(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename Kimi Linear's tensors as its class has them in memory; others are unchanged."""
+def rename_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename tensors as their class has them in memory, if it differs from the folder's."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        for theirs, own in _KIMI_NAMES.items():
+        for theirs, own in _NAMES.items():
             name = re.sub(theirs, own, name)
         found[name] = tensor
     for name in [name for name in found if name.endswith("q_conv1d.weight")]:

@@ -46,7 +46,7 @@ def test_every_family_is_found() -> None:
             "deepseek_v3",
         ),
         *("gemma3_text", "nanochat", "olmo_hybrid", "nemotron_h", "gpt_oss", "kimi_linear"),
-        "qwen3_next",
+        *("qwen3_next", "granitemoehybrid"),
     }
 
 
@@ -116,9 +116,9 @@ def changed_mixer(key: str, value: object) -> Section:
         (changed(llama(), "mlp", "activation", "xielu"), "model.mlp.activation", "one of silu"),
         (llama() | {"logit_cap": 15.0}, "model.logit_cap", "must be null, here 15"),
         (llama() | {"embedding_scale": "sqrt_dim"}, "model.embedding_scale", "must be none"),
-        (llama() | {"parametrization": MUP}, "model.parametrization", "multiplies neither"),
+        (mistral() | {"parametrization": MUP}, "model.parametrization", "multiplies neither"),
         (gemma3() | {"parametrization": MUP}, "model.parametrization", "multiplies neither"),
-        (changed(llama(), "attention", "scale_dim", 9), "model.attention.scale_dim", "root"),
+        (changed(mistral(), "attention", "scale_dim", 9), "model.attention.scale_dim", "root"),
         (
             changed(llama(), "attention", "output_gate", True),
             "model.attention.output_gate",

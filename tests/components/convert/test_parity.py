@@ -16,7 +16,7 @@ from components.convert.family import choose_family
 from components.convert.folder import their_tensors
 from tests.components.convert.base_section import Section
 from tests.components.convert.conftest import CONTEXT_TOKENS, PIECES, Export, random_model
-from tests.components.convert.hybrid_section import rename_kimi
+from tests.components.convert.hybrid_section import rename_tensors
 
 # Both sum the same float32 numbers, in another order.
 LOGITS_TOLERANCE = 1e-5
@@ -89,7 +89,7 @@ def mapped_gradients(
 
 def in_memory(tensors: dict[str, Tensor], section: Section) -> dict[str, Tensor]:
     """Stack experts as ``transformers`` 5 has them once they are loaded."""
-    tensors = rename_kimi(tensors)
+    tensors = rename_tensors(tensors)
     single = re.compile(r"\.experts\.\d+\.")
     stacked = {name: value for name, value in tensors.items() if not single.search(name)}
     first = section.get("num_dense_layers", 1) if section.get("dense_mlp") else 0

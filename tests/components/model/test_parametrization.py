@@ -17,6 +17,7 @@ from components.engine.optimizer import build_optimizer
 from components.engine.parallelize import draw_weights
 from components.model.decoder import Decoder
 from components.model.first_weights import initial_stds
+from components.model.layer import collect_layers
 from components.optim.groups import set_rate
 from components.parity.coordinates import resize_recipe
 
@@ -198,3 +199,25 @@ def test_multipliers_are_what_scaled_weights_of_a_plain_model_would_do(name: str
             if key.endswith(("attention.output.weight", "mlp.down.weight")):
                 weight.mul_((4 / 2) ** -0.5)
         torch.testing.assert_close(ours(rows), plain(rows), rtol=1e-12, atol=1e-12)
+
+
+def test_fixed_multipliers_change_neither_first_weights_nor_updates() -> None:
+    """Branches and ends are multiplied as by CompleteP; the optimizer is that without."""
+    fixed = {"embedding_multiplier": 3.0, "branch_multiplier": 0.5, "output_multiplier": 2.5}
+    multipliers = {"_target_": "components.model.parametrization.Multipliers"} | fixed
+    recipe, plain = recipe_of(DENSE, multipliers | {"_partial_": True}), recipe_of(DENSE)
+    sizes = {"base_dim": 32, "base_layers": 2, "depth_exponent": 1.0}
+    ends = {"embedding_multiplier": 3.0, "output_multiplier": 5.0}
+    ours = drawn(recipe)
+    assert groups_of(recipe) == groups_of(plain)
+    expected = drawn(plain).state_dict()
+    assert all(torch.equal(value, expected[key]) for key, value in ours.state_dict().items())
+    scaled = drawn(recipe_of(DENSE, COMPLETEP | sizes | ends))
+    scaled.load_state_dict(ours.state_dict())
+    rows = tokens(plain)[:, :-1]
+    assert torch.equal(ours(rows), scaled(rows))
+    assert recipe.decoder_spec.factors == (3.0, 0.5, 2.5)
+    mtp: dict[str, Any] = {"_target_": "components.model.mtp.MultiTokenPrediction"}
+    mtp |= {"_partial_": True, "depth": 1, "loss_weight": 0.3}
+    further = build_node({**recipe.model, "mtp": mtp}, "model")
+    assert [one.branch_multiplier for one in collect_layers(further).values()] == [0.5] * 5

@@ -1,0 +1,215 @@
+"""Granite 4.0 in all spellings of its folders, models of muP in its class, and refusals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GraniteMoeHybridConfig
+
+from command.composition.conf_groups import compose_defaults
+from components.config.model_spec.mixers import Mamba2Spec
+from components.config.model_spec.parametrization import ForwardFactors
+from components.config.part_nodes import read_decoder
+from components.convert.config_json import check_same, read_config
+from components.convert.family import choose_family
+from components.convert.folder import make_config
+from components.convert.llama import LLAMA
+from components.errors import RecipeError
+from tests.components.convert.base_section import Section
+from tests.components.convert.conftest import Export, llama, published, random_model
+from tests.components.convert.hybrid_section import granitemoehybrid
+from tests.components.convert.test_config_json import Config, overlaid, put, resolved
+from tests.components.convert.test_parity import LOGITS_TOLERANCE, distance, load, tokens
+from tests.components.convert.test_reading import assert_same_bits, read
+
+DENSE, HYBRID = published("granite_4_0_micro"), published("granite_4_0_h_micro")
+DENSE_PARAMETERS = 3_402_836_480  # "3B", counted in the published weights
+FACTORS = {"residual_multiplier": "branch_multiplier"}
+FACTORS |= {
+    "logits_scaling": "output_multiplier",
+    "embedding_multiplier": "embedding_multiplier",
+}
+ROOM = "components.model.parametrization"
+
+
+def imported(folder: Path, config: Config) -> Section:
+    """Return the model section of a ``config.json``, checked against the file."""
+    found = read_config(put(folder, config))
+    whole = overlaid(compose_defaults()["model"], found.section)
+    whole |= dict.fromkeys(("vocab_size", "padded_vocab_size"), found.vocab_size)
+    whole = resolved(whole, whole["norm"])
+    check_same(found, whole)
+    return whole
+
+
+@pytest.mark.parametrize("config", [DENSE, HYBRID], ids=["attention", "hybrid"])
+def test_published_parameters_are_counted_to_the_unit(config: Config, tmp_path: Path) -> None:
+    features = read_decoder(imported(tmp_path, config))
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    assert features.total_parameters == theirs.num_parameters()
+    assert (features.total_parameters == DENSE_PARAMETERS) is (config is DENSE)
+
+
+def test_published_keys_are_those_of_the_model(tmp_path: Path) -> None:
+    features = read_decoder(imported(tmp_path, HYBRID))
+    attention = [
+        features.layer_types[features.kind_of(n).text].has_attention for n in range(40)
+    ]
+    assert [n for n in range(40) if attention[n]] == [5, 15, 25, 35]
+    mixer = features.mixers["mamba"]
+    assert isinstance(mixer, Mamba2Spec)
+    assert (mixer.num_heads, mixer.num_key_heads, mixer.key_dim) == (64, 1, 128)
+    assert (mixer.value_dim, mixer.conv_size, mixer.conv_bias) == (64, 4, True)
+    assert mixer.step_limits == (0.0, None)
+    assert features.factors == ForwardFactors(12.0, 0.22, 1 / 8)
+    assert features.attention.scale_dim == 64**2
+    assert features.positions.class_name == "Positions"
+    dense = read_decoder(imported(tmp_path, DENSE))
+    assert (dense.pattern, dict(dense.mixers)) == (None, {})
+    assert dense.positions.base == 10_000
+
+
+def test_a_configuration_that_transformers_saves_is_understood(tmp_path: Path) -> None:
+    sizes: Config = {
+        "hidden_size": 96,
+        "mamba_n_heads": 6,
+        "mamba_n_groups": 3,
+        "layer_types": None,
+    }
+    GraniteMoeHybridConfig(num_hidden_layers=2, **sizes).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    assert saved["time_step_limit"] == [0.0, {"__float__": "Infinity"}]
+    section = imported(tmp_path, saved)
+    assert section["pattern"] == ["mamba/mlp"]
+    assert section["mixers"]["mamba"]["value_dim"] == 2 * 96 // 6
+    assert "parametrization" not in section
+    assert section["attention"]["scale_dim"] == 1
+    for other in (
+        {"time_step_limit": [0, float("inf")]},
+        {"mamba_d_head": "auto"},
+        {"layer_types": None, "layers_block_type": ["mamba", "mamba"]},
+    ):
+        assert imported(tmp_path, saved | other) == section
+    least = {"model_type": "granitemoehybrid", "vocab_size": saved["vocab_size"], **sizes}
+    assert imported(tmp_path, least | {"num_hidden_layers": 2}) == section
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layer_types": ["mamba", "moe"] * 20}, "layer_types: unsupported 'moe'"),
+        ({"num_hidden_layers": 39}, "layer_types: "),
+        ({"mamba_expand": 3}, "mamba_expand: 3, but recipes support only 2"),
+        ({"mamba_proj_bias": True}, "mamba_proj_bias: True: Granite"),
+        ({"mamba_n_groups": "one"}, "mamba_n_groups: 'one' is not an integer"),
+        ({"mamba_d_head": "wide"}, "model.mixers.mamba.value_dim"),
+        ({"time_step_limit": None}, "time_step_limit: None is not a pair of numbers"),
+        ({"time_step_limit": [0.1]}, r"time_step_limit: \[0.1\] is not a pair"),
+        ({"time_step_limit": ["0", 1]}, r"time_step_limit: \['0', 1\] is not a pair"),
+        ({"normalization_function": "layernorm"}, "normalization_function: 'layernorm'"),
+        ({"hidden_act": "gelu"}, "hidden_act: unsupported 'gelu'"),
+        ({"num_local_experts": None}, "num_local_experts: None is not an integer"),
+        ({"attention_multiplier": 0.3}, "attention_multiplier: 0.3, but recipes support only"),
+        (
+            {"attention_multiplier": 2.0},
+            "attention_multiplier: 2.0, but recipes support only 1",
+        ),
+        ({"logits_scaling": 0}, "logits_scaling: 0 is not a positive number"),
+        ({"residual_multiplier": -0.2}, "residual_multiplier: -0.2 is not a positive number"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mscale": 2.0}},
+            "rope_scaling.mscale",
+        ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5: Granite"),
+    ],
+)
+def test_what_no_recipe_says_is_refused(change: Config, words: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=words):
+        imported(tmp_path, HYBRID | change)
+
+
+@pytest.mark.parametrize(
+    "parametrization",
+    [
+        {"_target_": f"{ROOM}.MuP", "base_dim": 8, "embedding_multiplier": 3.0},
+        {"_target_": f"{ROOM}.CompleteP", "base_dim": 36, "base_layers": 1},
+    ],
+)
+def test_a_model_of_a_parametrization_has_its_factors_in_the_class(
+    parametrization: Section, export: Export, tmp_path: Path
+) -> None:
+    section = llama() | {"parametrization": {"_partial_": True, **parametrization}}
+    features = read_decoder(section)
+    model = random_model(section)
+    folder = export(model, section)
+    theirs = load(folder)
+    assert theirs.config.model_type == "granitemoehybrid"
+    expected = model(tokens())[..., : section["vocab_size"]]
+    assert distance(theirs(tokens()).logits, expected) < LOGITS_TOLERANCE
+    assert_same_bits(read(folder, section), model, rows=section["vocab_size"])
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    again = read_decoder(imported(tmp_path, config))
+    assert again.factors == pytest.approx(features.factors, rel=1e-14)
+
+
+def test_weights_of_a_model_with_other_multipliers_are_refused(export: Export) -> None:
+    section = granitemoehybrid()
+    folder = export(random_model(section), section)
+    for key, name in FACTORS.items():
+        factors = section["parametrization"] | {name: 0.5}
+        with pytest.raises(RecipeError, match=key):
+            read(folder, section | {"parametrization": factors})
+
+
+def test_a_model_without_multipliers_keeps_its_class() -> None:
+    plain = llama() | {
+        "parametrization": {"_target_": f"{ROOM}.Multipliers", "_partial_": True}
+    }
+    assert choose_family(read_decoder(plain)) is LLAMA
+
+
+def granite(part: str, **changes: Any) -> Section:
+    section = granitemoehybrid()
+    return section | {part: section[part] | changes}
+
+
+def changed_mamba(**changes: Any) -> Section:
+    return granite("mixers", mamba=granitemoehybrid()["mixers"]["mamba"] | changes)
+
+
+@pytest.mark.parametrize(
+    ("section", "path", "words"),
+    [
+        (
+            granitemoehybrid() | {"pattern": ["mamba", "attention/mlp"]},
+            "pattern",
+            "and then an",
+        ),
+        (granitemoehybrid() | {"pattern": ["attention+mamba/mlp"]}, "pattern", "one Mamba-2"),
+        (changed_mamba(value_dim=7), "pattern", "a multiple of model.dim"),
+        (changed_mamba(norm=None), "pattern", "the model's norm"),
+        (changed_mamba(norm_before_gate=True), "pattern", "after its gate"),
+        (granite("mlp", renormalize=False), "mlp.renormalize", "sum to 1"),
+        (granite("mlp", shared_ffn_dim=None), "mlp.shared_ffn_dim", "a shared expert"),
+        (granite("mlp", shared_gate=True), "mlp.shared_gate", "must be false"),
+        (granite("mlp", bias=True), "mlp.bias", "must be false"),
+        (granite("mlp", scores="sigmoid"), "mlp.scores", "must be softmax"),
+        (granitemoehybrid() | {"logit_cap": 9.0}, "logit_cap", "must be null"),
+    ],
+)
+def test_what_the_class_lacks_is_named(section: Section, path: str, words: str) -> None:
+    with pytest.raises(RecipeError, match=words) as caught:
+        choose_family(read_decoder(section))
+    assert caught.value.path == f"model.{path}"
+    assert "GraniteMoeHybridForCausalLM" in str(caught.value)
+
+
+def test_a_class_without_mixers_is_valid_at_any_width() -> None:
+    section = llama() | {"dim": 42, "parametrization": granitemoehybrid()["parametrization"]}
+    features = read_decoder(section)
+    family = choose_family(features)
+    config = make_config(family, features, rows=300, context_tokens=24, ids={}, dtype="float32")
+    GraniteMoeHybridConfig(**config).validate_architecture()
