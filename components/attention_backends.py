@@ -70,16 +70,18 @@ def select_backends(order: Sequence[Backend], case: AttentionCase) -> tuple[Back
     raise RecipeError(KEY, f"[{', '.join(order)}] has no kernel for {case}", remedy)
 
 
-def check_order(order: Sequence[object]) -> None:
+def check_order(
+    order: Sequence[object], key: str = KEY, backends: Sequence[str] = BACKENDS
+) -> None:
     """Raise a RecipeError if an order is empty, or has an unknown or a repeated backend."""
-    known = ", ".join(BACKENDS)
+    known = ", ".join(backends)
     if not order:
-        raise RecipeError(KEY, "the list is empty", f"list some of {known}, best first")
+        raise RecipeError(key, "the list is empty", f"list some of {known}, best first")
     for index, backend in enumerate(order):
-        if backend not in BACKENDS:
-            raise RecipeError(f"{KEY}[{index}]", f"unknown {backend!r}", f"use some of {known}")
+        if backend not in backends:
+            raise RecipeError(f"{key}[{index}]", f"unknown {backend!r}", f"use some of {known}")
         if backend in order[:index]:
-            raise RecipeError(KEY, f"{backend} is listed twice", "list each backend once")
+            raise RecipeError(key, f"{backend} is listed twice", "list each backend once")
 
 
 def _serves(backend: Backend, case: AttentionCase) -> bool:

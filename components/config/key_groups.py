@@ -1,6 +1,7 @@
 """Key groups of a recipe (mathematics, layout, machine, record), declared by the schema."""
 
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
@@ -35,7 +36,9 @@ def find_declared_group(path: str) -> KeyGroup | None:
             for mark in field.metadata if field else ():
                 if isinstance(mark, KeyGroup):
                     group = mark
-                elif isinstance(mark, OtherGroup) and below.startswith(mark.keys):
+                elif isinstance(mark, OtherGroup) and any(
+                    fnmatchcase(below, f"{key}*") for key in mark.keys
+                ):
                     group = mark.group
             if field is None and section.keys_group:
                 group = None

@@ -48,7 +48,9 @@ class Recipe(types.Section):
         ComponentNode,
         KeyGroup.MATHEMATICS,
         # Other kernels for the same products; only the last bits differ.
-        types.OtherGroup(KeyGroup.LAYOUT, ("attention.backends.", "mlp.path.")),
+        types.OtherGroup(
+            KeyGroup.LAYOUT, ("attention.backends.", "mixers.*.scan_backends.", "mlp.path.")
+        ),
     ]
     tokenizer: Annotated[ComponentNode, KeyGroup.MATHEMATICS]
     data: DataSection

@@ -14,10 +14,12 @@ from typing_extensions import override
 from components.config.model_spec.norms import NormSpec
 from components.config.schema.part import Absent, ModelPartSpec
 from components.ranges import Count, Heads, NonNegative, Positive
+from components.scan_backends import ScanBackend, ScanCase
 
 NormPlacement = Literal["before", "after", "both"]
 DecayRange = Annotated[tuple[NonNegative, Positive], Field(strict=False)]
 StepRange = Annotated[tuple[Positive, Positive], Field(strict=False)]
+ScanBackends = Annotated[tuple[ScanBackend, ...], Field(strict=False)]
 StepLimits = Annotated[tuple[NonNegative, Positive | None], Field(strict=False)]
 
 
@@ -27,7 +29,8 @@ class MixerSpec(ModelPartSpec):
     ``num_heads`` heads have a state each; ``num_key_heads`` groups of them share a query and a
     key of ``key_dim`` channels. A causal convolution reads ``conv_size`` tokens. The decay of
     a state starts uniformly in ``decay_range``, the step size log-uniformly in ``step_range``.
-    ``norm_placement`` replaces the model's in the layers of this mixer.
+    ``norm_placement`` replaces the model's in the layers of this mixer. The first of
+    ``scan_backends`` that supports the case scans (`components.scan_backends`).
     """
 
     is_partial: ClassVar[bool] = True
@@ -44,6 +47,7 @@ class MixerSpec(ModelPartSpec):
     decay_range: DecayRange = (1.0, 16.0)
     step_range: StepRange = (0.001, 0.1)
     norm_placement: NormPlacement | None = None
+    scan_backends: ScanBackends = ("torch",)
     gate_rank: Absent[Count | None] = None
     conv_bias: Absent[bool] = False
 
@@ -51,6 +55,10 @@ class MixerSpec(ModelPartSpec):
     def key_heads(self) -> int:
         """Number of key heads, by default one for each head."""
         return self.num_key_heads or self.num_heads
+
+    def scan_case(self, device: str, dtype: str) -> ScanCase:
+        """Return the case that a backend of the scan must support."""
+        return ScanCase(self.class_name, device, dtype, self.key_dim)
 
     @property
     def key_width(self) -> int:

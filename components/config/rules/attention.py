@@ -1,9 +1,10 @@
-"""Rules of attention: the backends of the recipe that its device supports."""
+"""Rules of attention and scans: backends of the recipe that its device supports."""
 
 from typing import Literal
 
 from components.attention_backends import AttentionCase, Backend, select_backends
 from components.config.recipe import Recipe
+from components.scan_backends import select_scan
 
 
 def attention_backends(recipe: Recipe) -> dict[bool, tuple[Backend, ...]]:
@@ -23,6 +24,13 @@ def attention_backends(recipe: Recipe) -> dict[bool, tuple[Backend, ...]]:
     }
 
 
+def check_scans(recipe: Recipe) -> None:
+    """Raise a RecipeError if no scan backend of a mixer, installed or not, has a kernel."""
+    for name, mixer in recipe.decoder_spec.mixers.items():
+        case = mixer.scan_case(recipe.cluster.device, _compute_dtype(recipe))
+        select_scan(f"model.mixers.{name}.scan_backends", mixer.scan_backends, case)
+
+
 def attention_passes(recipe: Recipe) -> float:
     """Return the mean passes over attention scores per layer: flex with dropout needs two."""
     if not recipe.decoder_spec.attention.dropout:
@@ -38,7 +46,7 @@ def _are_narrow(recipe: Recipe) -> list[bool]:
 
 
 def _case(recipe: Recipe, *, narrow: bool) -> AttentionCase:
-    compute, shape, degrees = recipe.precision.compute, recipe.decoder_spec, recipe.parallelism
+    shape, degrees = recipe.decoder_spec, recipe.parallelism
     heads = shape.attention.num_heads / degrees.tensor
     keys = max(shape.attention.num_kv_heads / degrees.tensor, 1)
     sloped = shape.positions.has_slopes
@@ -47,10 +55,15 @@ def _case(recipe: Recipe, *, narrow: bool) -> AttentionCase:
         mask = "causal" if degrees.context == 1 else "offset"
     return AttentionCase(
         device=recipe.cluster.device,
-        dtype="bfloat16" if compute in {"auto", "float8"} else compute,
+        dtype=_compute_dtype(recipe),
         head_dim=shape.attention.head_dim,
         grouped=heads != keys,
         dropout=recipe.decoder_spec.attention.dropout > 0,
         mask=mask,
         sinks=shape.attention.sinks,
     )
+
+
+def _compute_dtype(recipe: Recipe) -> str:
+    compute = recipe.precision.compute
+    return "bfloat16" if compute in {"auto", "float8"} else compute

@@ -15,7 +15,7 @@ from components.config.limits import (
 )
 from components.config.model_spec.decoder import DecoderSpec
 from components.config.recipe import Recipe
-from components.config.rules.attention import attention_backends
+from components.config.rules.attention import attention_backends, check_scans
 from components.config.rules.engine import check_engine, check_float8_layout
 from components.config.schema.sections import AXES, Parallelism
 from components.config.stages import V_SCHEDULES
@@ -29,6 +29,7 @@ def check_degrees(recipe: Recipe) -> None:
     _check_tensor(recipe)
     _check_context(recipe)
     attention_backends(recipe)
+    check_scans(recipe)
     _check_experts(recipe)
     _check_capacity_factor(recipe)
     check_schedule(recipe.parallelism)

@@ -10,6 +10,7 @@ from components.config.model_spec.mixers import MixerSpec
 from components.config.model_spec.norms import NormSpec
 from components.config.suggestions import list_divisors
 from components.errors import RecipeError
+from components.scan_backends import SCAN_BACKENDS
 
 
 def check_shape(shape: DecoderSpec) -> None:
@@ -42,8 +43,9 @@ def check_shape(shape: DecoderSpec) -> None:
 
 
 def _check_mixer(path: str, mixer: MixerSpec) -> None:
-    """Refuse heads that do not share keys evenly, empty ranges, and a norm of groups."""
+    """Refuse uneven groups of heads, empty ranges, a norm of groups, and a wrong order."""
     heads = mixer.num_heads
+    check_order(mixer.scan_backends, f"{path}.scan_backends", SCAN_BACKENDS)
     check_divides(f"{path}.num_key_heads", mixer.key_heads, f"{path}.num_heads", heads)
     for key in ("decay_range", "step_range"):
         low, high = getattr(mixer, key)

@@ -42,7 +42,10 @@ class KeyGroup(StrEnum):
 
 @dataclass(frozen=True)
 class OtherGroup:
-    """Key group of some keys below a field (with a trailing dot), if it is not the field's."""
+    """Key group of some keys below a field (with a trailing dot), if it is not the field's.
+
+    A ``*`` in a key stands for any name.
+    """
 
     group: KeyGroup
     keys: tuple[str, ...]

@@ -13,7 +13,7 @@ from components.config.model_spec.mixers import GatedDeltaNetSpec
 from components.model.attention import AttentionContext
 from components.model.linear import Linear, as_given
 from components.model.mixers.mixer import Mixer, normalize_length
-from components.model.mixers.scan import scan_delta_rule
+from components.model.mixers.scan_kernels import DELTA_SCANS
 
 
 class GatedDeltaNet(Mixer):
@@ -23,6 +23,8 @@ class GatedDeltaNet(Mixer):
     doubled with ``negative_eigenvalues`` (https://arxiv.org/abs/2411.12537). Queries and keys
     have length 1; queries are divided by the root of ``key_dim``.
     """
+
+    scans = DELTA_SCANS
 
     def __init__(self, spec: GatedDeltaNetSpec, *, dim: int) -> None:
         super().__init__(spec, dim=dim)
@@ -40,6 +42,7 @@ class GatedDeltaNet(Mixer):
     def forward(
         self, hidden: Float[Tensor, "batch seq dim"], scope: AttentionContext
     ) -> Float[Tensor, "batch seq dim"]:
+        scan = self.select_scan(hidden)
         query, key, value = self.convolve_tokens(hidden, scope)
         groups = key.shape[1]
         decay, step = self.split_by_head(self.decay(hidden), groups), self.step(hidden)
@@ -54,7 +57,7 @@ class GatedDeltaNet(Mixer):
                 rate * size,
                 self.split_by_head(step, groups).sigmoid() * self.largest_step,
             )
-            outputs = self.scan_tokens(scan_delta_rule, tokens, scope)
+            outputs = self.scan_tokens(scan, tokens, scope)
         heads = self.norm(outputs).flatten(2)
         gated = heads * F.silu(self.gate(hidden).to(heads.dtype))
         return cast("Tensor", self.output(gated.to(hidden.dtype)))

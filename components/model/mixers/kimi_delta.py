@@ -13,7 +13,7 @@ from components.config.model_spec.mixers import KimiDeltaSpec
 from components.model.attention import AttentionContext
 from components.model.linear import Linear, as_given
 from components.model.mixers.mixer import Mixer, normalize_length
-from components.model.mixers.scan import scan_delta_rule
+from components.model.mixers.scan_kernels import KIMI_SCANS
 
 
 class KimiDelta(Mixer):
@@ -21,6 +21,8 @@ class KimiDelta(Mixer):
 
     Decay: ``exp(-exp(log_decay) softplus(decay(decay_down) + step_bias))``.
     """
+
+    scans = KIMI_SCANS
 
     def __init__(self, spec: KimiDeltaSpec, *, dim: int) -> None:
         super().__init__(spec, dim=dim)
@@ -44,6 +46,7 @@ class KimiDelta(Mixer):
     def forward(
         self, hidden: Float[Tensor, "batch seq dim"], scope: AttentionContext
     ) -> Float[Tensor, "batch seq dim"]:
+        scan = self.select_scan(hidden)
         query, key, value = self.convolve_tokens(hidden, scope)
         groups = key.shape[1]
         decay = self.split_by_head(self.decay(self.decay_down(hidden)), groups)
@@ -58,7 +61,7 @@ class KimiDelta(Mixer):
                 rate * F.softplus(decay + bias),
                 step.sigmoid(),
             )
-            outputs = self.scan_tokens(scan_delta_rule, tokens, scope)
+            outputs = self.scan_tokens(scan, tokens, scope)
         heads = self.norm(outputs).flatten(2)
         gated = heads * self.gate(self.gate_down(hidden)).to(heads.dtype).sigmoid()
         return cast("Tensor", self.output(gated.to(hidden.dtype)))

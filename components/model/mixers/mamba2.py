@@ -13,7 +13,7 @@ from components.config.model_spec.norms import NormSpec
 from components.model.attention import AttentionContext
 from components.model.linear import Linear, as_given
 from components.model.mixers.mixer import Mixer, join_heads
-from components.model.mixers.scan import scan_linear
+from components.model.mixers.scan_kernels import MAMBA2_SCANS
 
 
 class GroupedNorm(nn.Module):
@@ -37,6 +37,8 @@ class Mamba2(Mixer):
     the decay's exponent ``-exp(log_decay)``. ``skip`` times the values are added.
     """
 
+    scans = MAMBA2_SCANS
+
     def __init__(self, spec: Mamba2Spec, *, dim: int) -> None:
         super().__init__(spec, dim=dim)
         self.gate = Linear(dim, spec.value_width, bias=False)
@@ -58,6 +60,7 @@ class Mamba2(Mixer):
     def forward(
         self, hidden: Float[Tensor, "batch seq dim"], scope: AttentionContext
     ) -> Float[Tensor, "batch seq dim"]:
+        scan = self.select_scan(hidden)
         query, key, value = self.convolve_tokens(hidden, scope)
         groups = key.shape[1]
         step, gate = self.split_by_head(self.step(hidden), groups), self.gate(hidden)
@@ -67,8 +70,8 @@ class Mamba2(Mixer):
                 for vector in (self.step_bias, self.log_decay, self.skip)
             )
             size = F.softplus(step + bias).clamp(self.least_step, self.largest_step)
-            tokens = (query, key, value * size, -log_decay.exp() * size)
-            outputs = self.scan_tokens(scan_linear, tokens, scope) + join_heads(value * skip)
+            tokens = (query, key, value, size, (-log_decay.exp()).expand_as(size))
+            outputs = self.scan_tokens(scan, tokens, scope) + join_heads(value * skip)
             heads = outputs.flatten(2)
             gate = F.silu(gate.to(heads.dtype))
             if self.norm is None:

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
@@ -11,8 +13,9 @@ from torch import Tensor, nn
 
 from components.config.model_spec.mixers import MixerSpec
 from components.model.attention import AttentionContext
-from components.model.linear import Linear, ResidualLinear
+from components.model.linear import Linear, ResidualLinear, product_dtype
 from components.model.mixers.scan import Scan
+from components.scan_backends import PACKAGES, ScanBackend, select_scan
 
 EPS = 1e-6  # of the lengths of queries and keys, as in the flash-linear-attention library
 Drawn = Mapping[str, Callable[[Tensor], Tensor]]  # a vector's values from uniform numbers
@@ -81,6 +84,7 @@ class Mixer(nn.Module):
 
     is_fullgraph = False  # a graph of all chunks would take the compiler minutes
     norm: Any  # the mixer's norm, or None
+    scans: Mapping[ScanBackend, Scan]  # with the mixer's recurrence, by backend
 
     def __init__(self, spec: MixerSpec, *, dim: int) -> None:
         super().__init__()
@@ -146,6 +150,15 @@ class Mixer(nn.Module):
         """Split the channels of all heads: (batch, groups, heads, seq, channels of a head)."""
         return split_heads(tokens, groups, self.spec.num_heads // self.spec.key_heads)
 
+    def select_scan(self, hidden: Float[Tensor, "batch seq dim"]) -> Scan:
+        """Return the scan of the first backend that supports these inputs and is installed."""
+        dtype = product_dtype(hidden)
+        case = self.spec.scan_case(hidden.device.type, str(dtype).removeprefix("torch."))
+        key, order = "model.mixers.*.scan_backends", self.spec.scan_backends
+        backend = select_scan(key, order, case, missing_libraries())
+        scan = self.scans[backend]
+        return scan if backend == "torch" else partial(scan, dtype=dtype)
+
     def scan_tokens(
         self, scan: Scan, tokens: Sequence[Tensor], scope: AttentionContext
     ) -> Float[Tensor, "batch seq heads value_dim"]:
@@ -153,6 +166,12 @@ class Mixer(nn.Module):
         resets = None if scope.ages is None else scope.ages == 0
         chunk = self.spec.chunk_tokens
         return join_heads(self.sequence.scan_tokens(scan, tokens, resets, chunk=chunk))
+
+
+@cache
+def missing_libraries() -> tuple[ScanBackend, ...]:
+    """Return the libraries of scan backends that are not installed here."""
+    return tuple(name for name in PACKAGES if find_spec(name) is None)
 
 
 def split_heads(

@@ -13,6 +13,7 @@ Tokens of a chunk are processed by matrix products, chunks one after another. Sh
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -147,6 +148,16 @@ def scan_linear(
     (scores,) = decays.weigh_products([query], key)
     outputs, state = _scan_chunks(scores, query, key, value, None, decays, state)
     return outputs[..., :length, :], state
+
+
+def scan_mamba2(
+    query: Tensor, key: Tensor, value: Tensor, step: Tensor, rate: Tensor, **given: Any
+) -> Scanned:
+    """Return outputs and last states of Mamba-2: ``step`` multiplies values and log decays.
+
+    ``rate``, the log decay of a step size of 1, has a number per head, expanded to all tokens.
+    """
+    return scan_linear(query, key, value * step, rate * step, **given)
 
 
 def _scan_chunks(

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from components.config.fingerprint import compute_fingerprint
+from components.config.key_groups import KeyGroup, split_by_group
 from components.config.recipe import Recipe
 from components.config.stages import stage_layers
 from components.errors import RecipeError
@@ -60,6 +62,23 @@ def build(*words: str, scale: str = "parity") -> Recipe:
         ),
         (["model.mixers.delta.num_key_heads=3"], r"num_key_heads: 3 does not divide"),
         (["model.mixers.delta.decay_range=[3, 3]"], r"decay_range: \[3, 3\] is empty"),
+        (
+            ["model.mixers.delta.scan_backends=[]"],
+            r"mixers\.delta\.scan_backends: the list is empty\n  .* fla, mamba_ssm, torch",
+        ),
+        (
+            ["model.mixers.delta.scan_backends=[fla, fla]"],
+            r"mixers\.delta\.scan_backends: fla is listed twice\n  list each backend once",
+        ),
+        (
+            ["model.mixers.delta.scan_backends=[fla, triton]"],
+            r"scan_backends\.1: input should be .*'torch', got 'triton'",
+        ),
+        (
+            ["model.mixers.delta.scan_backends=[mamba_ssm]", "cluster.device=cuda"],
+            r"model\.mixers\.delta\.scan_backends: \[mamba_ssm\] has no kernel for bfloat16 "
+            r"GatedDeltaNet, keys of \d+, on cuda\n  add torch",
+        ),
         (["model.mixers.delta.norm.bias=true"], r"delta\.norm\.bias: true, but a norm without"),
         (
             [
@@ -98,6 +117,16 @@ def build(*words: str, scale: str = "parity") -> Recipe:
 def test_what_a_pattern_cannot_be(words: list[str], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         build(*words)
+
+
+def test_the_order_of_scan_backends_is_layout() -> None:
+    plain = build("cluster.device=cuda")
+    other = build("cluster.device=cuda", "model.mixers.delta.scan_backends=[fla,torch]")
+    assert plain.decoder_spec.mixers["delta"].scan_backends == ("torch",)
+    assert other.decoder_spec.mixers["delta"].scan_backends == ("fla", "torch")
+    assert compute_fingerprint(plain) == compute_fingerprint(other)
+    layout = split_by_group(other.model_dump(mode="json"))[KeyGroup.LAYOUT]
+    assert layout["model.mixers.delta.scan_backends"] == ["fla", "torch"]
 
 
 def test_a_miniature_keeps_the_pattern_and_the_shape_of_mixers(

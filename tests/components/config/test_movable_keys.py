@@ -15,7 +15,14 @@ from tests.components.config.test_key_groups import fields
 from tests.components.config.test_relayout import EXPERTS, GRID, Values, composed
 
 PAGE = Path(__file__).parents[3] / "docs" / "moving.md"
-OPEN_KEYS = ("model.attention.backends.x", "model.mlp.path.x", "model.dim", "optimizer.lr")
+OPEN_KEYS = (
+    "model.attention.backends.x",
+    "model.mixers.x.scan_backends.x",
+    "model.mlp.path.x",
+    "model.dim",
+    "model.mixers.x.key_dim",
+    "optimizer.lr",
+)
 NOT_SETTLED = ("scale.", "children.")  # what composing a recipe reads
 
 
