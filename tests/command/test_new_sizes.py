@@ -37,8 +37,17 @@ def test_a_short_text_is_read_four_times_and_a_long_one_as_often_as_the_size_wan
         model, text_tokens=10**8, num_documents=None, pieces=32_768, parameters=None
     )
     assert chosen.parameters == pytest.approx(10**8 * 4 / 20, rel=0.1)
-    # Below what was fitted the law's rate stays.
-    assert long.lr < chosen.lr == short.lr == pytest.approx(0.3118 * 1e17**-0.125)
+    narrow = choose_sizes(
+        model, text_tokens=10**6, num_documents=None, pieces=1_024, parameters=1_000_000
+    )
+    # Below the fitted range the rate stays, but it is lower for wide models with small batches.
+    fitted_lr = 0.3118 * 1e17**-0.125
+    assert narrow.lr == pytest.approx(fitted_lr)
+    assert short.lr == pytest.approx(fitted_lr * 192 / short.model["dim"])
+    flops = 6 * (chosen.parameters - 32_768 * chosen.model["dim"]) * chosen.total_tokens
+    batch_share = (flops / 1e17) ** 0.3271  # of the law's batches
+    assert chosen.lr == pytest.approx(fitted_lr * math.sqrt(batch_share), rel=0.01)
+    assert long.lr < chosen.lr < narrow.lr
     flops = 6 * (long.parameters - 32_768 * 768) * long.total_tokens
     assert long.lr == pytest.approx(0.3118 * flops**-0.125, rel=0.01)
     # The second moment averages over as many tokens as with 0.95 at the law's batch.
