@@ -14,8 +14,9 @@ exec {python} "$@"
 CLOCK = "import time\nreal = time.time\ntime.time = lambda: real() + 100\n"
 # While a node multiplies, two other processes have its core, and it has the last word there:
 # Linux gives weights of 15 at nice 19 and of 1,024 at 0, so that it gets 0.7 % of the core.
+# The module is changed as it is imported: a thread that waits for it may come too late.
 SLOW = """
-import os, subprocess, sys, threading, time
+import importlib.util, os, subprocess, sys
 
 def crowded(*what):
     me, cores = os.getpid(), os.sched_getaffinity(0)
@@ -33,15 +34,23 @@ def crowded(*what):
             other.kill()
             other.wait()
 
-def replace():
-    global real
-    name = "components.preflight.devices"
-    while not hasattr(sys.modules.get(name), "slowest_teraflops"):
-        time.sleep(0.001)
-    real = sys.modules[name].product_teraflops
-    sys.modules[name].product_teraflops = crowded
+class Planter:
+    def find_spec(self, name, path=None, target=None):
+        if name != "components.preflight.devices":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
 
-threading.Thread(target=replace, daemon=True).start()
+        def plant(module):
+            global real
+            run(module)
+            real, module.product_teraflops = module.product_teraflops, crowded
+
+        spec.loader.exec_module = plant
+        return spec
+
+sys.meta_path.insert(0, Planter())
 """
 
 
