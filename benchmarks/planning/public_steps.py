@@ -16,16 +16,16 @@ import yaml
 from pydantic import BaseModel
 
 from benchmarks.planning.measured import decoder_shape, dense_layout, mixed_precision_job
-from benchmarks.results_store import ROOT
+from benchmarks.planning.planner_accuracy import DATA
 from components.config.model_spec.decoder import DecoderSpec
 from components.config.schema.cluster import Hardware
 from components.config.stages import stage_layers
+from components.planner.accuracy import classify_job
 from components.planner.job import ExpertPath, TrainingJob
 from components.planner.rates import flops_by_convention
 from components.planner.software import SoftwareSpeed
 from components.planner.time import plan_time
 
-DATA = ROOT / "benchmarks" / "data"
 TABLE = DATA / "public_steps.csv"
 RATE = re.compile(r"([\d.]+) (TFLOP/s|tokens/s) a GPU")
 EVERY = re.compile(r"every (\d+)th layer")
@@ -72,7 +72,7 @@ class PublicStep:
     @property
     def error_class(self) -> str:
         """Machine and kind of feed-forward part, the classes of the accuracy table."""
-        return f"{self.machine}, {'experts' if self.job.shape.mlp.num_experts else 'dense'}"
+        return f"{self.machine}, {classify_job(self.job)[0]}"
 
 
 def read_public_steps() -> list[PublicStep]:

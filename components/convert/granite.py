@@ -349,7 +349,7 @@ GRANITE = replace(
         require_value("mlp.routing", "learned"),
         Requirement(
             "mlp.shared_ffn_dim",
-            "experts are beside a shared expert",
+            "experts need a shared expert",
             lambda m: bool(m.mlp.num_experts) == bool(m.mlp.shared_ffn_dim),
         ),
         Requirement(

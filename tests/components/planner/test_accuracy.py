@@ -29,7 +29,7 @@ def test_a_machine_with_enough_measured_steps_has_its_own_errors(
     assert accuracy.rows >= FEWEST_ROWS
 
 
-@pytest.mark.parametrize("machine", ["juwels", "a machine that nobody measured"])
+@pytest.mark.parametrize("machine", ["juwels", "unmeasured"])
 def test_a_machine_with_few_measured_steps_has_the_errors_of_others(machine: str) -> None:
     accuracy = find_accuracy(machine, dense(64))
     assert (accuracy.machine, accuracy.layers) == (None, "dense")
