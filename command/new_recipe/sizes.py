@@ -7,11 +7,12 @@
 - Batch and learning rate: the power laws of DeepSeek LLM (arXiv 2401.02954, section 3.1) in
   compute, which were fitted from 1e17 FLOPs on. A batch is a power of two, in short runs 1/200
   of the tokens. Below 1e17 FLOPs, the rate is the rate at 1e17, which is stable up to 192
-  channels (docs/first_model.md). The rate of wider models falls with the width (Yang et al.
-  2022, arXiv 2203.03466), but not below the rate for their batch: the square root of the batch
-  relative to the law's batch (Malladi et al. 2022, arXiv 2205.10343). A run that continues from
-  given weights peaks at a tenth of the rate, which is the rate at the end of their own training
-  (Parmar et al. 2024, arXiv 2407.07263).
+  channels (docs/first_model.md). The rate of larger models falls with width times depth (Yang
+  et al. 2022, arXiv 2203.03466; Dey et al. 2025, arXiv 2505.01618), thus with the square of the
+  width, but not below the rate for their batch: the square root of the batch relative to the
+  law's batch (Malladi et al. 2022, arXiv 2205.10343). A run that continues from given weights
+  peaks at a tenth of the rate, which is the rate at the end of their own training (Parmar et
+  al. 2024, arXiv 2407.07263).
 - beta2: if a batch is smaller than the batch of the rate's law, beta2 rises so that the second
   moment averages over as many tokens as with the law's batch and 0.95 (Marek et al. 2025, arXiv
   2507.07101), but at most to 0.99. With 0.95, the loss of a log file with 4M parameters jumped
@@ -19,8 +20,9 @@
 - Initial weights: a standard deviation of at least sqrt(2 / (5 width)), as in GPT-NeoX-20B and
   BLOOM (Nguyen and Salazar 2019, arXiv 1910.05895). With less, the loss of a narrow model jumps
   at this rate: an early update is then as large as the weights.
-- Sequences: 1/10,000 of the tokens, shorter if a batch would have fewer than 16 sequences.
-  With 8, some batches lack a kind of text, and its held-out loss rises (docs/first_model.md).
+- Sequences: 1/10,000 of the tokens. They are shorter if a batch would have fewer than 32
+  sequences, down to 256 tokens, and if it would have fewer than 16, down to 128 tokens. With
+  fewer, some batches lack a kind of text, and its held-out loss rises (docs/first_model.md).
 - Held out: 32 windows and at least 64 documents. A few long documents can over-represent one
   kind of text, and a training batch without that kind then raises the held-out loss.
 - Warm-up: 1/20 of the steps, but at least the 2 / (1 - 0.95) steps that Adam's second moment
@@ -49,7 +51,8 @@ MULTIPLE = 64  # of the MLP's width and of the vocabulary's rows
 DEPTH_WEIGHT = 0.1  # weight of the depth's deviation relative to the size's
 WINDOWS = 10_000  # windows per budget; a text must fill many
 SHORTEST, LONGEST = 128, 2_048
-STEPS, FEWEST_SEQUENCES, MIXED_SEQUENCES = 200, 4, 16
+STEPS, FEWEST_SEQUENCES = 200, 4
+MIXED_SEQUENCES, MOST_SHORTENED, LEAST_MIXED_SEQUENCES = 32, 256, 16
 LEAST_FITTED_FLOPS = 1e17
 STABLE_WIDTH = 192
 LAW_BETA2, MOST_BETA2 = 0.95, 0.99
@@ -141,7 +144,7 @@ def size_run(
     about = min(wanted, int(MOST_EPOCHS * text_tokens * (1 - held_out)))
     flops = 6 * (decoder.active_parameters - decoder.embedding_parameters) * about
     wanted_batch = min(_law_batch(flops), about / STEPS)
-    length = min(length, max(SHORTEST, power_of_two(wanted_batch / MIXED_SEQUENCES)))
+    length = min(length, _mixed_length(wanted_batch))
     sequences = max(power_of_two(wanted_batch / length), FEWEST_SEQUENCES)
     batch = sequences * length
     steps = max(1, about // batch)
@@ -172,7 +175,8 @@ def _choose_rate(flops: float, batch_tokens: float, width: int) -> float:
     """Return the peak learning rate by the law of DeepSeek LLM, less for wide small models."""
     fitted = max(flops, LEAST_FITTED_FLOPS)
     by_batch = math.sqrt(batch_tokens / _law_batch(fitted))
-    return float(0.3118 * fitted**-0.1250 * min(max(STABLE_WIDTH / width, by_batch), 1.0))
+    by_size = (STABLE_WIDTH / width) ** 2
+    return float(0.3118 * fitted**-0.1250 * min(max(by_size, by_batch), 1.0))
 
 
 def _choose_beta2(flops: float, batch_tokens: int) -> float:
@@ -184,6 +188,13 @@ def _choose_beta2(flops: float, batch_tokens: int) -> float:
 def _length(wanted: int, text_tokens: int, longest: int) -> int:
     tokens = min(wanted, MOST_EPOCHS * text_tokens)
     return power_of_two(min(max(tokens / WINDOWS, SHORTEST), LONGEST, longest))
+
+
+def _mixed_length(batch_tokens: float) -> int:
+    """Return the sequence length with which a batch has sequences of all kinds of text."""
+    by_least = power_of_two(batch_tokens / LEAST_MIXED_SEQUENCES)
+    by_wanted = power_of_two(batch_tokens / MIXED_SEQUENCES)
+    return max(SHORTEST, by_wanted, min(by_least, MOST_SHORTENED))
 
 
 def power_of_two(number: float) -> int:

@@ -43,7 +43,7 @@ def test_a_short_text_is_read_four_times_and_a_long_one_as_often_as_the_size_wan
     # Below the fitted range the rate stays, but it is lower for wide models with small batches.
     fitted_lr = 0.3118 * 1e17**-0.125
     assert narrow.lr == pytest.approx(fitted_lr)
-    assert short.lr == pytest.approx(fitted_lr * 192 / short.model["dim"])
+    assert short.lr == pytest.approx(fitted_lr * (192 / short.model["dim"]) ** 2)
     flops = 6 * (chosen.parameters - 32_768 * chosen.model["dim"]) * chosen.total_tokens
     batch_share = (flops / 1e17) ** 0.3271  # of the law's batches
     assert chosen.lr == pytest.approx(fitted_lr * math.sqrt(batch_share), rel=0.01)
@@ -111,3 +111,26 @@ def test_the_warm_up_of_a_short_run_is_a_quarter_of_it() -> None:
     )
     assert sizes.num_steps < 160
     assert sizes.warmup_tokens == sizes.num_steps // 4 * sizes.batch_tokens
+
+
+@pytest.mark.parametrize(
+    ("parameters", "pieces", "text_tokens", "length", "sequences"),
+    [
+        (500_000, 512, 500_000, 128, 32),
+        (1_000_000, 512, 650_000, 256, 16),
+        (4_000_000, 2_048, 2_600_000, 256, 32),
+        (4_000_000, 2_048, 80_000_000, 512, 32),
+        (60_000_000, 32_768, 10**9, 2_048, 64),
+    ],
+)
+def test_batch_has_enough_sequences_for_every_kind_of_text(
+    parameters: int, pieces: int, text_tokens: int, length: int, sequences: int
+) -> None:
+    sizes = choose_sizes(
+        compose_group("model", FAMILY),
+        text_tokens=text_tokens,
+        num_documents=None,
+        pieces=pieces,
+        parameters=parameters,
+    )
+    assert (sizes.sequence_length, sizes.batch_tokens) == (length, length * sequences)
