@@ -20,7 +20,6 @@ from tests.cluster.test_preflight_life import SHORT
 from tests.cluster.test_slurm_life import (
     Submit,
     finish,
-    home,
     losses,
     same_as_uninterrupted,
     status,
@@ -29,7 +28,7 @@ from tests.cluster.test_slurm_life import (
     wait_until,
 )
 
-__all__ = ["home", "same_as_uninterrupted", "submit", "uninterrupted"]  # fixtures
+__all__ = ["same_as_uninterrupted", "submit", "uninterrupted"]  # fixtures
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600)]
 
 PACKAGES = Path(sysconfig.get_path("purelib"))

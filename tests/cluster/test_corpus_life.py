@@ -3,14 +3,13 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cluster.slurm import Slurm
 from command.main import main
 from data_prep.task import read_array
+from tests.cluster.programs import Patch, Said
 from tests.cluster.slurm import LocalSlurm
 from tests.cluster.test_slurm_life import HERE, SMALL
 from tests.data_prep.corpora import LANGUAGES, write_corpus
@@ -20,7 +19,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600)]
 
 
 @pytest.fixture
-def words(tmp_path: Path, slurm: LocalSlurm, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def words(tmp_path: Path, slurm: LocalSlurm, monkeypatch: Patch) -> list[str]:
     """The words of a command that prepares a corpus in three languages on the cluster."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
@@ -30,12 +29,8 @@ def words(tmp_path: Path, slurm: LocalSlurm, monkeypatch: pytest.MonkeyPatch) ->
     return [
         *own,
         *(word for word in HERE if not word.startswith("cluster.site.binding")),
-        *(
-            "cluster.site.binding.cores_per_rank=2",
-            "action=prepare",
-            "cluster.nodes=2",
-            "cluster.hours=0.2",
-        ),
+        *("cluster.site.binding.cores_per_rank=2", "action=prepare"),
+        *("cluster.nodes=2", "cluster.hours=0.2"),
         f"site.venv={sys.prefix}",
         f"data.sources={sources}".replace("'", ""),
         "data.shares={de: 0.4, en: 0.3, fr: 0.3}",
@@ -49,7 +44,7 @@ SLURM = "data.preparation.executor=array"
 ELEMENTS = {"clean": 3, "duplicates": 1, "keep": 3, "tokenizer": 1, "tokens": 3}
 
 
-def prepared(capsys: pytest.CaptureFixture[str]) -> str:
+def prepared(capsys: Said) -> str:
     return Path(capsys.readouterr().out.splitlines()[-1]).name
 
 
@@ -57,8 +52,8 @@ def passes(folder: Path, name: str) -> list[Path]:
     return sorted((folder / "prepared" / "stages").glob(f"{name}-*"))
 
 
-def test_a_queue_gives_the_bytes_that_this_machine_gives(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_queue_gives_the_bytes_of_this_machine(
+    words: list[str], tmp_path: Path, capsys: Said
 ) -> None:
     assert main([*words, SLURM]) == 0
     queued = prepared(capsys)
@@ -75,8 +70,8 @@ def test_a_queue_gives_the_bytes_that_this_machine_gives(
 
 
 @pytest.mark.long
-def test_ray_gives_the_bytes_that_this_machine_gives(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_ray_gives_the_bytes_of_this_machine(
+    words: list[str], tmp_path: Path, capsys: Said
 ) -> None:
     rayed = [*words, "data.preparation.executor=ray", "data.folder=rayed"]
     done = subprocess.run(
@@ -95,29 +90,8 @@ def test_ray_gives_the_bytes_that_this_machine_gives(
     assert manifests[0].read_bytes() == manifests[1].read_bytes()
 
 
-def test_without_waiting_each_call_goes_on_where_the_last_one_left(
-    words: list[str], tmp_path: Path, slurm: LocalSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
-    leave = [*words, SLURM, "data.preparation.wait=false"]
-    for name in ELEMENTS:
-        assert main(leave) == 0
-        assert f"{name}-" in capsys.readouterr().out
-        assert main(leave) == 0
-        assert "is queued" in capsys.readouterr().out
-        (folder,) = passes(tmp_path, name)
-        array = read_array(folder)
-        assert array is not None
-        slurm.wait_for(queue_is_empty(str(array.job), folder), 120)
-    assert main(leave) == 0
-    assert (tmp_path / "prepared" / prepared(capsys) / "manifest.json").exists()
-
-
-def queue_is_empty(job: str, folder: Path) -> Callable[[], bool]:
-    return lambda: not Slurm().list_jobs(job, folder / "jobs")
-
-
-def test_a_killed_command_finds_its_array_and_lost_elements_are_submitted_again(
-    words: list[str], tmp_path: Path, slurm: LocalSlurm, capsys: pytest.CaptureFixture[str]
+def test_killed_command_finds_its_array_and_submits_lost_elements_again(
+    words: list[str], tmp_path: Path, slurm: LocalSlurm, capsys: Said
 ) -> None:
     for node in slurm.nodes:  # nothing starts yet
         slurm.call("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
@@ -149,7 +123,7 @@ def test_a_killed_command_finds_its_array_and_lost_elements_are_submitted_again(
 
 
 def test_what_stops_an_element_is_what_the_command_says(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], tmp_path: Path, capsys: Said
 ) -> None:
     (tmp_path / "texts" / "en1.jsonl").write_text('{"tekst": "x"}\n')
     assert main([*words, SLURM]) == 2

@@ -11,9 +11,9 @@ from command.evaluate.queue import EvaluationArray, array_folder, read_array
 from command.main import main
 from components.run.folder import RunFolder
 from tests.cluster.slurm import LocalSlurm
-from tests.cluster.test_slurm_life import Submit, finish, home, submit
+from tests.cluster.test_slurm_life import Submit, finish, submit
 
-__all__ = ["home", "submit"]
+__all__ = ["submit"]
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600)]
 TOKENS = [1_024, 2_048, 3_072]

@@ -1,6 +1,5 @@
 """A real OpenPBS: what it says of jobs that wait, end and are run again, and whole chains."""
 
-import json
 import os
 import re
 import signal
@@ -15,11 +14,11 @@ from cluster.status import RunStatus, status_of
 from command.main import main
 from data_prep.task import read_array
 from tests.cluster.pbs_server import LocalPbs, local_pbs
+from tests.cluster.programs import Patch, Said
 from tests.cluster.test_corpus_life import ELEMENTS, passes, prepared
 from tests.cluster.test_pbs_chain import HERE, SMALL, rank_of
-from tests.cluster.test_sweep_life import STUDY, at_once
 from tests.data_prep.corpora import LANGUAGES, write_corpus
-from tests.life.conftest import TINY, act, entries
+from tests.life.conftest import act, entries
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3_600)]
 
@@ -43,7 +42,7 @@ def pbs() -> Iterator[LocalPbs]:
 
 
 @pytest.fixture
-def submit(pbs: LocalPbs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
+def submit(pbs: LocalPbs, tmp_path: Path, monkeypatch: Patch) -> Submit:
     """Submit a script that sleeps; its output comes to ``tmp_path/jobs``."""
     monkeypatch.setenv("PATH", pbs.environment()["PATH"])
     pbs.keep_history(kept=False)
@@ -70,7 +69,7 @@ def letter(job: str) -> str:
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_a_job_killed_at_its_wall_is_told_where_history_is_kept_and_gone_where_not(
+def test_job_killed_at_its_wall_is_known_where_history_is_kept(
     pbs: LocalPbs, submit: Submit, tmp_path: Path, *, kept: bool
 ) -> None:
     pbs.keep_history(kept=kept)
@@ -85,7 +84,7 @@ def test_a_job_killed_at_its_wall_is_told_where_history_is_kept_and_gone_where_n
     Pbs().cancel_jobs(job, tmp_path / "jobs", running=True)  # nothing left, nothing said
 
 
-def test_a_chain_is_followed_and_its_held_jobs_say_why(
+def test_chain_is_followed_and_held_jobs_say_why(
     pbs: LocalPbs, submit: Submit, tmp_path: Path
 ) -> None:
     first = submit()
@@ -106,7 +105,7 @@ def test_a_chain_is_followed_and_its_held_jobs_say_why(
     assert {letter(job) for job in (first, second, third)} == {""}
 
 
-def test_a_job_that_is_run_again_was_put_back(
+def test_job_that_is_run_again_was_put_back(
     pbs: LocalPbs, submit: Submit, tmp_path: Path
 ) -> None:
     job = submit(rerun="y")
@@ -124,14 +123,8 @@ def test_a_job_that_is_run_again_was_put_back(
     pbs.wait_for(lambda: letter(job) == "", 60)
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder in which data is prepared once."""
-    return tmp_path_factory.mktemp("home")
-
-
 @pytest.fixture
-def here(pbs: LocalPbs, home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def here(pbs: LocalPbs, home: Path, monkeypatch: Patch) -> str:
     """Stand in that folder; say by which environment jobs find PBS's programs and Python."""
     pbs.keep_history(kept=False)
     path = f"{pbs.programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -158,7 +151,7 @@ def wait_until(pbs: LocalPbs, run: Path, holds: Callable[[], bool], seconds: flo
         pytest.fail(f"{status(run)}\n{said}")
 
 
-def test_after_a_job_killed_at_its_wall_the_next_goes_on_from_what_it_saved(
+def test_next_job_goes_on_from_what_one_killed_at_its_wall_saved(
     pbs: LocalPbs, home: Path, here: str
 ) -> None:
     pbs.keep_history(kept=True)
@@ -180,8 +173,8 @@ def test_after_a_job_killed_at_its_wall_the_next_goes_on_from_what_it_saved(
     wait_until(pbs, run, lambda: not status(run).queued, 100)
 
 
-def test_an_array_of_pbs_gives_the_bytes_that_this_machine_gives(
-    home: Path, here: str, capsys: pytest.CaptureFixture[str]
+def test_array_of_pbs_gives_the_bytes_of_this_machine(
+    home: Path, here: str, capsys: Said
 ) -> None:
     write_corpus(home / "texts")
     sources = {name: {"files": [f"{home}/texts/{name}*"]} for name in LANGUAGES}
@@ -207,31 +200,3 @@ def test_an_array_of_pbs_gives_the_bytes_that_this_machine_gives(
     assert prepared(capsys) == queued
     manifests = [(home / root / queued / "manifest.json") for root in ("prepared", "here")]
     assert manifests[0].read_bytes() == manifests[1].read_bytes()
-
-
-def test_a_study_submits_its_points_as_jobs_and_learns_from_their_results(
-    home: Path, here: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    study = STUDY.replace("cluster: juwels", "cluster: aurora").replace(
-        "trials: 6", "trials: 3"
-    )
-    (home / "rates.yaml").write_text(study)
-    other = ("recipe=", "budget.", "checkpoint.", "evaluation.", "optimizer.", "cluster.nodes=")
-    words = [
-        *("-m", *(word for word in (*TINY, *HERE) if not word.startswith(other))),
-        *("cluster.nodes=1", "cluster.jobs=1", here),
-        *("budget.sequence_length=64", "budget.total_tokens=1_024"),
-        *("checkpoint.every_tokens=1_024", "evaluation.every_tokens=1_024"),
-        *("study=rates.yaml", f"run={home / 'study'}", "output=json"),
-    ]
-    assert main(words) == 0
-    found = json.loads(capfd.readouterr().out)
-    figures = [trial["figure"] for trial in found["trials"] if trial["figure"] is not None]
-    runs = [status(run.parent) for run in sorted((home / "study").glob("*/recipe.json"))]
-    assert runs
-    assert {run.state for run in runs} == {"finished"}
-    assert sorted(figures) == sorted(
-        json.loads((Path(run.run) / "results.json").read_text())["held_out"]["final"]
-        for run in runs
-    )
-    assert at_once([job for run in runs for job in run.jobs]) <= 2

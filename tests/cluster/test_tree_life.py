@@ -10,10 +10,10 @@ from command.run_tree.nodes import nodes_of, state_of
 from components.report.measurements import read_evaluations
 from components.run.folder import RunFolder
 from tests.cluster.slurm import LocalSlurm
-from tests.cluster.test_slurm_life import Submit, home, status, submit, wait_until
+from tests.cluster.test_slurm_life import Submit, status, submit, wait_until
 from tests.life.conftest import entries
 
-__all__ = ["home", "submit"]
+__all__ = ["submit"]
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3_600)]
 
