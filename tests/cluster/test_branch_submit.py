@@ -19,7 +19,7 @@ WORDS = (*SHORT, "checkpoint.every_tokens=1_024")
 
 
 @pytest.mark.long
-def test_the_checkpoint_is_there_before_the_job_and_again_where_it_was_lost(
+def test_branch_has_its_checkpoint_before_its_job_and_can_go_back_to_it(
     home: Path, program: Program, taking: Programs, tmp_path: Path
 ) -> None:
     program(*WORDS, "run=trunk", "budget.total_tokens=2_048")
@@ -29,26 +29,14 @@ def test_the_checkpoint_is_there_before_the_job_and_again_where_it_was_lost(
         assert main([*words, "action=submit", "from.at_tokens=1_500"]) == 2  # 1_536: none
         assert not run.exists()
         assert main([*words, "action=submit"]) == 0
-    checkpoint = run / "checkpoints" / f"tokens-{2_048:015d}"
-    check_alone(checkpoint)
+    first, later = (run / "checkpoints" / f"tokens-{n:015d}" for n in (2_048, 2_560))
+    check_alone(first)
     assert [one["kind"] for one in read_lines(run / "events.jsonl")] == ["branch"]
-    shutil.rmtree(checkpoint)
+    shutil.rmtree(first)
     assert main(["action=cancel", f"run={run}"]) == 0
     with contextlib.chdir(home):
         assert main([*words, "action=submit", "again=true"]) == 0
-    check_alone(checkpoint)
-
-
-@pytest.mark.long
-def test_a_resubmission_goes_back_to_the_checkpoint_that_is_named(
-    home: Path, program: Program, taking: Programs, tmp_path: Path
-) -> None:
-    program(*WORDS, "run=longer", "budget.total_tokens=2_048")
-    run, branch = tmp_path / "run", ("from.run=longer", "from.with=optimizer")
-    words = [*WORDS, *HERE, f"run={run}", "budget.total_tokens=3_072", *branch]
-    with contextlib.chdir(home):
-        assert main([*words, "action=submit"]) == 0
-    first, later = (run / "checkpoints" / f"tokens-{n:015d}" for n in (2_048, 2_560))
+    check_alone(first)
     shutil.copytree(first, later)
     (run / "results.json").write_text('{"status": "finished"}')
     back = (f"resume={run}", *(word for word in HERE if word.startswith("site.")))

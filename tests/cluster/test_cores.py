@@ -1,6 +1,7 @@
 """Every profile gives its ranks all cores of a node, and output goes where a path says."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,10 @@ WITHOUT_SLURM = ("aurora", "h200", "local")
 PROFILES = sorted(file.stem for file in Path("conf/cluster").glob("*.yaml"))
 
 
+@cache
 def script_on(name: str, *words: str) -> str:
-    told = ("site.account=me", "cluster.hours=1", *words)
-    return script_of(
-        "recipe=teuken7b", f"cluster={name}", "scale=mini", "cluster.nodes=2", *told
-    )
+    told = ("scale=mini", "cluster.nodes=2", "site.account=me", "cluster.hours=1", *words)
+    return script_of("recipe=teuken7b", f"cluster={name}", *told)
 
 
 def test_every_profile_is_in_one_of_these_lists() -> None:
@@ -39,7 +39,7 @@ def test_every_profile_is_in_one_of_these_lists() -> None:
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_a_job_reserves_all_cores_and_srun_deals_them_to_its_ranks(name: str) -> None:
+def test_job_reserves_all_cores_and_srun_deals_them(name: str) -> None:
     script = script_on(name)
     directives = dict(re.findall(r"^#SBATCH --(\S+)=(\d+)$", script, re.MULTILINE))
     assert int(directives["cpus-per-task"]) * int(directives["ntasks-per-node"]) == CORES[name]
@@ -47,7 +47,7 @@ def test_a_job_reserves_all_cores_and_srun_deals_them_to_its_ranks(name: str) ->
 
 
 @pytest.mark.parametrize("name", WHOLE_NODES)
-def test_where_cores_are_not_published_nodes_are_whole_and_ranks_unbound(name: str) -> None:
+def test_nodes_are_whole_where_cores_are_not_published(name: str) -> None:
     script = script_on(name)
     assert "#SBATCH --exclusive\n" in script
     assert re.search(r"^  srun .*--cpu-bind=none .*-%N\.log", script, re.MULTILINE)
@@ -60,16 +60,14 @@ def test_on_aurora_the_launcher_binds_each_rank_to_cores_of_its_own() -> None:
     assert len(dealt) == len(set(dealt)) == 12
 
 
-def test_a_profile_that_asks_slurm_for_no_cores_is_told() -> None:
+def test_profile_that_asks_slurm_for_no_cores_is_noted() -> None:
     words = ("recipe=teuken7b", "cluster=juwels", "site.account=me", "scale=mini")
     bare = "cluster.site.binding.cores_per_rank=null"
     (note,) = (one for one in job_of(*words, bare).notes if "cores_per_rank" in one)
     assert "gives each rank one core" in note
-    for more in (
-        "cluster.site.directives=[--exclusive]",
-        "cluster.site.launch=['--cpus-per-task=4']",
-    ):
-        assert not any("cores_per_rank" in one for one in job_of(*words, bare, more).notes)
+    for more in ("directives=[--exclusive]", "launch=['--cpus-per-task=4']"):
+        notes = job_of(*words, bare, f"cluster.site.{more}").notes
+        assert not any("cores_per_rank" in one for one in notes)
 
 
 def test_slurm_expands_nothing_of_a_runs_path() -> None:

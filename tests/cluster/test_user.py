@@ -8,6 +8,7 @@ import pytest
 
 from cluster.user import User, missing_setting_error, read_user
 from components.errors import RecipeError
+from tests.cluster.programs import Patch
 
 
 def write(file: Path, text: str) -> None:
@@ -15,40 +16,23 @@ def write(file: Path, text: str) -> None:
     file.write_text(text, "utf-8")
 
 
-def test_nobody_has_said_anything(site_file: Path) -> None:
+def test_each_cluster_has_its_section_and_the_command_line_wins(site_file: Path) -> None:
     assert read_user("juwels", {}) == User()
-
-
-def test_each_cluster_has_its_own_section_and_the_command_line_wins(site_file: Path) -> None:
-    write(site_file, "juwels: {account: mine, mail: me@x.org}\naurora: {account: other}\n")
+    write(site_file, "juwels: {account: mine, mail: me@x.org}\naurora: {venv: /a}\n")
     assert read_user("juwels", {}) == User(account="mine", mail="me@x.org")
-    assert read_user("aurora", {"account": "third"}) == User(account="third")
+    assert read_user("juwels", {"account": "third"}) == User(account="third", mail="me@x.org")
+    assert read_user("aurora", {"image": "/b.sif"}) == User(image="/b.sif")
     assert read_user("hopper", {}) == User()
 
 
-def test_without_a_configuration_folder_the_file_is_below_the_home_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_file_is_below_the_home_folder(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     write(tmp_path / ".config/kochbuch/site.yaml", "juwels: {account: mine}\n")
     assert read_user("juwels", {}).account == "mine"
-
-
-def test_paths_are_filled_in_where_the_job_is_written(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
     monkeypatch.setenv("SCRATCH", "/scratch/me")
-    monkeypatch.setenv("HOME", "/home/me")
     user = read_user("juwels", {"runs": "$SCRATCH/runs", "venv": "~/venv"})
-    assert (user.runs, user.venv) == ("/scratch/me/runs", "/home/me/venv")
-
-
-def test_an_image_on_the_command_line_takes_the_place_of_the_file_s_environment(
-    site_file: Path,
-) -> None:
-    write(site_file, "juwels: {venv: /a}\n")
-    assert read_user("juwels", {"image": "/b.sif"}) == User(image="/b.sif")
+    assert (user.runs, user.venv) == ("/scratch/me/runs", f"{tmp_path}/venv")
 
 
 @pytest.mark.parametrize(
@@ -62,20 +46,16 @@ def test_an_image_on_the_command_line_takes_the_place_of_the_file_s_environment(
         ("juwels: {account: [", "cannot be read: while parsing"),
         ("[" * 2_000, "cannot be read: maximum recursion depth exceeded"),
         ("juwels: {device_hours: .nan}", "device_hours: expected a number of hours"),
+        (None, "cannot be read: not a regular file"),  # a pipe holds nobody up
     ],
 )
-def test_a_wrong_file_is_named_with_what_is_wrong(
-    text: str, message: str, site_file: Path
-) -> None:
-    write(site_file, text)
+def test_wrong_file_is_refused(text: str | None, message: str, site_file: Path) -> None:
+    if text is None:
+        site_file.parent.mkdir(parents=True)
+        os.mkfifo(site_file)
+    else:
+        write(site_file, text)
     with pytest.raises(RecipeError, match=message):
-        read_user("juwels", {})
-
-
-def test_a_pipe_in_its_place_holds_nobody_up(site_file: Path) -> None:
-    site_file.parent.mkdir(parents=True)
-    os.mkfifo(site_file)
-    with pytest.raises(RecipeError, match="cannot be read: not a regular file"):
         read_user("juwels", {})
 
 
@@ -96,7 +76,7 @@ def test_wrong_words_are_refused(words: dict[str, Any], message: str) -> None:
         read_user("juwels", words)
 
 
-def test_what_is_missing_is_named_with_its_file_and_its_line(site_file: Path) -> None:
+def test_missing_setting_is_named_with_its_file_and_line(site_file: Path) -> None:
     text = str(missing_setting_error("account", "juwels", "jobs are billed"))
     assert text.startswith("site.account: not set, and jobs are billed")
     assert f"{site_file}:\n    juwels:\n      account: ..." in text
