@@ -62,7 +62,7 @@ def array_of(tmp_path: Path) -> Array:
     return array
 
 
-def test_array_is_not_larger_than_what_a_user_may_submit(
+def test_array_keeps_the_users_limit(
     prepare: Prepare, taking: Programs, tmp_path: Path
 ) -> None:
     queue = "{name: one, fewest_nodes: 1, most_nodes: 9, longest_hours: 2.0"
@@ -91,9 +91,7 @@ def test_script_asks_for_a_node_an_element_and_starts_the_task() -> None:
         assert script.splitlines().count(line) == 1, line
 
 
-def test_tasks_are_dealt_to_the_elements_and_submitted_once(
-    prepare: Prepare, taking: Programs, tmp_path: Path
-) -> None:
+def test_tasks_are_submitted_once(prepare: Prepare, taking: Programs, tmp_path: Path) -> None:
     with pytest.raises(QueuedError, match=r"77 is queued\n  repeat the command"):
         prepare(wait=False)
     array = array_of(tmp_path)
@@ -131,7 +129,7 @@ def test_trouble_of_an_array_is_told(
         prepare()
 
 
-def test_nothing_is_submitted_without_a_scheduler(
+def test_scheduler_is_required(
     prepare: Prepare, programs: Programs, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("PATH", str(programs.folder))
@@ -156,9 +154,7 @@ def test_script_for_pbs_asks_for_a_node_an_element_and_starts_the_task() -> None
     assert [indices_of(count) for count in (1, 2, 9)] == ["0-1:2", "0-1", "0-8"]
 
 
-def test_pass_on_pbs_is_submitted_once(
-    prepare: Prepare, programs: Programs, tmp_path: Path
-) -> None:
+def test_pass_on_pbs_is_sent_once(prepare: Prepare, programs: Programs, tmp_path: Path) -> None:
     programs.add("qsub", says="77[].pbs\n")
     with pytest.raises(QueuedError, match=r"77\[\]\.pbs is queued"):
         prepare(recipe_of(*AURORA), wait=False)

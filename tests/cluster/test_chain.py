@@ -53,9 +53,7 @@ def begins(jobs: Jobs, programs: Programs, number: int, *, before: str) -> int:
     return start_job(jobs.folder.path, task(number))
 
 
-def test_two_jobs_that_saved_nothing_end_the_chain(
-    jobs: Jobs, programs: Programs, capfd: Said
-) -> None:
+def test_two_jobs_without_progress_end_it(jobs: Jobs, programs: Programs, capfd: Said) -> None:
     run = jobs.folder.path
     save(jobs, 512)
     for number in (1, 2):
@@ -75,9 +73,7 @@ def test_two_jobs_that_saved_nothing_end_the_chain(
     assert start_job(run, task(1)) == 0
 
 
-def test_overtaken_requeued_job_does_not_count_as_failed(
-    jobs: Jobs, programs: Programs
-) -> None:
+def test_overtaken_requeued_job_did_not_fail(jobs: Jobs, programs: Programs) -> None:
     """A killed daemon puts 77_2 back; 77_3 starts first."""
     save(jobs, 512)
     start_job(jobs.folder.path, task(1))
@@ -112,9 +108,7 @@ def test_lost_jobs_without_progress_end_the_chain_at_last(
     assert why in jobs.load_chain().over
 
 
-def test_chain_is_over_though_the_scheduler_kept_its_jobs(
-    jobs: Jobs, programs: Programs, capfd: Said
-) -> None:
+def test_users_mistake_ends_the_chain(jobs: Jobs, programs: Programs, capfd: Said) -> None:
     programs.add("scancel", error="Unable to contact slurm controller", status=1)
     start_job(jobs.folder.path, task(1))
     fail(jobs, 5, MISTAKE)
@@ -139,7 +133,7 @@ def test_chain_is_over_though_the_scheduler_kept_its_jobs(
         ([0, 5, 5], 5, True),
     ],
 )
-def test_chain_is_stuck_where_its_last_two_jobs_began(
+def test_last_two_jobs_decide_if_it_is_stuck(
     began_at: list[int], saved: int, over: bool
 ) -> None:
     chain = ChainState()
@@ -152,7 +146,7 @@ def test_chain_is_stuck_where_its_last_two_jobs_began(
     assert bool(why_over(chain, saved=saved, finished=False)) is over
 
 
-def test_job_without_a_launcher_ends_at_once(
+def test_missing_launcher_ends_a_job(
     jobs: Jobs, programs: Programs, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("PATH", f"{programs.folder}:/bin/none")
@@ -269,9 +263,7 @@ def test_chain_is_an_array_or_a_job() -> None:
     assert list(map(chain_of, ("77_12", "77", "12.s"))) == ["77", "77", "12.s"]
 
 
-def test_jobs_of_two_chains_in_one_folder_record_their_own_ends(
-    jobs: Jobs, monkeypatch: Patch
-) -> None:
+def test_jobs_of_two_chains_record_their_own_ends(jobs: Jobs, monkeypatch: Patch) -> None:
     run, other = jobs.folder.path, {**task(1), "SLURM_ARRAY_JOB_ID": "78"}
     assert start_job(run, task(1)) == 0
     assert start_job(run, other) == 0

@@ -24,7 +24,7 @@ IMAGE = "site.image=/capstor/scratch/cscs/me/kochbuch.sqsh"
 ALPS = ("recipe=teuken7b", "cluster=alps")
 
 
-def test_file_tells_the_image_and_its_hooks_what_they_need(
+def test_file_tells_image_and_hooks_what_they_need(
     machine: dict[str, str], tmp_path: Path
 ) -> None:
     job = here(job_of(*ALPS, IMAGE, f"site.host_python={tmp_path}/venv/bin/python"), tmp_path)

@@ -65,7 +65,7 @@ def moved(venv: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("words", [("python", "-c", SAYS), ("short",), ("long",)])
-def test_python_and_scripts_import_from_where_they_are(
+def test_moved_python_imports_its_own(
     words: tuple[str, ...], venv: Path, tmp_path: Path
 ) -> None:
     copy = moved(venv, tmp_path / "node")
@@ -191,7 +191,7 @@ def test_code_of_a_node_reads_nothing_of_the_repository(listed: Path, tmp_path: 
     assert [file for file in ours if file.is_relative_to(tmp_path / "node" / "code")]
 
 
-def test_environment_that_cannot_be_copied_ends_the_chain(
+def test_failed_copy_of_an_environment_ends_jobs(
     listed: Path, tmp_path: Path, capsys: Said
 ) -> None:
     (tmp_path / "conda").mkdir()

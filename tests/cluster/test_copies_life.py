@@ -144,7 +144,7 @@ def test_ranks_open_nothing_of_the_shared_environment_and_their_losses_are_the_s
     same_as_uninterrupted(run)
 
 
-def test_a_node_without_room_for_the_copies_is_left_out_and_a_spare_one_takes_its_place(
+def test_node_without_room_is_left_out(
     slurm: LocalSlurm, submit: Submit, tmp_path: Path
 ) -> None:
     venv = environment(tmp_path / "venv", set())

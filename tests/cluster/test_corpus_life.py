@@ -52,9 +52,7 @@ def passes(folder: Path, name: str) -> list[Path]:
     return sorted((folder / "prepared" / "stages").glob(f"{name}-*"))
 
 
-def test_queue_gives_the_bytes_of_this_machine(
-    words: list[str], tmp_path: Path, capsys: Said
-) -> None:
+def test_queue_gives_the_same_bytes(words: list[str], tmp_path: Path, capsys: Said) -> None:
     assert main([*words, SLURM]) == 0
     queued = prepared(capsys)
     for name, elements in ELEMENTS.items():
@@ -70,9 +68,7 @@ def test_queue_gives_the_bytes_of_this_machine(
 
 
 @pytest.mark.long
-def test_ray_gives_the_bytes_of_this_machine(
-    words: list[str], tmp_path: Path, capsys: Said
-) -> None:
+def test_ray_gives_the_same_bytes(words: list[str], tmp_path: Path, capsys: Said) -> None:
     rayed = [*words, "data.preparation.executor=ray", "data.folder=rayed"]
     done = subprocess.run(
         command(*rayed),
@@ -122,9 +118,7 @@ def test_killed_command_finds_its_array_and_submits_lost_elements_again(
     assert sorted(task for group in again.groups for task in group) == sorted(first.groups[1])
 
 
-def test_what_stops_an_element_is_what_the_command_says(
-    words: list[str], tmp_path: Path, capsys: Said
-) -> None:
+def test_error_of_an_element_is_told(words: list[str], tmp_path: Path, capsys: Said) -> None:
     (tmp_path / "texts" / "en1.jsonl").write_text('{"tekst": "x"}\n')
     assert main([*words, SLURM]) == 2
     said = capsys.readouterr().err

@@ -65,7 +65,7 @@ def not_finite_on(jobs: Jobs, number: int, node: str) -> int:
     return end_job(jobs.folder.path, 1)
 
 
-def test_step_that_is_not_finite_on_two_nodes_ends_the_chain(
+def test_step_bad_on_two_nodes_ends_the_chain(
     jobs: Jobs, programs: Programs, capfd: Said
 ) -> None:
     assert not_finite_on(jobs, 1, "jwb0002") == 1
@@ -91,9 +91,7 @@ def told(jobs: Jobs) -> list[tuple[str, str, dict[str, Any]]]:
     return [(one["kind"], one["cause"], one["evidence"]) for one in events]
 
 
-def test_event_log_has_how_jobs_ended_and_which_nodes_the_next_avoids(
-    jobs: Jobs, programs: Programs
-) -> None:
+def test_event_log_has_ends_of_jobs_and_avoided_nodes(jobs: Jobs, programs: Programs) -> None:
     programs.add("scontrol", says="jwb0001 jwb0002")
     run, nodes = jobs.folder.path, ["jwb0001", "jwb0002"]
     tokens = 7 * read_recipe(jobs.folder.recipe).budget.global_batch_tokens
@@ -125,7 +123,7 @@ def test_event_log_has_the_end_of_a_requeued_attempt(jobs: Jobs, programs: Progr
     ]
 
 
-def test_more_than_a_quarter_of_the_nodes_is_not_at_fault(
+def test_a_quarter_of_the_nodes_is_too_many(
     jobs: Jobs, programs: Programs, capfd: Said
 ) -> None:
     programs.add("scontrol", says="\n".join(NODES[:8]))
@@ -145,7 +143,7 @@ def test_exclusion_ends_by_itself(jobs: Jobs, programs: Programs, capfd: Said) -
     assert "readmitted nodes: jwb0001" in capfd.readouterr().err
 
 
-def test_chain_readmits_nodes_without_which_it_could_not_start(
+def test_nodes_needed_to_start_are_readmitted(
     run_on: Run, programs: Programs, capfd: Said
 ) -> None:
     jobs = run_on("juwels", "scale=mini", "cluster.nodes=2")
@@ -173,9 +171,7 @@ def test_new_submission_forgets_suspects(jobs: Jobs, programs: Programs) -> None
     assert excluded(programs) == ["jwb0001", "jwb0002"]
 
 
-def test_silent_scheduler_costs_no_job_its_status(
-    jobs: Jobs, programs: Programs, capfd: Said
-) -> None:
+def test_silent_scheduler_costs_no_status(jobs: Jobs, programs: Programs, capfd: Said) -> None:
     start_job(jobs.folder.path, task(1))
     error = "slurm_load_jobs error: Unable to contact slurm controller"
     programs.add("squeue", error=error, status=1)
@@ -191,9 +187,7 @@ def test_silent_scheduler_costs_no_job_its_status(
     assert f"squeue: {error}" in capfd.readouterr().err
 
 
-def test_jobs_of_other_users_are_left_alone(
-    jobs: Jobs, programs: Programs, capfd: Said
-) -> None:
+def test_jobs_of_others_are_left_alone(jobs: Jobs, programs: Programs, capfd: Said) -> None:
     line = "77_4|PENDING|Dependency|"
     programs.add("squeue", says=queued(jobs.path, line, user="walnut"))
     break_on(jobs, 1, 0)
@@ -245,9 +239,7 @@ def test_failed_launch_is_made_again_without_its_bad_node(spared: Jobs) -> None:
     assert end_job(run, 1, LONG) == 1  # the third launch was the last
 
 
-def test_relaunch_leaves_out_a_node_that_slurm_has_taken(
-    spared: Jobs, programs: Programs
-) -> None:
+def test_relaunch_leaves_out_a_node_taken_by_slurm(spared: Jobs, programs: Programs) -> None:
     run = spared.folder.path
     fail(spared, 0, "RuntimeError: Connection closed by peer")
     assert end_job(run, 1, LONG) == RELAUNCH

@@ -10,6 +10,7 @@ from cluster.slurm import Slurm
 from command.evaluate.queue import EvaluationArray, array_folder, read_array
 from command.main import main
 from components.run.folder import RunFolder
+from tests.cluster.programs import Said
 from tests.cluster.slurm import LocalSlurm
 from tests.cluster.test_slurm_life import Submit, finish, submit
 
@@ -29,7 +30,7 @@ def trained(slurm: LocalSlurm, submit: Submit) -> Path:
     return run
 
 
-def ask(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[list[Any], str]:
+def ask(run: Path, capsys: Said) -> tuple[list[Any], str]:
     """Ask for all checkpoints in jobs; return the answers that there are, and the words."""
     words = ["action=evaluate", f"run={run}", "checkpoints=all", "executor=array"]
     own = ["site.account=kitchen", "cluster.hours=0.1", "output=json"]
@@ -46,9 +47,7 @@ def submitted(run: Path) -> tuple[str, EvaluationArray]:
     return array.job, array
 
 
-def test_each_checkpoint_is_evaluated_once_and_a_lost_job_is_submitted_again(
-    trained: Path, slurm: LocalSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checkpoints_are_evaluated_once(trained: Path, slurm: LocalSlurm, capsys: Said) -> None:
     for node in slurm.nodes:  # nothing starts yet
         slurm.call("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
     found, said = ask(trained, capsys)

@@ -99,14 +99,12 @@ def openmpi(program: str, rest: str) -> str:
         ),
     ],
 )
-def test_killed_rank_is_known_from_any_launcher_though_others_raised(
-    tmp_path: Path, raises: Raise, log: str, why: str
-) -> None:
+def test_killed_rank_is_known(tmp_path: Path, raises: Raise, log: str, why: str) -> None:
     raises(0, RuntimeError("Connection reset by peer"))
     assert find(tmp_path, log) == Failure(why=why, nodes=("jwb0002",), of_node=True)
 
 
-def test_killed_rank_of_pals_is_known_by_its_short_name(tmp_path: Path) -> None:
+def test_killed_rank_of_pals_is_known_by_short_name(tmp_path: Path) -> None:
     found = find(tmp_path, log=PALS, nodes=("x4204c5s2b0n0", "x4204c5s2b0n1"))
     assert found.why == f"rank 1 on {PALS.partition(':')[0]}: died from signal 9"
     assert (found.nodes, found.of_node) == (("x4204c5s2b0n0",), True)
@@ -215,7 +213,7 @@ def test_full_memory_is_the_nodes_fault_on_one_node_with_the_usual_work(
         "ssh: connect to host jwb0002 port 22: Connection refused",
     ],
 )
-def test_node_that_starts_no_ranks_is_left_out_whatever_others_say(
+def test_node_that_starts_no_ranks_is_left_out(
     tmp_path: Path, raises: Raise, line: str
 ) -> None:
     raises(0, RuntimeError("Timed out after 1800 s waiting for clients"))
@@ -241,7 +239,7 @@ def test_node_that_starts_no_ranks_is_left_out_whatever_others_say(
         "ORTE was unable to reliably start one or more daemons.",
     ],
 )
-def test_complaint_of_the_launcher_is_the_reason_where_no_rank_has_one(
+def test_complaint_of_the_launcher_is_a_reason(
     tmp_path: Path, raises: Raise, line: str
 ) -> None:
     log = f"step 1\nsrun: warning: cannot\n{line}\nsrun: error: jwb0001: task 0: Terminated\n"

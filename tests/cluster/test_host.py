@@ -40,7 +40,7 @@ def test_the_packages_of_the_host_have_the_versions_of_the_lock() -> None:
     assert {name: lock[name] for name in host} == host
 
 
-def test_begin_and_end_need_only_the_packages_of_the_host(
+def test_begin_and_end_need_few_packages(
     taking: Programs, submit: Submit, tmp_path: Path
 ) -> None:
     taking.add("scontrol", says="n1\n")

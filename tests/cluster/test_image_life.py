@@ -43,9 +43,7 @@ def container(folder: Path) -> str:
     return str(folder / "contain")
 
 
-def test_ranks_compute_in_an_image_and_the_host_asks_slurm(
-    slurm: LocalSlurm, submit: Submit, tmp_path: Path
-) -> None:
+def test_ranks_compute_in_an_image(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
     contain = container(tmp_path)
     run = submit(
         "imaged",

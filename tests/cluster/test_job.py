@@ -189,9 +189,7 @@ def test_image_is_copied_to_the_nodes_and_ranks_start_in_the_copy() -> None:
         ((*SMNG, SMOKE), r"smoke: two nodes have 16 ranks, but one replica needs 128"),
     ],
 )
-def test_job_that_cannot_be_is_refused_with_the_way_out(
-    words: tuple[str, ...], message: str
-) -> None:
+def test_impossible_job_is_refused_with_a_remedy(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         job_of(*words)
 

@@ -46,9 +46,7 @@ def test_each_scheduler_knows_its_ids(
 
 
 @pytest.mark.parametrize("action", ["status", "cancel"])
-def test_wrong_id_reaches_no_command(
-    action: str, jobs: Jobs, programs: Programs, capfd: Said
-) -> None:
+def test_wrong_id_is_refused(action: str, jobs: Jobs, programs: Programs, capfd: Said) -> None:
     submitted(jobs, "--user=walnut", 4)
     assert main([f"action={action}", f"run={jobs.folder.path}"]) == 2
     message = f"{jobs.path}: '--user=walnut' is not a job id of Slurm"
@@ -61,7 +59,7 @@ def test_wrong_id_reaches_no_command(
 
 
 @pytest.mark.parametrize("force", ["false", "true"])
-def test_job_of_somebody_else_is_not_cancelled(
+def test_foreign_job_is_refused(
     force: str, jobs: Jobs, programs: Programs, capfd: Said
 ) -> None:
     submitted(jobs, "77", 4)

@@ -210,7 +210,7 @@ def test_node_of_a_job_is_named_once(queue: Path) -> None:
         ({"job_state": "Q"}, "put back"),
     ],
 )
-def test_end_of_a_job_is_read_from_the_history(
+def test_history_tells_how_a_job_ended(
     known: dict[str, object], fate: str, queue: Path
 ) -> None:
     job = put("a")
@@ -252,9 +252,7 @@ def test_trouble_of_the_server_is_told(programs: Programs) -> None:
         Pbs().list_jobs("1.s", logs_of("a"))
 
 
-def test_script_is_submitted_with_what_it_waits_for(
-    queue: Path, programs: Programs, tmp_path: Path
-) -> None:
+def test_script_waits_for_another_job(queue: Path, programs: Programs, tmp_path: Path) -> None:
     programs.add("qsub", says="2.pbs-0001\n")
     script = tmp_path / "job.sh"
     assert Pbs().submit_script(script, after="1.pbs-0001") == "2.pbs-0001"

@@ -71,7 +71,7 @@ def wait_until(run: Path, holds: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.3)
 
 
-def test_successor_goes_on_over_the_wall_and_the_last_one_is_taken_back(
+def test_successor_goes_on_and_the_last_is_cancelled(
     home: Path, machine: str, capfd: Said
 ) -> None:
     run, alone = home / "walled", home / "alone"
@@ -120,7 +120,7 @@ def rank_of(run: Path, rank: int) -> int:
     pytest.fail(f"no rank {rank} of {run}")
 
 
-def test_killed_rank_is_named_and_a_cancelled_successor_saves_first(
+def test_killed_rank_is_named_and_its_node_avoided(
     home: Path, machine: str, capfd: Said
 ) -> None:
     run = home / "killed"
@@ -259,9 +259,7 @@ TREE = (
 
 
 @pytest.mark.long
-def test_jobs_of_a_tree_submit_what_follows_from_their_checkpoints(
-    home: Path, machine: str
-) -> None:
+def test_jobs_of_a_tree_submit_what_follows(home: Path, machine: str) -> None:
     here = [word for word in HERE if not word.startswith("cluster.nodes")]
     own = (
         *("budget.total_tokens=2_048", "checkpoint.every_tokens=512"),

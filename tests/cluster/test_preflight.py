@@ -104,7 +104,7 @@ def test_too_few_good_nodes_fail_the_job(jobs: Jobs, programs: Programs) -> None
     assert not any("ExcNodeList" in call for call in programs.calls())
 
 
-def test_check_that_every_node_fails_ends_the_chain(
+def test_check_failed_everywhere_ends_the_chain(
     jobs: Jobs, programs: Programs, capfd: Said
 ) -> None:
     assert look(jobs.folder.path, [with_bad(name, "data") for name in NODES]) == 1
@@ -141,7 +141,7 @@ def pbs(run_on: Run, tmp_path: Path) -> dict[str, str]:
     return seen
 
 
-def test_ranks_start_under_pbs_on_nodes_by_the_names_in_its_file(
+def test_ranks_start_under_pbs_on_names_of_its_file(
     pbs: dict[str, str], tmp_path: Path
 ) -> None:
     preflight = tmp_path / "run" / "preflight"
@@ -158,9 +158,7 @@ def test_ranks_start_under_pbs_on_nodes_by_the_names_in_its_file(
     assert bad == (NODES[1], NODES[2])  # rank 1 is on the second of two
 
 
-def test_avoided_node_is_left_out_under_pbs_though_it_is_good(
-    pbs: dict[str, str], tmp_path: Path
-) -> None:
+def test_good_avoided_node_is_left_out_under_pbs(pbs: dict[str, str], tmp_path: Path) -> None:
     until, full = avoided_until(utc_now()), [f"{name}.hsn.example" for name in NODES]
     avoided = ExcludedEvent(at=utc_now(), nodes=(full[0],), until=until)
     Jobs(RunFolder(tmp_path / "run")).append_events(avoided)

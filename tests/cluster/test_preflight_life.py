@@ -51,9 +51,7 @@ def verdict(run: Path) -> dict[str, Any]:
     return event
 
 
-def test_job_without_a_spare_node_ends_and_the_next_avoids_the_bad_node(
-    slurm: LocalSlurm, submit: Submit, tmp_path: Path
-) -> None:
+def test_next_job_avoids_a_bad_node(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
     bad = slurm.nodes[0]
     metadata = "Metadata-Version: 2.1\nName: numpy\nVersion: 0.0.1\n"
     file = "numpy-0.0.1.dist-info/METADATA"
@@ -67,9 +65,7 @@ def test_job_without_a_spare_node_ends_and_the_next_avoids_the_bad_node(
     assert second.nodes == slurm.nodes[1:3]
 
 
-def test_nodes_of_a_job_can_be_asked_by_the_command(
-    slurm: LocalSlurm, home: Path, tmp_path: Path
-) -> None:
+def test_command_asks_nodes_of_a_job(slurm: LocalSlurm, home: Path, tmp_path: Path) -> None:
     words = [*SMALL, *HERE, *SHORT, "action=preflight", "output=json"]
     words = [word for word in words if not word.startswith("site.")]
     command = shlex.join([sys.executable, str(ROOT / "run.py"), *words])
@@ -85,7 +81,7 @@ def test_nodes_of_a_job_can_be_asked_by_the_command(
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="of one core none can be taken away")
-def test_nodes_with_a_core_fewer_a_full_disk_or_a_busy_core_are_left_out(
+def test_small_full_or_slow_nodes_are_out(
     slurm: LocalSlurm, submit: Submit, tmp_path: Path
 ) -> None:
     fewer, full, slow, *good = slurm.nodes
@@ -123,9 +119,7 @@ def test_nodes_with_a_core_fewer_a_full_disk_or_a_busy_core_are_left_out(
     assert list(temporary.iterdir()) == []  # nothing of the node's own file system is here
 
 
-def test_nodes_that_lost_gpus_are_left_out(
-    slurm: LocalSlurm, submit: Submit, tmp_path: Path
-) -> None:
+def test_nodes_without_gpus_are_out(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
     fewer, none, lost, good, _ = slurm.nodes
     figures = {
         fewer: {"devices": 1},

@@ -69,9 +69,7 @@ def amd(monkeypatch: Patch) -> None:
 
 
 @pytest.mark.usefixtures("amd")
-def test_rank_sees_its_device_and_a_card_counts_once(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_rank_sees_its_device_and_cards_count_once(tmp_path: Path, monkeypatch: Patch) -> None:
     cluster = recipe_of(*LUMI).cluster
     hardware = cluster.hardware
     assert not isinstance(hardware, str)

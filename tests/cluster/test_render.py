@@ -18,6 +18,7 @@ from tests.cluster.programs import Patch
 
 TEUKEN = ("recipe=teuken7b", "cluster=juwels")
 MULA = ("recipe=mula1b", "cluster=aurora")
+Words, Machine = tuple[str, ...], dict[str, str]
 
 # Stands for the environment's Python: it notes its words and ends as BEGIN and TRAIN say.
 PYTHON = """#!/bin/bash
@@ -56,7 +57,7 @@ HOSTS = "#!/bin/bash\nprintf 'node1\\nnode2\\n'\n"
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> dict[str, str]:
+def machine(tmp_path: Path) -> Machine:
     """A folder of programs that come first on the path, and the job's own variables."""
     programs = tmp_path / "venv" / "bin"
     programs.mkdir(parents=True)
@@ -81,17 +82,17 @@ def here(job: JobSettings, folder: Path) -> JobSettings:
     return replace(job, repository=str(folder), venv=f"{folder}/venv", run=f"{folder}/run")
 
 
-def brief(words: tuple[str, ...], folder: Path) -> JobSettings:
+def brief(words: Words, folder: Path) -> JobSettings:
     """A job whose alarm rings after a second, or on PBS it would outlive the test."""
     job = here(job_of(*words), folder)
     return replace(job, lead_seconds=job.walltime_seconds - 1)
 
 
-def lines_of(machine: dict[str, str]) -> list[str]:
+def lines_of(machine: Machine) -> list[str]:
     return Path(machine["NOTES"]).read_text("utf-8").splitlines()
 
 
-def notes(machine: dict[str, str]) -> list[str]:
+def notes(machine: Machine) -> list[str]:
     """List what was called, without the nodes' own look at themselves: it has no set moment.
 
     Nor has what tidies the nodes up at the end: see `tidied`.
@@ -100,14 +101,12 @@ def notes(machine: dict[str, str]) -> list[str]:
     return [line for line in lines_of(machine) if not any(word in line for word in aside)]
 
 
-def tidied(machine: dict[str, str]) -> str:
+def tidied(machine: Machine) -> str:
     (line,) = (line for line in lines_of(machine) if " rm -rf " in line)
     return line.rpartition(" rm -rf ")[2]
 
 
-def run(
-    job: JobSettings, machine: dict[str, str], **says: str
-) -> subprocess.CompletedProcess[str]:
+def run(job: JobSettings, machine: Machine, **says: str) -> subprocess.CompletedProcess[str]:
     command = ["bash", "-c", render_job_script(job)]
     return subprocess.run(command, env=machine | says, text=True, capture_output=True)
 
@@ -116,9 +115,7 @@ BOTH = pytest.mark.parametrize("words", [TEUKEN, MULA], ids=["slurm", "pbs"])
 
 
 @pytest.mark.parametrize("words", [(*TEUKEN, "cluster.site.setup=[]"), MULA])
-def test_python_of_a_job_imports_the_clone_and_absolute_places(
-    words: tuple[str, ...], machine: dict[str, str], tmp_path: Path
-) -> None:
+def test_python_imports_the_clone(words: Words, machine: Machine, tmp_path: Path) -> None:
     file = tmp_path / "venv" / "bin" / "python"
     file.write_text(PYTHON.replace("python $*", "$PYTHONSAFEPATH $PYTHONPATH $PWD"), "utf-8")
     run(here(job_of(*words), tmp_path), machine | {"PYTHONPATH": ":x:/m:../y::/n"})
@@ -127,9 +124,7 @@ def test_python_of_a_job_imports_the_clone_and_absolute_places(
     assert len(of_python) >= 4  # begin, both sides of the preflight, ranks, end
 
 
-def test_job_begins_trains_and_ends_with_the_status_of_its_end(
-    machine: dict[str, str], tmp_path: Path
-) -> None:
+def test_job_begins_trains_and_ends_with_its_status(machine: Machine, tmp_path: Path) -> None:
     job = here(job_of(*TEUKEN), tmp_path)
     done = run(job, machine, TRAIN="7")
     assert (done.returncode, done.stderr) == (7, "")
@@ -145,17 +140,15 @@ def test_job_begins_trains_and_ends_with_the_status_of_its_end(
 
 
 @BOTH
-def test_finished_run_starts_no_rank(
-    words: tuple[str, ...], machine: dict[str, str], tmp_path: Path
-) -> None:
+def test_finished_run_starts_no_rank(words: Words, machine: Machine, tmp_path: Path) -> None:
     done = run(here(job_of(*words), tmp_path), machine, BEGIN="3")
     assert (done.returncode, done.stderr) == (0, "")
     assert not any(line.startswith(("srun", "mpiexec", "qsub")) for line in notes(machine))
 
 
 @pytest.mark.parametrize("status", ["0", "143"])
-def test_warning_makes_the_stop_file_and_the_status_of_the_ranks_is_kept(
-    status: str, machine: dict[str, str], tmp_path: Path
+def test_warning_stops_ranks_and_keeps_status(
+    status: str, machine: Machine, tmp_path: Path
 ) -> None:
     job = here(job_of(*TEUKEN), tmp_path)
     process = subprocess.Popen(
@@ -172,8 +165,8 @@ def test_warning_makes_the_stop_file_and_the_status_of_the_ranks_is_kept(
     assert notes(machine)[-1] == f"python -m cluster.end {job.run} {status}"
 
 
-def test_pbs_script_watches_the_clock_and_queues_its_successor(
-    machine: dict[str, str], tmp_path: Path
+def test_pbs_script_watches_the_clock_and_queues_a_job(
+    machine: Machine, tmp_path: Path
 ) -> None:
     job = brief(MULA, tmp_path)
     done = run(job, machine, PATIENCE="100", TRAIN="3")
@@ -183,29 +176,6 @@ def test_pbs_script_watches_the_clock_and_queues_its_successor(
     assert said[1:4] == ["python chain", f"python {job.run}", f"mpiexec {job.run}"]
     assert f"python -m cluster.begin {job.run} chain" in notes(machine)
     assert "port 24321 at node1" in notes(machine)
-
-
-IMAGE = ("site.image=/images/torch.sif", "cluster.site.container='apptainer exec --nv'")
-
-
-@BOTH
-def test_with_an_image_the_host_asks_the_scheduler_and_the_image_computes(
-    words: tuple[str, ...],
-) -> None:
-    script = script_of(*words, *IMAGE)
-    began, ended, looked, ranks = (
-        [line.strip() for line in script.splitlines() if f"-m {name}" in line]
-        for name in ("cluster.begin", "cluster.end", "cluster.preflight", "components.train")
-    )
-    host = "/path/to/kochbuch/.venv/bin/python"
-    inside = "apptainer exec --nv /images/torch.sif python"
-    assert {line.startswith(f"{host} -m") for line in began} == {True}
-    assert f"{host} -m cluster.end" in ended[-1]
-    assert looked[0].startswith(f"{inside} -m cluster.preflight")
-    assert f"{inside} -m components.train" in ranks[-1]
-    assert "activate" not in script
-    own = script_of(*words, *IMAGE, "site.host_python=/opt/python/bin/python3.12")
-    assert "\n/opt/python/bin/python3.12 -m cluster.begin" in own
 
 
 def test_pbs_job_with_a_successor_is_never_run_again() -> None:
@@ -218,19 +188,23 @@ def test_pbs_job_with_a_successor_is_never_run_again() -> None:
 def test_settings_of_the_user_are_in_the_script() -> None:
     said = ("site.account=abc", "site.mail=me@x.org", "site.reservation=night", "site.runs=/r")
     bound = "cluster.site.binding.cores='map_ldom:3,1,7,5'"
-    slurm, pbs = script_of(*TEUKEN, *said, bound), script_of(*MULA, *said)
+    slurm, pbs = (
+        script_of(*TEUKEN, *said, bound),
+        script_of(*MULA, *said, "cluster.site.host_suffix=-ib"),
+    )
     assert read_directives(slurm)["--reservation"] == ["night"]
     assert read_directives(slurm)["--mail-user"] == ["me@x.org"]
     assert read_directives(slurm)["--output"] == ["/r/teuken7b-full/jobs/%A_%a.log"]
     assert "srun --kill-on-bad-exit=1 --cpu-bind=map_ldom:3,1,7,5 --output=" in slurm
     assert read_directives(pbs)["-q"] == ["night"]  # a reservation of PBS is a queue
     assert read_directives(pbs)["-M"] == ["me@x.org"]
+    assert '"$PBS_NODEFILE")-ib  # the name for other nodes' in pbs
     assert max(len(slurm.splitlines()), len(pbs.splitlines())) < 90
 
 
 @BOTH
-def test_too_few_good_nodes_end_the_job_before_any_rank_starts(
-    words: tuple[str, ...], machine: dict[str, str], tmp_path: Path
+def test_too_few_good_nodes_start_no_rank(
+    words: Words, machine: Machine, tmp_path: Path
 ) -> None:
     job = brief(words, tmp_path)
     assert run(job, machine, LOOK="1").returncode == 1
@@ -260,11 +234,11 @@ def test_too_few_good_nodes_end_the_job_before_any_rank_starts(
     ids=["pbs", "slurm"],
 )
 def test_ranks_start_on_the_chosen_nodes_and_meet_at_the_first(
-    words: tuple[str, ...],
+    words: Words,
     good: str,
     launched: str,
     meeting: str,
-    machine: dict[str, str],
+    machine: Machine,
     tmp_path: Path,
 ) -> None:
     job = brief((*words, "cluster.spare_nodes=1"), tmp_path)
@@ -276,8 +250,8 @@ def test_ranks_start_on_the_chosen_nodes_and_meet_at_the_first(
 
 @pytest.mark.long
 @BOTH
-def test_hanging_node_does_not_keep_ranks_from_starting_on_the_others(
-    words: tuple[str, ...], machine: dict[str, str], tmp_path: Path
+def test_hanging_node_does_not_stop_others(
+    words: Words, machine: Machine, tmp_path: Path
 ) -> None:
     job = brief(words, tmp_path)
     began = time.monotonic()
@@ -286,21 +260,10 @@ def test_hanging_node_does_not_keep_ranks_from_starting_on_the_others(
     assert f"python -m components.train {job.run}" in notes(machine)
 
 
-@BOTH
-def test_script_without_a_preflight_and_with_a_variable(words: tuple[str, ...]) -> None:
-    added = "cluster.site.environment.NCCL_DEBUG={value: INFO, reason: I look for a hang}"
-    script = script_of(*words, "cluster.preflight=none", added)
-    assert "components.preflight" not in script
-    assert "cluster.preflight" not in script
-    assert "\nexport NCCL_DEBUG=INFO  # I look for a hang\n" in script
-
-
 RANK_SETS = "cluster.site.rank_environment.ROCR_VISIBLE_DEVICES"
 
 
-def test_rank_sets_its_own_variables_and_a_wrapper_starts_it(
-    machine: dict[str, str], tmp_path: Path
-) -> None:
+def test_rank_sets_variables_and_a_wrapper_starts_it(machine: Machine, tmp_path: Path) -> None:
     own = f"{RANK_SETS}={{value: '$SLURM_LOCALID', reason: one device a rank}}"
     job = here(job_of(*TEUKEN, own, "cluster.site.rank_wrapper=[env, 'WRAPPED=1']"), tmp_path)
     noting = f"{machine['NOTES']}.ranks"

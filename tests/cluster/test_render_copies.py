@@ -16,6 +16,8 @@ from tests.cluster.test_render import (
     MULA,
     PYTHON,
     TEUKEN,
+    Machine,
+    Words,
     here,
     lines_of,
     machine,
@@ -27,9 +29,7 @@ from tests.cluster.test_render import (
 __all__ = ["machine"]  # a fixture
 
 
-def with_copies(
-    words: tuple[str, ...], machine: dict[str, str], folder: Path
-) -> tuple[JobSettings, dict[str, str]]:
+def with_copies(words: Words, machine: Machine, folder: Path) -> tuple[JobSettings, Machine]:
     """Let a job copy an environment whose Python says that it is the node's."""
     (folder / "local").mkdir()
     (folder / "cluster").symlink_to(ROOT / "cluster")
@@ -49,9 +49,7 @@ def with_copies(
 
 
 @pytest.mark.parametrize("words", [TEUKEN, (*TEUKEN, "cluster.preflight=none"), MULA])
-def test_ranks_start_with_the_copy_of_their_node_and_the_job_with_the_shared_one(
-    words: tuple[str, ...], machine: dict[str, str], tmp_path: Path
-) -> None:
+def test_ranks_start_with_their_copy(words: Words, machine: Machine, tmp_path: Path) -> None:
     if "cluster=juwels" in words:
         words = (*words, "cluster.site.setup=[]")  # which unsets PYTHONPATH
     job, seen = with_copies(words, machine, tmp_path)
@@ -70,8 +68,8 @@ def test_ranks_start_with_the_copy_of_their_node_and_the_job_with_the_shared_one
 
 
 @BOTH
-def test_node_without_a_copy_ends_a_job_without_a_preflight(
-    words: tuple[str, ...], machine: dict[str, str], tmp_path: Path
+def test_node_without_a_copy_ends_the_job(
+    words: Words, machine: Machine, tmp_path: Path
 ) -> None:
     job, seen = with_copies((*words, "cluster.preflight=none"), machine, tmp_path)
     (tmp_path / "local").rmdir()
@@ -80,9 +78,7 @@ def test_node_without_a_copy_ends_a_job_without_a_preflight(
     assert f"python -m cluster.end {job.run} 1" in notes(machine)
 
 
-def test_node_without_a_copy_says_so_by_the_shared_python(
-    machine: dict[str, str], tmp_path: Path
-) -> None:
+def test_node_without_a_copy_runs_the_shared_python(machine: Machine, tmp_path: Path) -> None:
     job, seen = with_copies(TEUKEN, machine, tmp_path)
     (tmp_path / "local").rmdir()
     assert run(job, seen, LOOK="1").returncode == 1
@@ -92,7 +88,7 @@ def test_node_without_a_copy_says_so_by_the_shared_python(
 
 @pytest.mark.parametrize(("says", "status"), [({"LOOK": "1"}, 1), ({"COPIES": "2"}, 2)])
 def test_no_copy_is_left_of_a_job_without_ranks(
-    says: dict[str, str], status: int, machine: dict[str, str], tmp_path: Path
+    says: Machine, status: int, machine: Machine, tmp_path: Path
 ) -> None:
     job, seen = with_copies((*TEUKEN, "cluster.site.setup=[]"), machine, tmp_path)
     assert run(job, seen, **says).returncode == status
@@ -104,9 +100,7 @@ def test_no_copy_is_left_of_a_job_without_ranks(
 
 
 @BOTH
-def test_caches_of_kernels_are_the_nodes_unless_the_site_has_its_own(
-    words: tuple[str, ...], machine: dict[str, str], tmp_path: Path
-) -> None:
+def test_kernel_caches_are_on_the_node(words: Words, machine: Machine, tmp_path: Path) -> None:
     site = "cluster.site.environment.TRITON_CACHE_DIR={value: /fast/triton, reason: theirs}"
     job = here(job_of(*words, site), tmp_path)
     script = render_job_script(job).partition("\nrun=")[0]
@@ -128,10 +122,10 @@ def test_caches_of_kernels_are_the_nodes_unless_the_site_has_its_own(
     ],
 )
 def test_memory_of_nvidias_devices_grows_unless_the_allocator_is_set(
-    words: tuple[str, ...],
-    seen: dict[str, str],
+    words: Words,
+    seen: Machine,
     expected: str,
-    machine: dict[str, str],
+    machine: Machine,
     tmp_path: Path,
 ) -> None:
     script = render_job_script(here(job_of(*words), tmp_path)).partition("\nrun=")[0]
@@ -141,9 +135,7 @@ def test_memory_of_nvidias_devices_grows_unless_the_allocator_is_set(
 
 
 @BOTH
-def test_job_removes_the_local_checkpoints_of_its_ranks(
-    words: tuple[str, ...], machine: dict[str, str], tmp_path: Path
-) -> None:
+def test_job_removes_local_checkpoints(words: Words, machine: Machine, tmp_path: Path) -> None:
     local = f"checkpoint.local={{folder: {tmp_path}/memory, every_steps: 5}}"
     job = here(job_of(*words, local), tmp_path)
     job = replace(job, lead_seconds=job.walltime_seconds - 1, node_folder=f"{tmp_path}/disk")
@@ -176,7 +168,7 @@ RESTARTS = ("watchdog.restarts=3", "cluster.spare_nodes=1")
 @BOTH
 @pytest.mark.parametrize("over", [False, True])
 def test_failed_launch_is_made_again_as_often_as_its_end_says(
-    words: tuple[str, ...], over: bool, machine: dict[str, str], tmp_path: Path
+    words: Words, over: bool, machine: Machine, tmp_path: Path
 ) -> None:
     job = here(job_of(*words, *RESTARTS), tmp_path)
     assert job.nodes == job.cluster.nodes + 1
@@ -198,7 +190,7 @@ def test_failed_launch_is_made_again_as_often_as_its_end_says(
 
 
 @BOTH
-def test_script_without_restarts_launches_once(words: tuple[str, ...]) -> None:
+def test_script_without_restarts_launches_once(words: Words) -> None:
     script = script_of(*words, "cluster.spare_nodes=0")
     assert 'cluster.begin "$run" again' not in script
     assert script.endswith("its status is the job's status\n")

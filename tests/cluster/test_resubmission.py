@@ -115,9 +115,7 @@ def test_command_that_status_prints_is_accepted(
     assert capfd.readouterr().out.startswith("submitted 78")
 
 
-def test_run_of_somebody_else_writes_no_job_script(
-    run: Path, taking: Programs, capfd: Said
-) -> None:
+def test_run_of_another_user_writes_no_script(run: Path, taking: Programs, capfd: Said) -> None:
     seal_of(run / "recipe.json").unlink()
     calls = len(taking.calls())
     assert main([f"resume={run}", "data.sources.eu.files=[]", "site.account=kitchen"]) == 2

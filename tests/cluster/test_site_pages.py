@@ -74,9 +74,7 @@ def add_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Pa
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_page_submits_complete_jobs_of_the_site(
-    page: Path, add_profile: Callable[[Path], None]
-) -> None:
+def test_page_submits_complete_jobs(page: Path, add_profile: Callable[[Path], None]) -> None:
     add_profile(page)
     scripts = [call for call in calls(page) if "action=" not in call or "=render" in call]
     assert len(scripts) == 3

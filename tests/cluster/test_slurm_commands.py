@@ -42,9 +42,7 @@ def test_without_the_scheduler_the_script_is_written(
     assert Jobs(RunFolder(run)).load_chain().submissions == ()
 
 
-def test_submission_is_recorded_and_told(
-    run: Path, submit: Submit, taking: Programs, capfd: Said
-) -> None:
+def test_submission_is_told(run: Path, submit: Submit, taking: Programs, capfd: Said) -> None:
     taking.add("sbatch", says="77;juwels\n")  # as in a federation
     assert submit("cluster.jobs=3") == 0
     said = capfd.readouterr()
@@ -93,9 +91,7 @@ def test_missing_answer_is_no_refusal(
     assert Jobs(RunFolder(run)).load_chain().job_ids == ["78"]
 
 
-def test_submitted_run_is_not_submitted_again(
-    run: Path, submit: Submit, taking: Programs, capfd: Said
-) -> None:
+def test_submits_only_once(run: Path, submit: Submit, taking: Programs, capfd: Said) -> None:
     def check_refused(*messages: str, words: tuple[str, ...] = ("again=true",)) -> None:
         capfd.readouterr()
         assert submit(*words) == 2
@@ -147,9 +143,7 @@ def test_login_node_refuses_wrong_words(
     assert not run.exists()
 
 
-def test_missing_account_is_told_with_its_file(
-    taking: Programs, site_file: Path, capfd: Said
-) -> None:
+def test_missing_account_is_told(taking: Programs, site_file: Path, capfd: Said) -> None:
     assert main(FULL[:-1]) == 2
     said = capfd.readouterr().err
     assert "site.account: not set, and juwels requires an account for every job" in said
@@ -161,7 +155,7 @@ def test_missing_account_is_told_with_its_file(
     ["parallelism.zero=0", "cluster.hardware.usable_bytes=24_600_000_000"],
     ids=["does not fit", "tight, above the limit"],
 )
-def test_peak_above_the_memory_is_refused_unless_forced(
+def test_peak_above_memory_is_refused(
     taking: Programs, run: Path, capfd: Said, word: str
 ) -> None:
     words = [*FULL, word, f"run={run}"]
@@ -175,7 +169,7 @@ def test_peak_above_the_memory_is_refused_unless_forced(
     assert "this source has no text files" in said  # the next check
 
 
-def test_only_a_submitted_run_can_be_cancelled(
+def test_cancel_needs_a_submission(
     taking: Programs, run_on: Run, run: Path, capfd: Said
 ) -> None:
     assert main(["action=cancel", f"run={run}"]) == 2

@@ -106,7 +106,7 @@ def same_as_uninterrupted(
 
 
 @pytest.mark.long
-def test_chain_goes_on_over_walls_and_ends_at_the_budget(
+def test_chain_goes_on_over_time_limits(
     slurm: LocalSlurm, submit: Submit, capsys: Said
 ) -> None:
     words = (
@@ -199,7 +199,7 @@ def test_run_killed_in_a_save_goes_on_from_the_last_whole_checkpoint(
     same_as_uninterrupted(run)
 
 
-def test_cancelled_run_saves_and_continues_with_other_settings(
+def test_cancelled_run_saves_and_resumes(
     slurm: LocalSlurm, submit: Submit, capsys: Said
 ) -> None:
     """Its path has what Slurm would expand in the names of output files."""

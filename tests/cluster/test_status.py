@@ -97,9 +97,7 @@ def test_status_of_a_local_run_is_its_lock_and_its_files(run_on: Run, show: Show
     assert said() == ("finished", "")
 
 
-def test_run_of_somebody_else_with_a_closed_lock_is_unknown(
-    run_on: Run, monkeypatch: Patch
-) -> None:
+def test_run_with_a_closed_lock_is_unknown(run_on: Run, monkeypatch: Patch) -> None:
     def closed(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
@@ -151,7 +149,7 @@ def test_state_and_reason_are_told(jobs: Jobs, programs: Programs) -> None:
     assert said_of(jobs) == ("finished", "")
 
 
-def test_run_whose_job_ended_without_a_word_is_lost(
+def test_run_whose_job_ended_silently_is_lost(
     jobs: Jobs, programs: Programs, show: Show
 ) -> None:
     began(jobs, "77_1")
@@ -194,7 +192,7 @@ def test_last_and_next_events_are_told(jobs: Jobs, programs: Programs, show: Sho
     assert ask(jobs).next.startswith("no automatic step; submit again: ")
 
 
-def test_status_names_avoided_nodes_and_how_to_readmit_them(
+def test_status_names_avoided_nodes_and_remedy(
     run_on: Run, programs: Programs, show: Show
 ) -> None:
     for name in ("squeue", "sbatch", "scontrol"):
@@ -241,9 +239,7 @@ def test_action_without_a_run_is_refused(action: str, capfd: Said) -> None:
     assert message in capfd.readouterr().err
 
 
-def test_one_run_has_its_jobs_and_several_have_rows(
-    jobs: Jobs, tmp_path: Path, show: Show
-) -> None:
+def test_one_run_has_its_jobs_several_have_rows(jobs: Jobs, tmp_path: Path, show: Show) -> None:
     end(jobs, "77_1", how="failed", why="rank 3: loss is NaN")
     shown = show(jobs.folder.path)
     assert shown.count("rank 3: loss is NaN") == 3  # the run, what happened last, the job
@@ -260,7 +256,7 @@ def test_one_run_has_its_jobs_and_several_have_rows(
     assert [shown.count(f"optimizer.lr={rate}") for rate in ("0.0001", "0.0003")] == [1, 1]
 
 
-def test_foreign_text_does_not_act_on_the_terminal(
+def test_foreign_text_does_not_act_on_terminals(
     jobs: Jobs, programs: Programs, show: Show
 ) -> None:
     end(jobs, "77_1", how="failed", why="\x1b]0;x\a\u202e [/nope] is no :warning:")

@@ -10,6 +10,7 @@ from cluster.chain import JobAttempt
 from cluster.slurm import Slurm
 from cluster.status import RunStatus, status_of
 from command.main import main
+from tests.cluster.programs import Patch, Said
 from tests.cluster.slurm import LocalSlurm
 from tests.life.conftest import TINY
 
@@ -40,7 +41,7 @@ def at_once(jobs: list[JobAttempt]) -> int:
 
 
 @pytest.fixture
-def here(slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(slurm: LocalSlurm, tmp_path: Path, monkeypatch: Patch) -> Path:
     """A folder of one's own, with the real Slurm at hand."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
@@ -50,9 +51,7 @@ def here(slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(3_600)
-def test_nine_of_twelve_points_run_and_three_are_explained(
-    slurm: LocalSlurm, here: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_points_run_or_are_explained(slurm: LocalSlurm, here: Path, capfd: Said) -> None:
     folder = here / "sweep"
     words = [*SWEEP, *POINTS, f"run={folder}"]
     assert main(words) == 2
@@ -104,9 +103,7 @@ published: {}
 @pytest.mark.cluster
 @pytest.mark.long
 @pytest.mark.timeout(3_600)
-def test_a_study_submits_a_few_points_at_a_time_and_learns_from_their_results(
-    here: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_study_submits_points_and_learns_from_results(here: Path, capfd: Said) -> None:
     (here / "rates.yaml").write_text(STUDY)
     kept = [word for word in SWEEP if not word.startswith(("recipe=", "cluster.hours="))]
     words = [*kept, "study=rates.yaml", f"run={here / 'study'}", "output=json"]

@@ -138,9 +138,7 @@ def test_refused_submission_is_tried_again_and_one_without_an_answer_is_not(
     assert len(programs.calls()) == 2
 
 
-def test_lost_job_of_a_node_is_submitted_again_by_a_person_alone(
-    trunk: Path, programs: Programs, capfd: Said
-) -> None:
+def test_lost_job_waits_for_a_person(trunk: Path, programs: Programs, capfd: Said) -> None:
     def states() -> tuple[str, str]:
         capfd.readouterr()
         assert main(["action=status", f"run={trunk}", "output=json"]) == 0
@@ -206,9 +204,7 @@ def test_obstacle_to_the_lock_of_a_tree_is_told(
     assert not (trunk.parent / "elsewhere").exists()
 
 
-def test_child_that_somebody_else_made_is_not_submitted(
-    tmp_path: Path, programs: Programs, capfd: Said
-) -> None:
+def test_child_of_another_user_waits(tmp_path: Path, programs: Programs, capfd: Said) -> None:
     child = "{at_tokens: 100_000_000_000, with: weights, set: {budget.sequence_length: 2_048}}"
     composed = compose_run(read_point([*TREE[:-1], f"children.given={child}"]))
     trunk = trunk_with_checkpoint(composed.recipe, tmp_path)

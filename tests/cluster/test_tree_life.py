@@ -9,6 +9,7 @@ from command.main import main
 from command.run_tree.nodes import nodes_of, state_of
 from components.report.measurements import read_evaluations
 from components.run.folder import RunFolder
+from tests.cluster.programs import Said
 from tests.cluster.slurm import LocalSlurm
 from tests.cluster.test_slurm_life import Submit, status, submit, wait_until
 from tests.life.conftest import entries
@@ -39,9 +40,7 @@ def text(value: object) -> str:
     return str(value)
 
 
-def test_a_tree_of_seven_nodes_comes_to_its_end_though_one_is_put_back(
-    slurm: LocalSlurm, submit: Submit
-) -> None:
+def test_tree_ends_though_one_node_is_put_back(slurm: LocalSlurm, submit: Submit) -> None:
     # Named they are final: no scale shrinks them.
     named = [f"children.{name}={text(one)}" for name, one in TREE.items()]
     own = (f"budget.total_tokens={TOTAL}", "cluster.nodes=1")
@@ -81,8 +80,8 @@ CANCELLED = {
 }
 
 
-def test_a_tree_that_was_cancelled_midway_is_continued_by_resume(
-    slurm: LocalSlurm, submit: Submit, capsys: pytest.CaptureFixture[str]
+def test_resume_continues_cancelled_tree(
+    slurm: LocalSlurm, submit: Submit, capsys: Said
 ) -> None:
     def states() -> dict[str, str]:
         capsys.readouterr()

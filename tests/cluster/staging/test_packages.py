@@ -132,7 +132,7 @@ def test_pins_are_those_of_the_targets_python(index: Path, fetch: Fetch) -> None
 
 
 @pytest.mark.long
-def test_source_of_python_becomes_a_wheel_and_one_to_compile_is_refused(
+def test_source_becomes_a_wheel_unless_compiled(
     index: Path, fetch: Fetch, tmp_path: Path
 ) -> None:
     lock = entry(write_source(index, "plain"))
