@@ -9,8 +9,7 @@ import pytest
 from cluster.records import Jobs
 from command.main import main
 from components.run.folder import RunFolder
-from tests.cluster.chains import waiting_chain
-from tests.cluster.jobs import recipe_of
+from tests.cluster.jobs import recipe_of, waiting_chain
 from tests.cluster.programs import Programs
 from tests.cluster.slurm import JUWELS, LocalSlurm, local_slurm
 from tests.life.conftest import TINY

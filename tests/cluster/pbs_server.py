@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import pytest
@@ -24,16 +23,8 @@ from tests.cluster import openpbs
 from tests.cluster.slurm import BUSY_HOST, free_ports
 
 COMMANDS = (
-    "qsub",
-    "qstat",
-    "qselect",
-    "qdel",
-    "qalter",
-    "qmgr",
-    "qhold",
-    "qrls",
-    "qrerun",
-    "pbsnodes",
+    *("qsub", "qstat", "qselect", "qdel", "qalter"),
+    *("qmgr", "qhold", "qrls", "qrerun", "pbsnodes"),
 )
 CONF = """\
 PBS_EXEC={exec}
@@ -107,16 +98,11 @@ class LocalPbs:
                 self._start_node(node, 15_100 + 10 * number)
             self.wait_for(lambda: self.free() == set(self.nodes), 60)
         except BaseException:  # an interrupt too: no daemon is left behind
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if "pbs_server" in self._processes:
             self.call("qdel", "-W", "force", *self._queued(), check=False)
         for name in [*self.nodes, "pbs_sched", "pbs_server", "pbs_comm", "namespaces"]:

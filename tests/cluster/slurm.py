@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import pytest
@@ -102,16 +101,11 @@ class LocalSlurm:
                 self.start_node(node)
             self.wait_for(lambda: self.idle() == set(self.nodes), 15)
         except BaseException:  # an interrupt too: no daemon is left behind
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if "slurmctld" in self._processes:
             self.call("scancel", "--state=PENDING", "--user=root", check=False)
             self.call("scancel", "--signal=KILL", "--full", "--user=root", check=False)

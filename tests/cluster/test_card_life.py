@@ -29,11 +29,7 @@ WORDS = (
 
 
 def test_one_job_of_two_nodes_makes_a_card_that_plans_read(
-    slurm: LocalSlurm,
-    home: Path,
-    tmp_path: Path,
-    monkeypatch: Patch,
-    capfd: Said,
+    slurm: LocalSlurm, home: Path, tmp_path: Path, monkeypatch: Patch, capfd: Said
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 
 from cluster.begin import OVER, start_job
-from cluster.chain import BeganEvent, ChainState, EndedEvent, chain_of
+from cluster.chain import BeganEvent, ChainState, EndedEvent
 from cluster.decisions import why_over
 from cluster.end import end_job
 from cluster.pbs import Pbs
 from cluster.records import Jobs
 from cluster.slurm import Slurm
 from cluster.status import status_of
-from tests.cluster.chains import NODES, Run, fail, finish, save, task
-from tests.cluster.jobs import cancelled, submitted
+from tests.cluster.jobs import NODES, Run, cancelled, fail, finish, save, submitted, task
 from tests.cluster.programs import Patch, Programs, Said
 
 MISTAKE = "RecipeError: data.sources.eu: is missing\n  prepare it again"
@@ -232,15 +231,6 @@ def test_each_pbs_job_but_the_last_queues_the_next(pbs: Pair, programs: Programs
     assert qsubs(programs) == [after]
 
 
-def test_jobs_submitted_by_hand_have_no_limit(pbs: Pair, programs: Programs) -> None:
-    jobs, seen = pbs
-    for number in range(12, 16):
-        start_job(jobs.folder.path, seen | {"PBS_JOBID": f"{number}.pbs-0001"}, chained=True)
-        end_job(jobs.folder.path, 1)
-        save(jobs, number)
-    assert len(qsubs(programs)) == 4
-
-
 def test_status_tells_that_a_node_without_qsub_queued_nothing(
     pbs: Pair, programs: Programs, monkeypatch: Patch, capfd: Said
 ) -> None:
@@ -257,10 +247,6 @@ def test_status_tells_that_a_node_without_qsub_queued_nothing(
     found = status_of(jobs.folder.path, Pbs())
     assert (found.state, found.why) == ("stopped", f"could not queue the next job: {why}")
     assert f"python run.py resume={jobs.folder.path}" in found.next
-
-
-def test_chain_is_an_array_or_a_job() -> None:
-    assert list(map(chain_of, ("77_12", "77", "12.s"))) == ["77", "77", "12.s"]
 
 
 def test_jobs_of_two_chains_record_their_own_ends(jobs: Jobs, monkeypatch: Patch) -> None:

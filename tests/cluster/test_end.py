@@ -13,8 +13,17 @@ from components.config.check import read_recipe
 from components.fault_tolerance.soft_failure import NotFiniteError
 from components.preflight.verdict import CHOSEN, HOSTS, read_hosts
 from components.run.history import read_lines
-from tests.cluster.chains import NODES, Run, fail, finish, save, task, waiting_chain
-from tests.cluster.jobs import cancelled, submitted
+from tests.cluster.jobs import (
+    NODES,
+    Run,
+    cancelled,
+    fail,
+    finish,
+    save,
+    submitted,
+    task,
+    waiting_chain,
+)
 from tests.cluster.programs import Programs, Said, queued
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"

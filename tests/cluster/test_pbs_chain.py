@@ -20,7 +20,7 @@ from tests.cluster.planting import CLOCK, plant
 from tests.cluster.programs import Patch, Said
 from tests.cluster.slurm import BUSY_HOST
 from tests.cluster.test_preflight_life import verdict
-from tests.cluster.test_slurm_life import tell_times
+from tests.cluster.test_slurm_life import ends_of_logs, rank_with, tell_times
 from tests.life.conftest import TINY, act, entries
 
 # A minute alone; hosts that are full take much longer.
@@ -65,9 +65,7 @@ def wait_until(run: Path, holds: Callable[[], bool], seconds: float) -> None:
     end = time.monotonic() + BUSY_HOST * seconds
     while not holds():
         if time.monotonic() > end:
-            logs = sorted([*(run / "jobs").glob("*.OU"), *(run / "ranks").glob("*.log")])
-            said = "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs)
-            pytest.fail(f"{status(run)}\n{said}")
+            pytest.fail(f"{status(run)}\n{ends_of_logs(run)}")
         time.sleep(0.3)
 
 
@@ -107,17 +105,7 @@ def test_successor_goes_on_and_the_last_is_cancelled(
 
 
 def rank_of(run: Path, rank: int) -> int:
-    """Find the process id of a rank of the run."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            seen = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue  # it has ended
-        is_rank = words[1:4] == [b"-m", b"components.train", str(run).encode()]
-        if is_rank and f"PALS_RANKID={rank}".encode() in seen:
-            return int(folder.name)
-    pytest.fail(f"no rank {rank} of {run}")
+    return rank_with(run, f"PALS_RANKID={rank}")
 
 
 def test_killed_rank_is_named_and_its_node_avoided(

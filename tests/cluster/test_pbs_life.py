@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from cluster.pbs import Pbs
-from cluster.status import RunStatus, status_of
 from command.main import main
 from data_prep.task import read_array
 from tests.cluster import openpbs
 from tests.cluster.pbs_server import LocalPbs, local_pbs
 from tests.cluster.programs import Patch, Said
 from tests.cluster.test_corpus_life import ELEMENTS, passes, prepared
-from tests.cluster.test_pbs_chain import HERE, SMALL, rank_of
+from tests.cluster.test_pbs_chain import HERE, SMALL, rank_of, status
+from tests.cluster.test_slurm_life import wait_until
 from tests.data_prep.corpora import LANGUAGES, write_corpus
 from tests.life.conftest import act, entries
 
@@ -134,19 +134,6 @@ def here(pbs: LocalPbs, home: Path, monkeypatch: Patch) -> str:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(home)
     return f"site.venv={home / 'venv'}"
-
-
-def status(run: Path) -> RunStatus:
-    return status_of(run, Pbs())
-
-
-def wait_until(pbs: LocalPbs, run: Path, holds: Callable[[], bool], seconds: float) -> None:
-    try:
-        pbs.wait_for(holds, seconds)
-    except AssertionError:
-        logs = sorted([*(run / "jobs").glob("*.OU"), *(run / "ranks").glob("*.log")])
-        said = "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs)
-        pytest.fail(f"{status(run)}\n{said}")
 
 
 def test_next_job_goes_on_after_one_killed_at_wall(

@@ -26,8 +26,7 @@ from components.preflight.verdict import (
 )
 from components.run.folder import RunFolder
 from components.run.history import read_lines
-from tests.cluster.chains import Run
-from tests.cluster.jobs import job_of, recipe_of, submitted
+from tests.cluster.jobs import Run, job_of, recipe_of, submitted
 from tests.cluster.programs import Patch, Programs, Said, queued
 from tests.cluster.slurm import free_ports
 from tests.components.preflight.conftest import finding, report

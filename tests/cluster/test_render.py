@@ -234,12 +234,7 @@ def test_too_few_good_nodes_start_no_rank(
     ids=["pbs", "slurm"],
 )
 def test_ranks_start_on_the_chosen_nodes_and_meet_at_the_first(
-    words: Words,
-    good: str,
-    launched: str,
-    meeting: str,
-    machine: Machine,
-    tmp_path: Path,
+    words: Words, good: str, launched: str, meeting: str, machine: Machine, tmp_path: Path
 ) -> None:
     job = brief((*words, "cluster.spare_nodes=1"), tmp_path)
     assert run(job, machine, GOOD=good).returncode == 0

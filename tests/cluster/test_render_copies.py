@@ -122,11 +122,7 @@ def test_kernel_caches_are_on_the_node(words: Words, machine: Machine, tmp_path:
     ],
 )
 def test_memory_of_nvidias_devices_grows_unless_the_allocator_is_set(
-    words: Words,
-    seen: Machine,
-    expected: str,
-    machine: Machine,
-    tmp_path: Path,
+    words: Words, seen: Machine, expected: str, machine: Machine, tmp_path: Path
 ) -> None:
     script = render_job_script(here(job_of(*words), tmp_path)).partition("\nrun=")[0]
     command = ["bash", "-c", f'{script}\necho "$PYTORCH_ALLOC_CONF"']

@@ -1,5 +1,6 @@
-"""A run whose chain has ended continues with other settings, and one process submits it."""
+"""A run whose chain has ended is submitted again; one that comes from another finds it."""
 
+import contextlib
 import json
 import shlex
 import shutil
@@ -13,12 +14,14 @@ from cluster.records import Jobs, utc_now
 from cluster.slurm import Slurm
 from cluster.status import status_of
 from command.main import main
+from components.checkpoint.choice import check_alone
 from components.run.folder import RunFolder
+from components.run.history import read_lines
 from components.run.ownership import seal_of
 from tests.cluster.conftest import HERE, Submit
 from tests.cluster.jobs import began, ended
 from tests.cluster.programs import Patch, Programs, Said, queued
-from tests.life.conftest import TINY, command, environment
+from tests.life.conftest import TINY, Program, command, environment, home, program
 
 NEW = (
     *("cluster.hours=12", "cluster.jobs=3", "guard.non_finite.most=9", "checkpoint.keep=7"),
@@ -178,3 +181,39 @@ def test_moved_run_comes_from_a_cluster_that_cannot_be_asked_here(
     assert "sbatch is not found" in capfd.readouterr().err
     assert submit(*words, "again=true") == 0
     assert Jobs(RunFolder(run)).load_chain().job_ids == ["5.pbs-0001"]
+
+
+__all__ = ["home", "program"]  # fixtures
+SHORT = [word for word in TINY if not word.startswith(("budget.total", "checkpoint."))]
+WORDS = (*SHORT, "checkpoint.every_tokens=1_024")
+
+
+@pytest.mark.long
+def test_branch_has_its_checkpoint_before_its_job_and_can_go_back_to_it(
+    home: Path, program: Program, taking: Programs, tmp_path: Path
+) -> None:
+    program(*WORDS, "run=trunk", "budget.total_tokens=2_048")
+    run, branch = tmp_path / "run", ("from.run=trunk", "from.with=optimizer")
+    words = [*WORDS, *HERE, f"run={run}", "budget.total_tokens=3_072", *branch]
+    with contextlib.chdir(home):
+        assert main([*words, "action=submit", "from.at_tokens=1_500"]) == 2  # 1_536: none
+        assert not run.exists()
+        assert main([*words, "action=submit"]) == 0
+    first, later = (run / "checkpoints" / f"tokens-{n:015d}" for n in (2_048, 2_560))
+    check_alone(first)
+    assert [one["kind"] for one in read_lines(run / "events.jsonl")] == ["branch"]
+    shutil.rmtree(first)
+    assert main(["action=cancel", f"run={run}"]) == 0
+    with contextlib.chdir(home):
+        assert main([*words, "action=submit", "again=true"]) == 0
+    check_alone(first)
+    shutil.copytree(first, later)
+    (run / "results.json").write_text('{"status": "finished"}')
+    back = (f"resume={run}", *(word for word in HERE if word.startswith("site.")))
+    assert main([*back, "at_tokens=1_024"]) == 2  # there is none
+    assert later.exists()
+    assert main([*back, "at_tokens=2_048"]) == 0
+    assert (later.parent / "left" / later.name).exists()
+    assert not later.exists()
+    assert not (run / "results.json").exists()
+    assert read_lines(run / "events.jsonl")[-1]["kind"] == "rewind"

@@ -17,6 +17,7 @@ from cluster.status import RunStatus, status_of
 from command.main import main
 from components.run.folder import RunFolder
 from components.run.history import read_lines
+from tests.cluster.pbs_server import LocalPbs
 from tests.cluster.programs import Patch, Said
 from tests.cluster.slurm import LocalSlurm
 from tests.life.conftest import TINY, entries
@@ -57,13 +58,19 @@ def status(run: Path) -> RunStatus:
     return status_of(run, Slurm())
 
 
-def wait_until(slurm: LocalSlurm, run: Path, holds: Callable[[], bool], seconds: float) -> None:
+def wait_until(
+    machine: LocalSlurm | LocalPbs, run: Path, holds: Callable[[], bool], seconds: float
+) -> None:
     try:
-        slurm.wait_for(holds, seconds)
+        machine.wait_for(holds, seconds)
     except AssertionError:
-        logs = sorted([*(run / "jobs").glob("*.log"), *(run / "ranks").glob("*.log")])
-        said = "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs)
-        pytest.fail(f"{status(run)}\n{said}")
+        attempts = Jobs(RunFolder(run)).load_chain().attempts
+        pytest.fail(f"{attempts}\n{ends_of_logs(run)}")
+
+
+def ends_of_logs(run: Path) -> str:
+    logs = [log for place in ("jobs", "ranks") for log in sorted((run / place).glob("*"))]
+    return "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs)
 
 
 def finish(slurm: LocalSlurm, run: Path, seconds: float = 300) -> RunStatus:
@@ -161,18 +168,22 @@ def test_requeued_job_goes_on_from_its_checkpoint(
     same_as_uninterrupted(run)
 
 
-def rank_on(node: str, run: Path) -> int:
-    """Find the process id of the run's rank on a node, among all processes of this host."""
+def rank_with(run: Path, variable: str) -> int:
+    """Find the process id of the run's rank with a variable, among all of this host."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0")
             seen = (folder / "environ").read_bytes().split(b"\0")
         except OSError:
             continue  # it has ended
-        here = f"SLURMD_NODENAME={node}".encode() in seen
-        if here and words[1:4] == [b"-m", b"components.train", str(run).encode()]:
+        is_rank = words[1:4] == [b"-m", b"components.train", str(run).encode()]
+        if is_rank and variable.encode() in seen:
             return int(folder.name)
-    pytest.fail(f"no rank of {run} on {node}")
+    pytest.fail(f"no rank of {run} with {variable}")
+
+
+def rank_on(node: str, run: Path) -> int:
+    return rank_with(run, f"SLURMD_NODENAME={node}")
 
 
 @pytest.mark.long

@@ -23,8 +23,7 @@ from components.errors import RecipeError
 from components.run.event_log import EventLog
 from components.run.folder import RunFolder
 from components.run.writer_lock import train_alone
-from tests.cluster.chains import Run
-from tests.cluster.jobs import began, cancelled, ended, submitted
+from tests.cluster.jobs import Run, began, cancelled, ended, submitted
 from tests.cluster.programs import Patch, Programs, Said, queued
 
 Show = Callable[..., str]
