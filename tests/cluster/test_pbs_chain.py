@@ -46,6 +46,7 @@ def machine(home: Path, tmp_path: Path, monkeypatch: Patch) -> Iterator[str]:
     programs, state = home / "venv" / "bin", tmp_path / "state"
     for folder in (programs, state):
         folder.mkdir(parents=True, exist_ok=True)
+    (programs / "python").unlink(missing_ok=True)  # one that a test has planted
     openpbs.link(programs, state)
     path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     (programs / "activate").write_text(f"PATH={path}\n")

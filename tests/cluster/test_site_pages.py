@@ -14,7 +14,6 @@ from cluster.user import read_user
 from command import arguments
 from command.composition import compose
 from command.files import trusted_paths
-from components.errors import RecipeError
 from tests.cluster.jobs import CHECKOUT, ROOT
 from tests.cluster.site_page import CHANGES, calls, commands, tried
 
@@ -85,23 +84,3 @@ def test_page_submits_complete_jobs(page: Path, add_profile: Callable[[Path], No
         job = job_settings(recipe, user, repository=CHECKOUT, run=CHECKOUT / "runs")
         job.check_complete()
         assert job.nodes == 2 or "scale=mini" not in words
-
-
-@pytest.mark.parametrize(
-    ("rest", "message"),
-    [
-        (f"{CHANGES}\n\n| `sleep 9` | `sleep 1` | why |\n", "'sleep 9' is in no command"),
-        ("", "says nowhere what is changed"),
-    ],
-)
-def test_wrong_change_of_a_page_is_refused(rest: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "page.md").write_text(f"```bash\nsleep 30\n```\n\n{rest}")
-    with pytest.raises(RecipeError, match=message):
-        tried(tmp_path / "page.md")
-
-
-def test_text_of_a_change_is_not_changed_again(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    rows = "| `a1` | `b1` | why |\n| `b1` | `c1` | why |"
-    page.write_text(f"```bash\necho a1 b1\n```\n\n```text\na1\n```\n\n{CHANGES}\n\n{rows}\n")
-    assert tried(page) == "echo b1 c1\n"

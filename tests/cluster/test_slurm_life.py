@@ -69,7 +69,8 @@ def wait_until(
 
 
 def ends_of_logs(run: Path) -> str:
-    logs = [log for place in ("jobs", "ranks") for log in sorted((run / place).glob("*"))]
+    files = (file for place in ("jobs", "ranks") for file in sorted((run / place).glob("*")))
+    logs = [file for file in files if file.suffix in {".log", ".OU"}]
     return "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs)
 
 

@@ -231,13 +231,6 @@ def test_runs_are_named_by_themselves_or_by_their_folder(jobs: Jobs, tmp_path: P
     assert named_runs(read_point([f"runs=[{run},{tmp_path}]"])) == [run, run]
 
 
-@pytest.mark.parametrize("action", ["status", "cancel"])
-def test_action_without_a_run_is_refused(action: str, capfd: Said) -> None:
-    assert main([f"action={action}"]) == 2
-    message = "run: a run is required\n  write run=FOLDER, or runs=[FOLDER,...]"
-    assert message in capfd.readouterr().err
-
-
 def test_one_run_has_its_jobs_several_have_rows(jobs: Jobs, tmp_path: Path, show: Show) -> None:
     end(jobs, "77_1", how="failed", why="rank 3: loss is NaN")
     shown = show(jobs.folder.path)
