@@ -91,7 +91,7 @@ def begin(world: World, job: str, *, arrays: bool, queues: bool = True) -> World
 
     waiting = tuple(one for one in world.waiting if one != job)
     place = JobPlace(job=job, attempt=0, nodes=())
-    saved = {"saved": world.saved, "finished": world.finished}
+    saved: dict[str, Any] = {"saved": world.saved, "finished": world.finished}
     events, over = open_job(world.chain, place, at="", fate_of=fate_of, **saved)
     chain = world.chain.apply_events(*events)
     if over:
