@@ -5,6 +5,7 @@ import subprocess
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,7 @@ def test_value_with_quotes_is_one_string_of_the_file() -> None:
 
 def test_array_starts_its_python_in_the_image(tmp_path: Path) -> None:
     recipe, user = recipe_of(*ALPS), User(account="me", image="/capstor/i.sqsh")
-    kind = {"kind": "data", "module": "data_prep.task", "words": ("x",)}
+    kind: dict[str, Any] = {"kind": "data", "module": "data_prep.task", "words": ("x",)}
     work = ArrayWork(**kind, logs=tmp_path, elements=2)
     settings = array_settings(recipe, user, work, repository=CHECKOUT)
     programs = Programs(tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,7 +140,7 @@ def test_logs_of_first_and_failed_nodes_of_earlier_jobs_are_kept(jobs: Jobs) -> 
     ranks.mkdir()
     for job, bad, failed in (("7_1", ("n3",), ("n4.hsn",)), ("7_2", (), ()), ("7_3", (), ())):
         began(jobs, job, nodes=nodes)
-        suspects = {"bad_nodes": bad, "failed_nodes": failed}
+        suspects: dict[str, Any] = {"bad_nodes": bad, "failed_nodes": failed}
         end = EndedEvent(at="", job=job, attempt=0, tokens=0, ended="failed", **suspects)
         jobs.append_events(end)
         for node in ("n0", "n1", "n3", "n4"):

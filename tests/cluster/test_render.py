@@ -18,7 +18,8 @@ from tests.cluster.programs import Patch
 
 TEUKEN = ("recipe=teuken7b", "cluster=juwels")
 MULA = ("recipe=mula1b", "cluster=aurora")
-Words, Machine = tuple[str, ...], dict[str, str]
+Words = tuple[str, ...]
+Machine = dict[str, str]
 
 # Stands for the environment's Python: it notes its words and ends as BEGIN and TRAIN say.
 PYTHON = """#!/bin/bash

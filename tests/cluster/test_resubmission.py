@@ -149,8 +149,8 @@ def test_job_with_a_lost_answer_is_found_by_where_it_writes(
 
 def submitting(run: Path) -> "subprocess.Popen[str]":
     words = command(*TINY, *HERE, f"run={run}", "again=true")
-    pipes: dict[str, int] = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE}
-    return subprocess.Popen(words, env=environment(), text=True, **pipes)
+    env, pipe = environment(), subprocess.PIPE
+    return subprocess.Popen(words, env=env, text=True, stdout=pipe, stderr=pipe)
 
 
 @pytest.mark.long
