@@ -82,7 +82,7 @@ JUWELS = Pose(
 class Daemons:
     """Processes of a test, with their logs in its folder; stopped by their process ids."""
 
-    logs_of = ("*.log",)
+    logs_of: tuple[str, ...] = ("*.log",)
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
