@@ -243,7 +243,7 @@ def test_file_is_below_the_home_folder(monkeypatch: Patch, tmp_path: Path) -> No
         ("juwels: {account: 12}", r"juwels\.account: expected a string, got 12"),
         ("juwels: {venv: /a, image: /b}", "an image .* and a virtual environment"),
         ("juwels: {account: [", "cannot be read: while parsing"),
-        ("[" * 2_000, "cannot be read: maximum recursion depth exceeded"),
+        ("[" * 600, "cannot be read: maximum recursion depth exceeded"),
         ("juwels: {device_hours: .nan}", "device_hours: expected a number of hours"),
         (None, "cannot be read: not a regular file"),  # a pipe holds nobody up
     ],
