@@ -9,7 +9,7 @@ import pytest
 from cluster.records import Jobs
 from command.main import main
 from components.run.folder import RunFolder
-from tests.cluster.jobs import recipe_of
+from tests.cluster.jobs import recipe_of, waiting_chain
 from tests.cluster.programs import Programs
 from tests.cluster.slurm import JUWELS, LocalSlurm, local_slurm
 from tests.life.conftest import TINY
@@ -58,6 +58,12 @@ def run_on(tmp_path: Path) -> Callable[..., Jobs]:
         return Jobs(folder)
 
     return make
+
+
+@pytest.fixture
+def jobs(run_on: Callable[..., Jobs], programs: Programs) -> Jobs:
+    """A chain of four on 128 nodes of JUWELS, whose scheduler answers."""
+    return waiting_chain(run_on, programs)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 """Jobs of recipes on clusters, as a user who has said a few things, or nothing, gets them."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 from cluster.chain import (
@@ -15,6 +17,7 @@ from cluster.records import Jobs, saved_tokens, utc_now
 from cluster.user import read_user
 from command.arguments import read_point
 from components.config.recipe import Recipe
+from tests.cluster.programs import Programs, queued
 from tests.recipes.compositions import RECIPES, compose, home_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,3 +113,45 @@ def ended(
     )
     jobs.append_events(event)
     return jobs.load_chain().attempts[-1]
+
+
+NODES = tuple(f"jwb{number:04d}" for number in range(1, 129))
+Run = Callable[..., Jobs]
+
+
+def task(number: int, *, restarts: int = 0) -> dict[str, str]:
+    """What Slurm tells a task of the array 77."""
+    return {
+        "SLURM_JOB_ID": str(80 + number),
+        "SLURM_ARRAY_JOB_ID": "77",
+        "SLURM_ARRAY_TASK_ID": str(number),
+        "SLURM_JOB_NODELIST": "jwb[0001-0128]",
+        "SLURM_RESTART_COUNT": str(restarts),
+    }
+
+
+def waiting_chain(run_on: Run, programs: Programs) -> Jobs:
+    """A chain of four on 128 nodes of JUWELS, whose scheduler answers."""
+    programs.add("scontrol", says="\n".join(NODES))
+    for name in ("scancel", "srun", "sinfo"):
+        programs.add(name)
+    jobs = run_on("juwels")
+    programs.add("squeue", says=queued(jobs.path, "77_4|PENDING|Dependency|"))
+    submitted(jobs, "77", 4)
+    return jobs
+
+
+def save(jobs: Jobs, tokens: int) -> None:
+    folder = jobs.folder.checkpoints / f"tokens-{tokens:015d}"
+    folder.mkdir()
+    (folder / "progress.json").write_text(json.dumps({"tokens": tokens}))
+
+
+def finish(jobs: Jobs, status: str) -> None:
+    jobs.folder.write_json("results.json", {"status": status})
+
+
+def fail(jobs: Jobs, rank: int, message: str) -> None:
+    (jobs.folder.path / "ranks" / f"error-{rank}.json").write_text(
+        json.dumps({"message": message})
+    )

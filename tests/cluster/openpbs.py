@@ -7,7 +7,7 @@ dependencies do follows OpenPBS's ``req_register.c`` and its test of them: at th
 waited for stands ``beforeany:ID@server``, also when it has ended, and with a held job those
 that wait for it go.
 
-`test_pbs_stand_in.py` asks it and a real OpenPBS 23.06 the same, and compares status and words:
+`test_pbs_life.py` asks it and a real OpenPBS 23.06 the same, and compares status and words:
 ``qstat`` with and without a history of jobs ($OPENPBS_HISTORY is off), ``qdel``, ``qalter``,
 ``qsub -W``; ``qselect -u`` follows its manual. ``exec_host`` is ``NODE/0*CORES+...``, as
 there. Of its source are the ``Hold_Types`` s of a job that depends on another, and -29 for

@@ -8,32 +8,21 @@ its process id, and nothing outside the folder is touched.
 
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import pytest
 
 from tests.cluster import openpbs
-from tests.cluster.slurm import BUSY_HOST, free_ports
+from tests.cluster.slurm import Daemons, free_ports
 
 COMMANDS = (
-    "qsub",
-    "qstat",
-    "qselect",
-    "qdel",
-    "qalter",
-    "qmgr",
-    "qhold",
-    "qrls",
-    "qrerun",
-    "pbsnodes",
+    *("qsub", "qstat", "qselect", "qdel", "qalter"),
+    *("qmgr", "qhold", "qrls", "qrerun", "pbsnodes"),
 )
 CONF = """\
 PBS_EXEC={exec}
@@ -84,57 +73,40 @@ SETTINGS = (
 )
 
 
-class LocalPbs:
+class LocalPbs(Daemons):
     """A server and ``nodes`` nodes, ``n1`` onwards, of 208 cores each, as on Aurora."""
 
     def __init__(self, *, folder: Path, root: Path, nodes: int) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.root = root  # where OpenPBS is installed
         self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
         self.programs = folder / "programs"
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def __enter__(self) -> Self:
-        try:
-            self._enclose()
-            self._install()
-            for name in ("pbs_comm", "pbs_server", "pbs_sched"):
-                self._start(name, str(self.root / "sbin" / name), "-N")
-            self.wait_for(lambda: bool(self.call("qstat", "-B", check=False)), 60)
-            for setting in SETTINGS:
-                self.call("qmgr", "-c", setting)
-            for number, node in enumerate(self.nodes):
-                self._start_node(node, 15_100 + 10 * number)
-            self.wait_for(lambda: self.free() == set(self.nodes), 60)
-        except BaseException:  # an interrupt too: no daemon is left behind
-            self.__exit__(None, None, None)
-            raise
-        return self
+    def start_all(self) -> None:
+        self._enclose()
+        self._install()
+        for name in ("pbs_comm", "pbs_server", "pbs_sched"):
+            self._start_inside(name, str(self.root / "sbin" / name), "-N")
+        self.wait_for(lambda: bool(self.call("qstat", "-B", check=False)), 60)
+        for setting in SETTINGS:
+            self.call("qmgr", "-c", setting)
+        for number, node in enumerate(self.nodes):
+            self._start_node(node, 15_100 + 10 * number)
+        self.wait_for(lambda: self.free() == set(self.nodes), 60)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _start_inside(self, name: str, *words: str) -> None:
+        self.start(name, str(self.programs / "inside"), *words)
+
+    def __exit__(self, *error: object) -> None:
         if "pbs_server" in self._processes:
             self.call("qdel", "-W", "force", *self._queued(), check=False)
         for name in [*self.nodes, "pbs_sched", "pbs_server", "pbs_comm", "namespaces"]:
-            self._stop(name)
+            self.stop(name)
+
+    logs_of = ("*.log", "*/*_logs/*")
 
     def environment(self) -> dict[str, str]:
         return os.environ | {"PATH": f"{self.programs}:{os.environ['PATH']}"}
-
-    def call(self, *words: str, check: bool = True) -> str:
-        """Run one of PBS's commands and return what it prints."""
-        done = subprocess.run(
-            [str(self.programs / words[0]), *words[1:]],
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert not check or done.returncode == 0, f"{words}: {done.stderr}"
-        return done.stdout
 
     def keep_history(self, *, kept: bool) -> None:
         self.call("qmgr", "-c", f"set server job_history_enable={kept}")
@@ -143,17 +115,6 @@ class LocalPbs:
         """Name the nodes that would take a job."""
         lines = self.call("pbsnodes", "-aS", check=False).splitlines()
         return {line.split()[0] for line in lines if line.split()[1:2] == ["free"]}
-
-    def wait_for(self, holds: Callable[[], bool], seconds: float) -> None:
-        """Wait until something holds, or fail with what the daemons said last."""
-        end = time.monotonic() + BUSY_HOST * seconds
-        while not holds():
-            assert time.monotonic() < end, self.logs()
-            time.sleep(0.3)
-
-    def logs(self) -> str:
-        files = sorted([*self.folder.glob("*.out"), *self.folder.glob("*/*_logs/*")])
-        return "\n".join(f"{file.name}:\n{file.read_text()[-2000:]}" for file in files)
 
     def _queued(self) -> list[str]:
         lines = self.call("qstat", check=False).splitlines()[2:]
@@ -168,7 +129,7 @@ class LocalPbs:
         text = CONF.format(exec=self.root, port=port)
         (self.folder / "pbs.conf").write_text(text)
         own = ("unshare", "--net", "--uts", "--mount", "--propagation=private")
-        process = self._spawn("namespaces", *own, "bash", "-c", INSIDE, "-", str(self.folder))
+        process = self.start("namespaces", *own, "bash", "-c", INSIDE, "-", str(self.folder))
         self.programs.mkdir()
         for name in COMMANDS:
             self._link(name, str(self.root / "bin" / name), process.pid)
@@ -200,30 +161,9 @@ class LocalPbs:
         config.write_text(f"$clienthost pbs\n$usecp *:/ /\n$tmpdir /mnt/{node}/tmp\n")
         config.chmod(0o600)
         daemon = (str(self.root / "sbin" / "pbs_mom"), str(port), str(port + 1))
-        self._start(node, "unshare", "--uts", "bash", "-c", MOM, "-", node, *daemon)
+        self._start_inside(node, "unshare", "--uts", "bash", "-c", MOM, "-", node, *daemon)
         self.call("qmgr", "-c", f"create node {node} port={port}")
         self.call("qmgr", "-c", f"set node {node} resources_available.ncpus=208")
-
-    def _start(self, name: str, *words: str) -> None:
-        self._spawn(name, str(self.programs / "inside"), *words)
-
-    def _spawn(self, name: str, *words: str) -> "subprocess.Popen[bytes]":
-        with (self.folder / f"{name}.out").open("ab") as log:
-            process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
-        self._processes[name] = process
-        return process
-
-    def _stop(self, name: str) -> None:
-        """End one daemon, gently first: the server ends its database."""
-        process = self._processes.pop(name, None)
-        if process is None:
-            return
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 @contextmanager

@@ -4,7 +4,12 @@ import os
 import shlex
 from pathlib import Path
 
+import pytest
+
 from cluster.scheduler import user_name
+
+Said = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 
 
 def queued(logs: Path, *jobs: str, user: str | None = None) -> str:

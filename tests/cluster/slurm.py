@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import pytest
@@ -80,95 +79,46 @@ JUWELS = Pose(
 )
 
 
-class LocalSlurm:
-    """A cluster of ``nodes`` nodes that are all in each partition.
+class Daemons:
+    """Processes of a test, with their logs in its folder; stopped by their process ids."""
 
-    Their names are this host's own addresses, 0x7f000001 onwards: no name has to be resolved.
-    """
+    logs_of: tuple[str, ...] = ("*.log",)
 
-    def __init__(self, *, folder: Path, nodes: int, pose: Pose) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.nodes = tuple(f"0x7f0000{number:02d}" for number in range(1, nodes + 1))
-        self._pose = pose
-        self._ports = dict(zip(("controller", *self.nodes), free_ports(nodes + 1), strict=True))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
-        self._configure()
         try:
-            self._start_munge()
-            self._start("slurmctld", "slurmctld", "-D", "-f", str(self.conf))
-            for node in self.nodes:
-                self.start_node(node)
-            self.wait_for(lambda: self.idle() == set(self.nodes), 15)
+            self.start_all()
         except BaseException:  # an interrupt too: no daemon is left behind
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if "slurmctld" in self._processes:
-            self.call("scancel", "--state=PENDING", "--user=root", check=False)
-            self.call("scancel", "--signal=KILL", "--full", "--user=root", check=False)
-        for name in [*self.nodes, "slurmctld", "munged"]:
-            self.stop(name)
+    def __exit__(self, *error: object) -> None:
+        raise NotImplementedError
 
-    @property
-    def conf(self) -> Path:
-        return self.folder / "slurm.conf"
-
-    @property
-    def profile(self) -> Path:
-        """What a login shell of a node reads: ``--export=NONE`` gives a job what it exports."""
-        return self.folder / "profile"
+    def start_all(self) -> None:
+        raise NotImplementedError
 
     def environment(self) -> dict[str, str]:
-        """What the commands need to find this cluster and no other."""
-        return os.environ | {"SLURM_CONF": str(self.conf), "OMP_NUM_THREADS": "1"}
+        """What the commands need to find these daemons and no other."""
+        raise NotImplementedError
 
     def call(self, *words: str, check: bool = True) -> str:
-        """Run one of Slurm's commands and return what it prints."""
-        done = subprocess.run(
-            words, env=self.environment(), capture_output=True, text=True, timeout=300
-        )
+        """Run a command and return what it prints."""
+        env = self.environment()
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)
         assert not check or done.returncode == 0, f"{words}: {done.stderr}"
         return done.stdout
 
-    def idle(self) -> set[str]:
-        """Name the nodes that would take a job."""
-        lines = self.call("sinfo", "--noheader", "--Node", "--format=%N %t", check=False)
-        return {line.split()[0] for line in lines.splitlines() if line.split()[1] == "idle"}
-
-    @property
-    def local(self) -> Path:
-        """A folder of each node's own: what one writes there no other node sees."""
-        return self.folder / "local"
-
-    def start_node(self, node: str, *before: str) -> None:
-        """Start a daemon with mounts of its own, by the program ``before`` if it names one."""
-        own = self.folder / f"local-{node}"
-        for folder in (own, self.local):
-            folder.mkdir(exist_ok=True)
-        inside = ("unshare", "--mount", "--propagation=private", "bash", "-c", INSIDE)
-        daemon = ("slurmd", "-D", "-N", node, "-f", str(self.conf))
-        mounts = (str(own), str(self.local), str(self.profile))
-        self._start(node, *inside, "bash", *mounts, *before, *daemon)
-
-    def on_node(self, node: str, *words: str) -> None:
-        """Run a command that sees the mounts of a node."""
-        mounts = f"--mount=/proc/{self._processes[node].pid}/ns/mnt"
-        subprocess.run(["nsenter", mounts, *words], check=True)
-
-    def start_again(self, node: str, *before: str) -> None:
-        """Start a node another way, and wait until it takes jobs."""
-        self.stop(node)
-        self.start_node(node, *before)
-        self.wait_for(lambda: node in self.idle(), 30)
+    def start(self, name: str, *words: str) -> "subprocess.Popen[bytes]":
+        with (self.folder / f"{name}.out.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                words, env=self.environment(), stdout=log, stderr=log, start_new_session=True
+            )
+        return self._processes[name]
 
     def stop(self, name: str, number: int = signal.SIGTERM) -> None:
         """End one daemon, gently unless told otherwise."""
@@ -190,8 +140,80 @@ class LocalSlurm:
             time.sleep(0.2)
 
     def logs(self) -> str:
-        files = sorted(self.folder.glob("*.log"))
+        files = sorted(file for pattern in self.logs_of for file in self.folder.glob(pattern))
         return "\n".join(f"{file.name}:\n{file.read_text()[-2000:]}" for file in files)
+
+
+class LocalSlurm(Daemons):
+    """A cluster of ``nodes`` nodes that are all in each partition.
+
+    Their names are this host's own addresses, 0x7f000001 onwards: no name has to be resolved.
+    """
+
+    def __init__(self, *, folder: Path, nodes: int, pose: Pose) -> None:
+        super().__init__(folder)
+        self.nodes = tuple(f"0x7f0000{number:02d}" for number in range(1, nodes + 1))
+        self._pose = pose
+        self._ports = dict(zip(("controller", *self.nodes), free_ports(nodes + 1), strict=True))
+
+    def start_all(self) -> None:
+        self._configure()
+        self._start_munge()
+        self.start("slurmctld", "slurmctld", "-D", "-f", str(self.conf))
+        for node in self.nodes:
+            self.start_node(node)
+        self.wait_for(lambda: self.idle() == set(self.nodes), 15)
+
+    def __exit__(self, *error: object) -> None:
+        if "slurmctld" in self._processes:
+            self.call("scancel", "--state=PENDING", "--user=root", check=False)
+            self.call("scancel", "--signal=KILL", "--full", "--user=root", check=False)
+        for name in [*self.nodes, "slurmctld", "munged"]:
+            self.stop(name)
+
+    @property
+    def conf(self) -> Path:
+        return self.folder / "slurm.conf"
+
+    @property
+    def profile(self) -> Path:
+        """What a login shell of a node reads: ``--export=NONE`` gives a job what it exports."""
+        return self.folder / "profile"
+
+    def environment(self) -> dict[str, str]:
+        """What the commands need to find this cluster and no other."""
+        return os.environ | {"SLURM_CONF": str(self.conf), "OMP_NUM_THREADS": "1"}
+
+    def idle(self) -> set[str]:
+        """Name the nodes that would take a job."""
+        lines = self.call("sinfo", "--noheader", "--Node", "--format=%N %t", check=False)
+        return {line.split()[0] for line in lines.splitlines() if line.split()[1] == "idle"}
+
+    @property
+    def local(self) -> Path:
+        """A folder of each node's own: what one writes there no other node sees."""
+        return self.folder / "local"
+
+    def start_node(self, node: str, *before: str) -> None:
+        """Start a daemon with mounts of its own, by the program ``before`` if it names one."""
+        own = self.folder / f"local-{node}"
+        for folder in (own, self.local):
+            folder.mkdir(exist_ok=True)
+        inside = ("unshare", "--mount", "--propagation=private", "bash", "-c", INSIDE)
+        daemon = ("slurmd", "-D", "-N", node, "-f", str(self.conf))
+        mounts = (str(own), str(self.local), str(self.profile))
+        self.start(node, *inside, "bash", *mounts, *before, *daemon)
+
+    def on_node(self, node: str, *words: str) -> None:
+        """Run a command that sees the mounts of a node."""
+        mounts = f"--mount=/proc/{self._processes[node].pid}/ns/mnt"
+        subprocess.run(["nsenter", mounts, *words], check=True)
+
+    def start_again(self, node: str, *before: str) -> None:
+        """Start a node another way, and wait until it takes jobs."""
+        self.stop(node)
+        self.start_node(node, *before)
+        self.wait_for(lambda: node in self.idle(), 30)
 
     def _configure(self) -> None:
         for node in self.nodes:
@@ -244,14 +266,8 @@ class LocalSlurm:
             *(f"--pid-file={self.folder}/munged.pid", f"--log-file={self.folder}/munged.log"),
             f"--seed-file={self.folder}/munge.seed",
         ]
-        self._start("munged", *words)
+        self.start("munged", *words)
         self.wait_for(lambda: (self.folder / "munge.socket").exists(), 10)
-
-    def _start(self, name: str, *words: str) -> None:
-        with (self.folder / f"{name}.out.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                words, env=self.environment(), stdout=log, stderr=log, start_new_session=True
-            )
 
 
 @contextmanager

@@ -16,25 +16,18 @@ from components.errors import RecipeError
 from data_prep.task import Array, QueuedError, read_array
 from tests.cluster.directives import read_directives
 from tests.cluster.jobs import CHECKOUT, recipe_of
-from tests.cluster.programs import Programs, queued
+from tests.cluster.programs import Patch, Programs, queued
 from tests.data_prep.corpora import clean, preparation_of, write_corpus
 
 JUWELS = ("recipe=teuken7b", "cluster=juwels", "preparation=engine")
-WORK = ArrayWork(
-    kind="data",
-    module="data_prep.task",
-    words=("/data/stages", "clean-123"),
-    logs=Path("/data/stages/clean-123/jobs"),
-    elements=7,
-)
+FOLDER = Path("/data/stages/clean-123/jobs")
+WORDS = ("/data/stages", "clean-123")
+WORK = ArrayWork(kind="data", module="data_prep.task", words=WORDS, logs=FOLDER, elements=7)
 USER = User(account="kitchen", venv="/path/to/venv")
 Prepare = Callable[..., object]
-# 1,536 sequences: 768 data ranks divide them.
-BATCH = "budget.global_batch_tokens=6291456"
 AURORA = (
-    *("recipe=teuken7b", "cluster=aurora", "parallelism.data=768"),
-    BATCH,
-    "preparation=engine",
+    *("recipe=teuken7b", "cluster=aurora", "parallelism.data=768", "preparation=engine"),
+    "budget.global_batch_tokens=6291456",  # 1,536 sequences: 768 data ranks divide them
 )
 
 
@@ -56,32 +49,30 @@ def prepare(tmp_path: Path) -> Prepare:
     return act
 
 
-@pytest.fixture
-def taking(programs: Programs) -> Programs:
-    """A scheduler that takes everything as job 77 and never runs it."""
-    programs.add("sbatch", says="77\n")
-    programs.add("squeue")
-    return programs
-
-
 def the_pass(tmp_path: Path) -> Path:
     (folder,) = (tmp_path / "stages").glob("clean-*")
     return folder
 
 
-def test_an_array_has_no_more_elements_than_a_user_may_have_jobs(
+def array_of(tmp_path: Path) -> Array:
+    array = read_array(the_pass(tmp_path))
+    assert array is not None
+    array.save_array(tmp_path)
+    assert read_array(tmp_path) == array  # as it was written
+    return array
+
+
+def test_array_keeps_the_users_limit(
     prepare: Prepare, taking: Programs, tmp_path: Path
 ) -> None:
     queue = "{name: one, fewest_nodes: 1, most_nodes: 9, longest_hours: 2.0"
     limited = f"cluster.queues=[{queue}, submitted_per_user: 1}}]"
     with pytest.raises(QueuedError):
         prepare(recipe_of(*JUWELS, "cluster.nodes=128", limited), wait=False)
-    array = read_array(the_pass(tmp_path))
-    assert array is not None
-    assert len(array.groups) == 1
+    assert len(array_of(tmp_path).groups) == 1
 
 
-def test_the_script_asks_for_a_node_an_element_and_starts_the_task(tmp_path: Path) -> None:
+def test_script_asks_for_a_node_an_element_and_starts_the_task() -> None:
     settings = array_settings(recipe_of(*JUWELS), USER, WORK, repository=CHECKOUT)
     script = fill_template("slurm_array.sh.j2", settings)
     for line in (
@@ -100,71 +91,55 @@ def test_the_script_asks_for_a_node_an_element_and_starts_the_task(tmp_path: Pat
         assert script.splitlines().count(line) == 1, line
 
 
-def test_the_tasks_are_dealt_to_the_elements_and_the_job_is_noted(
-    prepare: Prepare, taking: Programs, tmp_path: Path
-) -> None:
+def test_tasks_are_submitted_once(prepare: Prepare, taking: Programs, tmp_path: Path) -> None:
     with pytest.raises(QueuedError, match=r"77 is queued\n  repeat the command"):
         prepare(wait=False)
-    array = read_array(the_pass(tmp_path))
-    assert array is not None
+    array = array_of(tmp_path)
     assert (array.job, array.workers, len(array.groups)) == ("77", 3, 2)
     assert array.groups[0][:2] == (0, 2)
     tasks = sorted(task for group in array.groups for task in group)
     assert tasks == list(range(len(tasks)))
-
-
-def test_what_is_queued_is_not_submitted_twice(
-    prepare: Prepare, taking: Programs, tmp_path: Path
-) -> None:
+    says = queued(the_pass(tmp_path) / "jobs", "77_0|PENDING|Priority|")
+    taking.add("squeue", says=says)
     with pytest.raises(QueuedError):
         prepare(wait=False)
-    logs = the_pass(tmp_path) / "jobs"
-    taking.add("squeue", says=queued(logs, "77_0|PENDING|Priority|"))
-    with pytest.raises(QueuedError):
-        prepare(wait=False)
-    submitted = [call for call in taking.calls() if call.startswith("sbatch")]
-    assert len(submitted) == 1
+    assert len([call for call in taking.calls() if call.startswith("sbatch")]) == 1
 
 
-def test_an_array_that_ended_without_results_is_told_with_its_logs(
-    prepare: Prepare, taking: Programs, tmp_path: Path
+@pytest.mark.parametrize(
+    ("program", "error", "message"),
+    [
+        ("", "", r"clean-\w+: \d+ of \d+ tasks ended without a result.*\n  .*job logs are in"),
+        (
+            *("sbatch", "sbatch: error: invalid account"),
+            r"cluster\.scheduler: sbatch: .*invalid account\n  change .*array\.sh",
+        ),
+        (
+            *("squeue", "socket timed out"),
+            r"cluster\.scheduler: squeue: socket .*\n  repeat the command",
+        ),
+    ],
+)
+def test_trouble_of_an_array_is_told(
+    program: str, error: str, message: str, prepare: Prepare, taking: Programs
 ) -> None:
-    message = r"clean-\w+: \d+ of \d+ tasks ended without a result.*\n  .*job logs are in"
+    if program:
+        taking.add(program, error=error, status=1)
     with pytest.raises(RecipeError, match=message):
         prepare()
 
 
-def test_the_schedulers_refusal_is_told(prepare: Prepare, taking: Programs) -> None:
-    taking.add("sbatch", error="sbatch: error: invalid account", status=1)
-    message = r"cluster\.scheduler: sbatch: .*invalid account\n  change .*array\.sh"
-    with pytest.raises(RecipeError, match=message):
-        prepare()
-
-
-def test_a_queue_that_does_not_answer_is_asked_again_by_the_same_command(
-    prepare: Prepare, taking: Programs
-) -> None:
-    taking.add("squeue", error="socket timed out", status=1)
-    with pytest.raises(
-        RecipeError, match=r"cluster\.scheduler: squeue: socket .*\n  repeat the command"
-    ):
-        prepare()
-
-
-def test_without_slurm_here_nothing_is_submitted(
-    prepare: Prepare, programs: Programs, monkeypatch: pytest.MonkeyPatch
+def test_scheduler_is_required(
+    prepare: Prepare, programs: Programs, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("PATH", str(programs.folder))
     with pytest.raises(RecipeError, match="sbatch is not found; Slurm is not available here"):
         prepare()
-
-
-def test_a_cluster_without_a_scheduler_is_refused(prepare: Prepare, taking: Programs) -> None:
     with pytest.raises(RecipeError, match=r"^cluster: local has no scheduler"):
         prepare(recipe_of("recipe=teuken7b", "cluster=local", "preparation=engine"))
 
 
-def test_on_pbs_the_script_asks_for_a_node_an_element_and_starts_the_task() -> None:
+def test_script_for_pbs_asks_for_a_node_an_element_and_starts_the_task() -> None:
     settings = array_settings(recipe_of(*AURORA), USER, WORK, repository=CHECKOUT)
     script = fill_template("pbs_array.sh.j2", settings)
     directives = read_directives(script)
@@ -172,18 +147,14 @@ def test_on_pbs_the_script_asks_for_a_node_an_element_and_starts_the_task() -> N
     assert directives["-l"][0].startswith("select=1")
     assert directives["-J"] == ["0-6"]
     assert directives["-r"] == ["y"]  # qsub takes no array that is not
-    assert directives["-o"] == ["/data/stages/clean-123/jobs/"]
+    assert directives["-o"] == [f"{FOLDER}/"]
     last = 'exec python -m data_prep.task /data/stages clean-123 "$PBS_ARRAY_INDEX"'
     assert script.splitlines()[-1] == last
-
-
-def test_an_array_of_one_element_has_indices_that_pbs_takes() -> None:
+    # PBS takes no array of one element.
     assert [indices_of(count) for count in (1, 2, 9)] == ["0-1:2", "0-1", "0-8"]
 
 
-def test_on_pbs_a_pass_is_submitted_once_and_found_in_the_queue(
-    prepare: Prepare, programs: Programs, tmp_path: Path
-) -> None:
+def test_pass_on_pbs_is_sent_once(prepare: Prepare, programs: Programs, tmp_path: Path) -> None:
     programs.add("qsub", says="77[].pbs\n")
     with pytest.raises(QueuedError, match=r"77\[\]\.pbs is queued"):
         prepare(recipe_of(*AURORA), wait=False)
@@ -198,16 +169,8 @@ def test_on_pbs_a_pass_is_submitted_once_and_found_in_the_queue(
     assert not any(call.startswith("qsub") for call in programs.calls()[1:])
 
 
-def test_what_the_site_asks_of_its_users_is_asked_here_too(
-    prepare: Prepare, taking: Programs
-) -> None:
+def test_array_needs_the_settings_of_its_site(prepare: Prepare, taking: Programs) -> None:
     with pytest.raises(RecipeError, match=r"site\.account: not set"):
         prepare(user=read_user("juwels", {}))
     with pytest.raises(RecipeError, match=r"site\.venv: 'a b' is not allowed in a job script"):
         prepare(user=replace(USER, venv="a b"))
-
-
-def test_an_array_is_read_as_it_was_written(tmp_path: Path) -> None:
-    array = Array(groups=((0, 2), (1,)), workers="auto", job="7")
-    array.save_array(tmp_path)
-    assert read_array(tmp_path) == array

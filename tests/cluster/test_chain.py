@@ -6,27 +6,20 @@ from pathlib import Path
 import pytest
 
 from cluster.begin import OVER, start_job
-from cluster.chain import BeganEvent, ChainState, EndedEvent, chain_of
+from cluster.chain import BeganEvent, ChainState, EndedEvent
 from cluster.decisions import why_over
 from cluster.end import end_job
 from cluster.pbs import Pbs
 from cluster.records import Jobs
 from cluster.slurm import Slurm
 from cluster.status import status_of
-from tests.cluster.chains import NODES, Run, fail, finish, save, task, waiting_chain
-from tests.cluster.jobs import cancelled, submitted
-from tests.cluster.programs import Programs
+from tests.cluster.jobs import NODES, Run, cancelled, fail, finish, save, submitted, task
+from tests.cluster.programs import Patch, Programs, Said
+
+MISTAKE = "RecipeError: data.sources.eu: is missing\n  prepare it again"
 
 
-@pytest.fixture
-def jobs(run_on: Run, programs: Programs) -> Jobs:
-    """A chain of four on 128 nodes of JUWELS, whose scheduler answers."""
-    return waiting_chain(run_on, programs)
-
-
-def test_a_job_that_begins_is_noted_and_sweeps_away_what_the_one_before_left(
-    jobs: Jobs, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_job_is_recorded_and_what_the_last_one_left_is_removed(jobs: Jobs, capfd: Said) -> None:
     save(jobs, 512)
     jobs.folder.stop.touch()
     finish(jobs, "stopped")
@@ -42,30 +35,12 @@ def test_a_job_that_begins_is_noted_and_sweeps_away_what_the_one_before_left(
     assert (job.job, job.nodes, job.tokens_at_begin) == ("77_1", NODES, 512)
 
 
-def test_a_requeued_job_is_another_attempt(jobs: Jobs) -> None:
-    start_job(jobs.folder.path, task(1))
-    start_job(jobs.folder.path, task(1, restarts=1))
-    assert [(job.job, job.attempt) for job in jobs.load_chain().attempts] == [
-        ("77_1", 0),
-        ("77_1", 1),
-    ]
-
-
-def test_a_job_of_a_finished_run_has_nothing_to_do(
-    jobs: Jobs, capfd: pytest.CaptureFixture[str]
-) -> None:
-    finish(jobs, "finished")
+@pytest.mark.parametrize("ended", ["finished", "cancelled"])
+def test_job_of_an_ended_run_has_nothing_to_do(ended: str, jobs: Jobs, capfd: Said) -> None:
+    finish(jobs, "finished") if ended == "finished" else cancelled(jobs)
     assert start_job(jobs.folder.path, task(2)) == OVER
-    assert "the run has finished" in capfd.readouterr().err
-    assert jobs.load_chain().attempts == ()
-
-
-def test_a_job_of_a_cancelled_run_ends_though_it_was_about_to_begin(
-    jobs: Jobs, capfd: pytest.CaptureFixture[str]
-) -> None:
-    cancelled(jobs)
-    assert start_job(jobs.folder.path, task(1)) == OVER
-    assert "the run was cancelled" in capfd.readouterr().err
+    said = {"finished": "the run has finished", "cancelled": "the run was cancelled"}[ended]
+    assert said in capfd.readouterr().err
     assert jobs.load_chain().attempts == ()
 
 
@@ -77,9 +52,7 @@ def begins(jobs: Jobs, programs: Programs, number: int, *, before: str) -> int:
     return start_job(jobs.folder.path, task(number))
 
 
-def test_two_jobs_that_saved_nothing_new_end_the_chain_and_the_record_says_why(
-    jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_two_jobs_without_progress_end_it(jobs: Jobs, programs: Programs, capfd: Said) -> None:
     run = jobs.folder.path
     save(jobs, 512)
     for number in (1, 2):
@@ -95,11 +68,11 @@ def test_two_jobs_that_saved_nothing_new_end_the_chain_and_the_record_says_why(
     found = status_of(run, Slurm())
     assert (found.state, found.why) == ("failed", why)
     assert f"python run.py resume={jobs.folder.path}" in found.next
+    submitted(jobs, "78", 4)  # a person submits it again
+    assert start_job(run, task(1)) == 0
 
 
-def test_a_requeued_job_that_is_overtaken_is_none_that_saved_nothing(
-    jobs: Jobs, programs: Programs
-) -> None:
+def test_overtaken_requeued_job_did_not_fail(jobs: Jobs, programs: Programs) -> None:
     """A killed daemon puts 77_2 back; 77_3 starts first."""
     save(jobs, 512)
     start_job(jobs.folder.path, task(1))
@@ -123,7 +96,7 @@ def test_a_requeued_job_that_is_overtaken_is_none_that_saved_nothing(
         ("NOBODY_KNOWS", "ended without a message: it was killed or its node failed", 5),
     ],
 )
-def test_jobs_that_are_lost_without_progress_end_the_chain_at_last(
+def test_lost_jobs_without_progress_end_the_chain_at_last(
     state: str, why: str, most: int, jobs: Jobs, programs: Programs
 ) -> None:
     found: list[int] = []
@@ -134,31 +107,16 @@ def test_jobs_that_are_lost_without_progress_end_the_chain_at_last(
     assert why in jobs.load_chain().over
 
 
-def test_a_job_that_saved_lets_the_chain_go_on(jobs: Jobs) -> None:
-    run = jobs.folder.path
-    for number in (1, 2):
-        start_job(run, task(number))
-        end_job(run, 1)
-    save(jobs, 512)
-    assert start_job(run, task(3)) == 0
-
-
-def test_submitted_again_a_stuck_run_has_two_more_jobs(jobs: Jobs) -> None:
-    run = jobs.folder.path
-    for number in (1, 2):
-        start_job(run, task(number))
-        end_job(run, 1)
-    submitted(jobs, "78", 4)
-    assert start_job(run, task(1)) == 0
-
-
-def test_a_chain_that_is_over_is_over_though_the_scheduler_kept_its_jobs(
-    jobs: Jobs, programs: Programs
-) -> None:
+def test_users_mistake_ends_the_chain(jobs: Jobs, programs: Programs, capfd: Said) -> None:
     programs.add("scancel", error="Unable to contact slurm controller", status=1)
     start_job(jobs.folder.path, task(1))
-    fail(jobs, 0, "RecipeError: data.sources.eu: is missing\n  prepare it again")
-    end_job(jobs.folder.path, 1)
+    fail(jobs, 5, MISTAKE)
+    assert end_job(jobs.folder.path, 1) == 1
+    assert "a new job would fail the same way: the chain ends here" in capfd.readouterr().err
+    (job,) = jobs.load_chain().attempts
+    assert (job.ended, job.bad_nodes) == ("failed", ())
+    assert job.why.startswith("rank 5: RecipeError: data.sources.eu: is missing")
+    assert programs.calls()[-1] == "scancel --state=PENDING 77"
     assert start_job(jobs.folder.path, task(2)) == OVER
 
 
@@ -174,7 +132,7 @@ def test_a_chain_that_is_over_is_over_though_the_scheduler_kept_its_jobs(
         ([0, 5, 5], 5, True),
     ],
 )
-def test_stuck_means_that_the_last_two_began_where_the_run_still_is(
+def test_last_two_jobs_decide_if_it_is_stuck(
     began_at: list[int], saved: int, over: bool
 ) -> None:
     chain = ChainState()
@@ -187,65 +145,41 @@ def test_stuck_means_that_the_last_two_began_where_the_run_still_is(
     assert bool(why_over(chain, saved=saved, finished=False)) is over
 
 
-def test_a_job_without_a_launcher_ends_at_once_and_says_so(
-    jobs: Jobs, programs: Programs, monkeypatch: pytest.MonkeyPatch
+def test_missing_launcher_ends_a_job(
+    jobs: Jobs, programs: Programs, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("PATH", f"{programs.folder}:/bin/none")
     (programs.folder / "srun").unlink()
     assert start_job(jobs.folder.path, task(1)) == 1
-    why = "srun is not found on jwb0001; check that a site module provides it"
-    assert (jobs.load_chain().attempts[0].ended, jobs.load_chain().attempts[0].why) == (
-        "failed",
-        why,
-    )
+    (one,) = jobs.load_chain().attempts
+    assert one.ended == "failed"
+    assert one.why == "srun is not found on jwb0001; check that a site module provides it"
 
 
-def test_a_finished_run_takes_the_waiting_jobs_back(jobs: Jobs, programs: Programs) -> None:
-    start_job(jobs.folder.path, task(1))
-    save(jobs, 1_024)
-    finish(jobs, "finished")
-    assert end_job(jobs.folder.path, 0) == 0
-    (job,) = jobs.load_chain().attempts
-    assert (job.ended, job.tokens_at_end, job.why) == ("finished", 1_024, "")
-    assert programs.calls()[-1] == "scancel --state=PENDING 77"
-
-
-def test_a_stopped_run_leaves_the_next_job_in_the_queue(jobs: Jobs, programs: Programs) -> None:
-    start_job(jobs.folder.path, task(1))
-    save(jobs, 1_024)
-    finish(jobs, "stopped")
-    assert end_job(jobs.folder.path, 143) == 0  # saved in time: whatever the launcher says
-    assert jobs.load_chain().attempts[0].ended == "stopped"
-    assert not any(call.startswith("scancel") for call in programs.calls())
-
-
-def test_a_mistake_of_the_recipe_ends_the_chain_and_says_so(
-    jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("status", "launcher"), [("finished", 0), ("stopped", 143)])
+def test_only_a_finished_run_takes_its_waiting_jobs_back(
+    status: str, launcher: int, jobs: Jobs, programs: Programs
 ) -> None:
     start_job(jobs.folder.path, task(1))
-    fail(jobs, 5, "RecipeError: data.sources.eu: is missing\n  prepare it again")
-    assert end_job(jobs.folder.path, 1) == 1
-    assert "a new job would fail the same way: the chain ends here" in capfd.readouterr().err
+    save(jobs, 1_024)
+    finish(jobs, status)
+    assert end_job(jobs.folder.path, launcher) == 0  # saved: whatever the launcher says
     (job,) = jobs.load_chain().attempts
-    assert (job.ended, job.bad_nodes) == ("failed", ())
-    assert job.why.startswith("rank 5: RecipeError: data.sources.eu: is missing")
-    assert programs.calls()[-1] == "scancel --state=PENDING 77"
+    assert (job.ended, job.tokens_at_end, job.why) == (status, 1_024, "")
+    took_back = programs.calls()[-1] == "scancel --state=PENDING 77"
+    assert took_back == (status == "finished")
+    assert any(call.startswith("scancel") for call in programs.calls()) == took_back
 
 
 def test_ranks_of_a_lost_job_that_still_train_do_not_end_the_chain(jobs: Jobs) -> None:
     start_job(jobs.folder.path, task(1))
-    fail(
-        jobs,
-        0,
-        f"RecipeError: run: {jobs.folder.path} is being trained by process 7 on host n1",
-    )
+    trained = f"{jobs.folder.path} is being trained by process 7 on host n1"
+    fail(jobs, 0, f"RecipeError: run: {trained}")
     assert end_job(jobs.folder.path, 1) == 1
     assert jobs.load_chain().over == ""
 
 
-def test_a_failure_without_a_suspect_leaves_chain_and_nodes_alone(
-    jobs: Jobs, programs: Programs
-) -> None:
+def test_failure_without_a_suspect_changes_nothing(jobs: Jobs, programs: Programs) -> None:
     start_job(jobs.folder.path, task(1))
     before = programs.calls()
     assert end_job(jobs.folder.path, 0) == 1  # the ranks left no results: no success
@@ -253,18 +187,24 @@ def test_a_failure_without_a_suspect_leaves_chain_and_nodes_alone(
     assert jobs.load_chain().attempts[0].why == "exit status 0, and no rank reported an error"
 
 
+Pair = tuple[Jobs, dict[str, str]]
+
+
 @pytest.fixture
-def pbs(run_on: Run, programs: Programs, tmp_path: Path) -> tuple[Jobs, dict[str, str]]:
+def pbs(run_on: Run, programs: Programs, tmp_path: Path) -> Pair:
     """A run on Aurora, and what PBS tells its first job."""
     (tmp_path / "nodes").write_text("x1\nx2\n")
     seen = {"PBS_JOBID": "12.pbs-0001", "PBS_NODEFILE": str(tmp_path / "nodes")}
     programs.add("mpiexec")
+    programs.add("qsub", says="13.pbs-0001\n")
     return run_on("aurora", "scale=mini", "cluster.nodes=2", "cluster.devices_per_node=1"), seen
 
 
-def test_on_pbs_a_job_that_is_run_again_does_not_read_the_attempt_before(
-    pbs: tuple[Jobs, dict[str, str]],
-) -> None:
+def qsubs(programs: Programs) -> list[str]:
+    return [call for call in programs.calls() if call.startswith("qsub")]
+
+
+def test_pbs_job_that_is_run_again_reads_its_own_attempt_only(pbs: Pair) -> None:
     jobs, seen = pbs
     log = jobs.folder.path / "ranks" / "12.log"
     start_job(jobs.folder.path, seen)
@@ -280,40 +220,23 @@ def test_on_pbs_a_job_that_is_run_again_does_not_read_the_attempt_before(
     assert (second.attempt, second.why) == (1, "exit status 1, and no rank reported an error")
 
 
-def test_on_pbs_each_job_queues_the_next_but_for_the_last_of_the_chain(
-    pbs: tuple[Jobs, dict[str, str]], programs: Programs
-) -> None:
+def test_each_pbs_job_but_the_last_queues_the_next(pbs: Pair, programs: Programs) -> None:
     jobs, seen = pbs
-    programs.add("qsub", says="13.pbs-0001\n")
     submitted(jobs, "12.pbs-0001", 2)
     assert start_job(jobs.folder.path, seen, chained=True) == 0
     after = f"qsub -W depend=afterany:12.pbs-0001 {jobs.script}"
-    assert [call for call in programs.calls() if call.startswith("qsub")] == [after]
+    assert qsubs(programs) == [after]
     assert jobs.load_chain().job_ids == ["12.pbs-0001", "13.pbs-0001"]
     start_job(jobs.folder.path, seen | {"PBS_JOBID": "13.pbs-0001"}, chained=True)
-    assert [call for call in programs.calls() if call.startswith("qsub")] == [after]
+    assert qsubs(programs) == [after]
 
 
-def test_who_submits_by_hand_sets_no_limit(
-    pbs: tuple[Jobs, dict[str, str]], programs: Programs
-) -> None:
-    jobs, seen = pbs
-    programs.add("qsub", says="13.pbs-0001\n")
-    for number in range(12, 16):
-        start_job(jobs.folder.path, seen | {"PBS_JOBID": f"{number}.pbs-0001"}, chained=True)
-        end_job(jobs.folder.path, 1)
-        save(jobs, number)
-    assert len([call for call in programs.calls() if call.startswith("qsub")]) == 4
-
-
-def test_a_node_without_qsub_leaves_no_successor_and_status_says_so(
-    pbs: tuple[Jobs, dict[str, str]],
-    programs: Programs,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+def test_status_tells_that_a_node_without_qsub_queued_nothing(
+    pbs: Pair, programs: Programs, monkeypatch: Patch, capfd: Said
 ) -> None:
     jobs, seen = pbs
     submitted(jobs, "12.pbs-0001", 3)
+    (programs.folder / "qsub").unlink()
     monkeypatch.setenv("PATH", str(programs.folder))
     assert start_job(jobs.folder.path, seen, chained=True) == 0
     why = f"qsub is not found on {socket.gethostname()}"
@@ -326,15 +249,7 @@ def test_a_node_without_qsub_leaves_no_successor_and_status_says_so(
     assert f"python run.py resume={jobs.folder.path}" in found.next
 
 
-def test_a_chain_is_an_array_or_a_job() -> None:
-    assert [chain_of(job) for job in ("77_12", "77", "12.pbs-0001")] == [
-        *("77", "77", "12.pbs-0001")
-    ]
-
-
-def test_of_two_chains_in_one_folder_each_job_records_its_own_end(
-    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_of_two_chains_record_their_own_ends(jobs: Jobs, monkeypatch: Patch) -> None:
     run, other = jobs.folder.path, {**task(1), "SLURM_ARRAY_JOB_ID": "78"}
     assert start_job(run, task(1)) == 0
     assert start_job(run, other) == 0
@@ -342,7 +257,5 @@ def test_of_two_chains_in_one_folder_each_job_records_its_own_end(
         monkeypatch.setenv(name, value)
     finish(jobs, "stopped")
     end_job(run, 0)
-    assert {one.job: one.ended for one in jobs.load_chain().attempts} == {
-        "77_1": "stopped",
-        "78_1": None,
-    }
+    ends = {one.job: one.ended for one in jobs.load_chain().attempts}
+    assert ends == {"77_1": "stopped", "78_1": None}

@@ -1,11 +1,11 @@
 """Images that Slurm starts by a file: the script writes it, and tasks alone are inside."""
 
-import os
 import re
 import subprocess
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +16,8 @@ from cluster.user import User
 from components.config.schema.cluster import Variable
 from components.errors import RecipeError
 from tests.cluster.jobs import CHECKOUT, job_of, recipe_of, script_of
-from tests.cluster.test_render import here, machine, notes, run
+from tests.cluster.programs import Programs
+from tests.cluster.test_render import here, lines_of, machine, notes, run
 
 __all__ = ["machine"]  # a fixture
 
@@ -24,7 +25,7 @@ IMAGE = "site.image=/capstor/scratch/cscs/me/kochbuch.sqsh"
 ALPS = ("recipe=teuken7b", "cluster=alps")
 
 
-def test_the_file_says_the_image_what_it_sees_and_what_hooks_are_told(
+def test_file_tells_image_and_hooks_what_they_need(
     machine: dict[str, str], tmp_path: Path
 ) -> None:
     job = here(job_of(*ALPS, IMAGE, f"site.host_python={tmp_path}/venv/bin/python"), tmp_path)
@@ -42,15 +43,12 @@ def test_the_file_says_the_image_what_it_sees_and_what_hooks_are_told(
     assert found["env"]["NCCL_NET"] == "AWS Libfabric"
     assert found["env"]["PMIX_MCA_psec"] == "^munge"
     # Who looks at a node, who gathers, the ranks: tasks in the image. Begin and end: the host.
-    lines = Path(machine["NOTES"]).read_text("utf-8").splitlines()
-    inside = [line for line in lines if f"--environment={file}" in line]
+    inside = [line for line in lines_of(machine) if f"--environment={file}" in line]
     assert len(inside) == 3
+    gathers = "--overlap --cpu-bind=none --nodes=1 --ntasks=1 --nodelist=node1 "
     for module, words in (
         ("components.preflight", "--ntasks-per-node=1 "),
-        (
-            "cluster.preflight",
-            "--overlap --cpu-bind=none --nodes=1 --ntasks=1 --nodelist=node1 ",
-        ),
+        ("cluster.preflight", gathers),
         ("components.train", "--ntasks=8 "),
     ):
         (line,) = (line for line in inside if f" -m {module} " in line)
@@ -59,7 +57,7 @@ def test_the_file_says_the_image_what_it_sees_and_what_hooks_are_told(
     assert notes(machine)[-1] == f"python -m cluster.end {job.run} 7"
 
 
-def test_what_the_image_gets_the_host_s_script_does_not_export() -> None:
+def test_script_of_the_host_does_not_export_what_the_image_gets() -> None:
     script = script_of(*ALPS, IMAGE)
     assert not re.search(r"^export NCCL", script, re.M)
     assert '\nNCCL_NET = "AWS Libfabric"  # fail rather than fall' in script
@@ -73,7 +71,7 @@ def test_what_the_image_gets_the_host_s_script_does_not_export() -> None:
     assert " env -u SLURM_X python -m components.train" in mixed
 
 
-def test_a_value_with_quotes_is_one_string_of_the_file() -> None:
+def test_value_with_quotes_is_one_string_of_the_file() -> None:
     job = job_of(*ALPS, IMAGE)
     odd = Variable(value='a "b" \\c\u00e9', reason="a trial")
     site = job.site.model_copy(update={"environment": {"WORDS": odd}})
@@ -81,47 +79,33 @@ def test_a_value_with_quotes_is_one_string_of_the_file() -> None:
     assert tomllib.loads(str(text))["env"] == {"PYTHONSAFEPATH": "", "WORDS": odd.value}
 
 
-def test_an_array_starts_its_python_in_the_image(tmp_path: Path) -> None:
+def test_array_starts_its_python_in_the_image(tmp_path: Path) -> None:
     recipe, user = recipe_of(*ALPS), User(account="me", image="/capstor/i.sqsh")
-    work = ArrayWork(
-        kind="data", module="data_prep.task", words=("x",), logs=tmp_path, elements=2
-    )
-    script = fill_template(
-        "slurm_array.sh.j2", array_settings(recipe, user, work, repository=CHECKOUT)
-    )
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    (programs / "srun").write_text(f'#!/bin/bash\necho "$@" > {tmp_path}/said\n')
-    (programs / "srun").chmod(0o755)
-    path = f"{programs}:{os.environ['PATH']}"
-    seen = {
-        "PATH": path,
-        "SLURM_JOB_ID": "5",
-        "SLURMD_NODENAME": "n",
-        "SLURM_ARRAY_TASK_ID": "1",
-    }
+    kind: dict[str, Any] = {"kind": "data", "module": "data_prep.task", "words": ("x",)}
+    work = ArrayWork(**kind, logs=tmp_path, elements=2)
+    settings = array_settings(recipe, user, work, repository=CHECKOUT)
+    programs = Programs(tmp_path)
+    programs.script("srun", "")
+    seen = {"SLURM_JOB_ID": "5", "SLURMD_NODENAME": "n", "SLURM_ARRAY_TASK_ID": "1"}
+    script = fill_template("slurm_array.sh.j2", settings)
     script = script.replace(f"cd {CHECKOUT}", f"cd {tmp_path}")
-    done = subprocess.run(["bash", "-c", script], env=seen, capture_output=True, text=True)
+    command, seen = ["bash", "-c", script], {"PATH": programs.path, **seen}
+    done = subprocess.run(command, env=seen, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    said = (tmp_path / "said").read_text()
     file = tmp_path / "container-5.toml"
-    assert said.endswith(f"--environment={file} python -m data_prep.task x 1\n")
+    (call,) = programs.calls()
+    assert call.endswith(f"--environment={file} python -m data_prep.task x 1")
     assert tomllib.loads(file.read_text("utf-8"))["image"] == "/capstor/i.sqsh"
 
 
-def test_copies_of_an_image_that_a_file_starts_are_refused() -> None:
-    with pytest.raises(
-        RecipeError, match=r"imports: node_local, but with a container file each"
-    ):
+def test_container_file_is_refused_with_copies_and_elsewhere_than_on_slurm() -> None:
+    message = r"imports: node_local, but with a container file each"
+    with pytest.raises(RecipeError, match=message):
         job_of(*ALPS, IMAGE, "cluster.imports=node_local")
     job_of(*ALPS, "cluster.imports=node_local")  # of an environment they are not
-
-
-def test_a_file_is_for_slurm_alone() -> None:
     job = job_of(*ALPS, IMAGE)
     elsewhere = job.cluster.model_copy(update={"scheduler": "pbs"})
-    with pytest.raises(
-        RecipeError, match=r"container_file: pbs cannot start tasks by a container file"
-    ):
+    message = r"container_file: pbs cannot start tasks by a container file"
+    with pytest.raises(RecipeError, match=message):
         check_container(elsewhere, job.site, job.user)
     check_container(elsewhere, job.site, User())

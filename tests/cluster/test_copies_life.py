@@ -20,7 +20,6 @@ from tests.cluster.test_preflight_life import SHORT
 from tests.cluster.test_slurm_life import (
     Submit,
     finish,
-    home,
     losses,
     same_as_uninterrupted,
     status,
@@ -29,7 +28,7 @@ from tests.cluster.test_slurm_life import (
     wait_until,
 )
 
-__all__ = ["home", "same_as_uninterrupted", "submit", "uninterrupted"]  # fixtures
+__all__ = ["same_as_uninterrupted", "submit", "uninterrupted"]  # fixtures
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600)]
 
 PACKAGES = Path(sysconfig.get_path("purelib"))
@@ -145,7 +144,7 @@ def test_ranks_open_nothing_of_the_shared_environment_and_their_losses_are_the_s
     same_as_uninterrupted(run)
 
 
-def test_a_node_without_room_for_the_copies_is_left_out_and_a_spare_one_takes_its_place(
+def test_node_without_room_is_left_out(
     slurm: LocalSlurm, submit: Submit, tmp_path: Path
 ) -> None:
     venv = environment(tmp_path / "venv", set())

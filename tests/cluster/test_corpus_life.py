@@ -1,18 +1,23 @@
-"""A corpus prepared on a real Slurm, an array a pass: left, found again, cut; and on Ray."""
+"""Arrays on a real Slurm: a corpus prepared, on Ray too, and checkpoints evaluated."""
 
+import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cluster.slurm import Slurm
+from command.evaluate.queue import EvaluationArray, array_folder
+from command.evaluate.queue import read_array as read_evaluation_array
 from command.main import main
+from components.run.folder import RunFolder
 from data_prep.task import read_array
+from tests.cluster.programs import Patch, Said
 from tests.cluster.slurm import LocalSlurm
-from tests.cluster.test_slurm_life import HERE, SMALL
+from tests.cluster.test_slurm_life import HERE, SMALL, Submit, finish, submit
 from tests.data_prep.corpora import LANGUAGES, write_corpus
 from tests.life.conftest import command, environment
 
@@ -20,7 +25,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600)]
 
 
 @pytest.fixture
-def words(tmp_path: Path, slurm: LocalSlurm, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def words(tmp_path: Path, slurm: LocalSlurm, monkeypatch: Patch) -> list[str]:
     """The words of a command that prepares a corpus in three languages on the cluster."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
@@ -30,12 +35,8 @@ def words(tmp_path: Path, slurm: LocalSlurm, monkeypatch: pytest.MonkeyPatch) ->
     return [
         *own,
         *(word for word in HERE if not word.startswith("cluster.site.binding")),
-        *(
-            "cluster.site.binding.cores_per_rank=2",
-            "action=prepare",
-            "cluster.nodes=2",
-            "cluster.hours=0.2",
-        ),
+        *("cluster.site.binding.cores_per_rank=2", "action=prepare"),
+        *("cluster.nodes=2", "cluster.hours=0.2"),
         f"site.venv={sys.prefix}",
         f"data.sources={sources}".replace("'", ""),
         "data.shares={de: 0.4, en: 0.3, fr: 0.3}",
@@ -49,7 +50,7 @@ SLURM = "data.preparation.executor=array"
 ELEMENTS = {"clean": 3, "duplicates": 1, "keep": 3, "tokenizer": 1, "tokens": 3}
 
 
-def prepared(capsys: pytest.CaptureFixture[str]) -> str:
+def prepared(capsys: Said) -> str:
     return Path(capsys.readouterr().out.splitlines()[-1]).name
 
 
@@ -57,9 +58,7 @@ def passes(folder: Path, name: str) -> list[Path]:
     return sorted((folder / "prepared" / "stages").glob(f"{name}-*"))
 
 
-def test_a_queue_gives_the_bytes_that_this_machine_gives(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_queue_gives_the_same_bytes(words: list[str], tmp_path: Path, capsys: Said) -> None:
     assert main([*words, SLURM]) == 0
     queued = prepared(capsys)
     for name, elements in ELEMENTS.items():
@@ -75,9 +74,7 @@ def test_a_queue_gives_the_bytes_that_this_machine_gives(
 
 
 @pytest.mark.long
-def test_ray_gives_the_bytes_that_this_machine_gives(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ray_gives_the_same_bytes(words: list[str], tmp_path: Path, capsys: Said) -> None:
     rayed = [*words, "data.preparation.executor=ray", "data.folder=rayed"]
     done = subprocess.run(
         command(*rayed),
@@ -95,29 +92,8 @@ def test_ray_gives_the_bytes_that_this_machine_gives(
     assert manifests[0].read_bytes() == manifests[1].read_bytes()
 
 
-def test_without_waiting_each_call_goes_on_where_the_last_one_left(
-    words: list[str], tmp_path: Path, slurm: LocalSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
-    leave = [*words, SLURM, "data.preparation.wait=false"]
-    for name in ELEMENTS:
-        assert main(leave) == 0
-        assert f"{name}-" in capsys.readouterr().out
-        assert main(leave) == 0
-        assert "is queued" in capsys.readouterr().out
-        (folder,) = passes(tmp_path, name)
-        array = read_array(folder)
-        assert array is not None
-        slurm.wait_for(queue_is_empty(str(array.job), folder), 120)
-    assert main(leave) == 0
-    assert (tmp_path / "prepared" / prepared(capsys) / "manifest.json").exists()
-
-
-def queue_is_empty(job: str, folder: Path) -> Callable[[], bool]:
-    return lambda: not Slurm().list_jobs(job, folder / "jobs")
-
-
-def test_a_killed_command_finds_its_array_and_lost_elements_are_submitted_again(
-    words: list[str], tmp_path: Path, slurm: LocalSlurm, capsys: pytest.CaptureFixture[str]
+def test_killed_command_finds_its_array_and_submits_lost_elements_again(
+    words: list[str], tmp_path: Path, slurm: LocalSlurm, capsys: Said
 ) -> None:
     for node in slurm.nodes:  # nothing starts yet
         slurm.call("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
@@ -148,11 +124,69 @@ def test_a_killed_command_finds_its_array_and_lost_elements_are_submitted_again(
     assert sorted(task for group in again.groups for task in group) == sorted(first.groups[1])
 
 
-def test_what_stops_an_element_is_what_the_command_says(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_error_of_an_element_is_told(words: list[str], tmp_path: Path, capsys: Said) -> None:
     (tmp_path / "texts" / "en1.jsonl").write_text('{"tekst": "x"}\n')
     assert main([*words, SLURM]) == 2
     said = capsys.readouterr().err
     assert "data.sources.en.files: " in said
     assert "en1.jsonl:1 line 1 has no text" in said
+
+
+__all__ = ["submit"]
+
+TOKENS = [1_024, 2_048, 3_072]
+
+
+@pytest.fixture
+def trained(slurm: LocalSlurm, submit: Submit) -> Path:
+    """A run of one node that kept three checkpoints."""
+    words = ("budget.total_tokens=3_072", "checkpoint.every_tokens=1_024")
+    kept = ("checkpoint.keep_every_tokens=1_024", "cluster.nodes=1", "parallelism.data=4")
+    run = submit("evaluated", *words, *kept)
+    assert finish(slurm, run).state == "finished"
+    return run
+
+
+def ask(run: Path, capsys: Said) -> tuple[list[Any], str]:
+    """Ask for all checkpoints in jobs; return the answers that there are, and the words."""
+    words = ["action=evaluate", f"run={run}", "checkpoints=all", "executor=array"]
+    own = ["site.account=kitchen", "cluster.hours=0.1", "output=json"]
+    capsys.readouterr()
+    assert main([*words, *own]) == 0
+    said = capsys.readouterr()
+    return json.loads(said.out)["checkpoints"], said.err
+
+
+def submitted(run: Path) -> tuple[str, EvaluationArray]:
+    array = read_evaluation_array(array_folder(RunFolder(run)))
+    assert array is not None
+    assert array.job is not None
+    return array.job, array
+
+
+def test_checkpoints_are_evaluated_once(trained: Path, slurm: LocalSlurm, capsys: Said) -> None:
+    for node in slurm.nodes:  # nothing starts yet
+        slurm.call("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
+    found, said = ask(trained, capsys)
+    job, array = submitted(trained)
+    assert found == []
+    assert f"evaluated 0 of 3 checkpoints; submitted {job}" in said
+    assert array.groups == [[tokens] for tokens in TOKENS]
+    _, said = ask(trained, capsys)
+    assert "evaluated 0 of 3 checkpoints; 0 jobs running, 3 queued" in said
+    slurm.call("scancel", f"{job}_1")
+    for node in slurm.nodes:
+        slurm.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    logs = array_folder(RunFolder(trained)) / "jobs"
+    slurm.wait_for(lambda: not Slurm().list_jobs(job, logs), 200)
+    found, said = ask(trained, capsys)
+    assert [one["tokens_trained"] for one in found] == [TOKENS[0], TOKENS[2]]
+    assert "evaluated 2 of 3 checkpoints; submitted" in said
+    again, array = submitted(trained)
+    assert array.groups == [[TOKENS[1]]]
+    slurm.wait_for(lambda: not Slurm().list_jobs(again, logs), 200)
+    found, said = ask(trained, capsys)
+    assert [one["tokens_trained"] for one in found] == TOKENS
+    for one in found:
+        logged = one["held_out"]["logged_in_training"]
+        assert one["held_out"]["weighted_as_mixture"] == pytest.approx(logged, rel=1e-6)

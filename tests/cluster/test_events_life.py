@@ -1,8 +1,6 @@
 """A rank is killed and a wall comes near on a real Slurm; the event log has all of it."""
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,10 +10,10 @@ from components.run.history import read_lines
 from tests.cluster.slurm import LocalSlurm
 from tests.cluster.test_slurm_life import (
     TWO_RANKS,
+    Compare,
     Submit,
     begun,
     finish,
-    home,
     same_as_uninterrupted,
     status,
     submit,
@@ -23,7 +21,7 @@ from tests.cluster.test_slurm_life import (
     wait_until,
 )
 
-__all__ = ["home", "same_as_uninterrupted", "submit", "uninterrupted"]  # fixtures
+__all__ = ["same_as_uninterrupted", "submit", "uninterrupted"]  # fixtures
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3_600)]
 
 KILLED_STEP, SAVED_STEPS, STEPS = 50, 20, 400
@@ -34,16 +32,8 @@ WORDS = (
 )
 
 
-def chapters(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out what a healthy run tells again and again."""
-    return [event for event in events if event["kind"] != "checkpoint"]
-
-
-def test_a_run_that_loses_a_rank_and_then_its_job_ends_at_its_budget_and_tells_why(
-    slurm: LocalSlurm,
-    submit: Submit,
-    same_as_uninterrupted: Callable[[Path], None],
-    tmp_path: Path,
+def test_run_that_loses_a_rank_and_then_its_job_tells_why(
+    slurm: LocalSlurm, submit: Submit, same_as_uninterrupted: Compare, tmp_path: Path
 ) -> None:
     run = submit("story", *WORDS)
     wait_until(slurm, run, begun(run, "resume"), 240)  # inside the job, after the kill
@@ -60,7 +50,7 @@ def test_a_run_that_loses_a_rank_and_then_its_job_ends_at_its_budget_and_tells_w
     same_as_uninterrupted(run)
 
     events = read_lines(run / "events.jsonl")
-    told = [(one["kind"], one["step"]) for one in chapters(events)]
+    told = [(one["kind"], one["step"]) for one in events if one["kind"] != "checkpoint"]
     saved = KILLED_STEP - 1 - (KILLED_STEP - 1) % SAVED_STEPS
     by_kind = {kind: [one for one in events if one["kind"] == kind] for kind, _ in told}
     (stop,) = by_kind["stop"]

@@ -15,21 +15,14 @@ from cluster.status import status_of
 from command.main import main
 from tests.cluster import openpbs
 from tests.cluster.jobs import began, ended, submitted
-from tests.cluster.programs import Programs
+from tests.cluster.programs import Patch, Programs, Said
 
 AFTER = "afterany:1.s@s"
-SCRIPT = """#!/bin/bash
-#PBS -N sleeper
-#PBS -l select=1
-#PBS -l walltime=00:10:00
-#PBS -o {folder}/
-
-sleep 600
-"""
+ME = user_name()
 
 
 @pytest.fixture
-def queue(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def queue(programs: Programs, tmp_path: Path, monkeypatch: Patch) -> Path:
     """The stand-in's state; no job of it is started, for nobody serves them."""
     state = tmp_path / "state"
     state.mkdir()
@@ -42,14 +35,11 @@ def logs_of(run: str) -> Path:
     return Path("/runs", run, "jobs")
 
 
-def put(
-    run: str, *, state: str = "H", after: str | None = None, user: str = user_name()
-) -> str:
+def put(run: str, *, state: str = "H", after: str | None = None, user: str = ME) -> str:
     """Lay a job of a run into the queue."""
     job = openpbs.next_job()
     tree = {"job_state": state, "Job_Owner": f"{user}@login", "comment": run}
-    tree |= {"Output_Path": f"login:{logs_of(run)}/"}
-    openpbs.write(job, tree)
+    openpbs.write(job, tree | {"Output_Path": f"login:{logs_of(run)}/"})
     if after is not None:
         openpbs.write(after, openpbs.waited_for(openpbs.read(after), job))
     return job
@@ -59,7 +49,7 @@ def jobs_of(chain: str) -> list[str]:
     return [job.job for job in Pbs().list_jobs(chain, logs_of("a"))]
 
 
-def test_the_jobs_of_a_run_are_those_that_write_into_its_folder(queue: Path) -> None:
+def test_jobs_of_a_run_write_into_its_folder(queue: Path) -> None:
     first = put("a", state="F")
     second = put("a", state="R", after=first)
     third = put("a", after=second)
@@ -71,7 +61,7 @@ def test_the_jobs_of_a_run_are_those_that_write_into_its_folder(queue: Path) -> 
     assert (running.state, waiting.state, waiting.why) == ("running", "pending", "a")
 
 
-def test_a_run_that_waits_for_this_one_is_not_taken_for_a_part_of_it(queue: Path) -> None:
+def test_run_that_waits_for_another_is_not_a_part_of_it(queue: Path) -> None:
     first = put("a", state="R")
     other = put("b", after=first)
     second = put("a", after=first)
@@ -81,8 +71,8 @@ def test_a_run_that_waits_for_this_one_is_not_taken_for_a_part_of_it(queue: Path
     assert openpbs.read(other)["job_state"] == "H"
 
 
-def test_a_job_that_ends_between_two_questions_hides_no_other(
-    queue: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch
+def test_job_that_ends_between_two_questions_hides_no_other(
+    queue: Path, programs: Programs, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("OPENPBS_HISTORY", "off")
     gone, there = put("a", state="F"), put("a", state="R")
@@ -94,22 +84,9 @@ def test_a_job_that_ends_between_two_questions_hides_no_other(
         jobs_of(there)
 
 
-def test_a_chain_whose_first_job_is_forgotten_is_found_by_what_its_jobs_left(
-    queue: Path, run_on: Callable[..., Jobs]
-) -> None:
-    jobs = run_on("aurora", "scale=mini", "cluster.nodes=2", "cluster.devices_per_node=1")
-    submitted(jobs, "900.pbs-0001", 9)
-    assert status_of(jobs.folder.path, Pbs()).state == "lost"
-    job = put(str(jobs.folder.path), state="R")
-    began(jobs, job)
-    assert status_of(jobs.folder.path, Pbs()).state == "running"
-
-
-def test_an_array_is_its_elements_and_each_is_cancelled(
-    queue: Path, programs: Programs
-) -> None:
+def test_array_is_its_elements(queue: Path, programs: Programs) -> None:
     """As OpenPBS 23.06 lists it: the array itself, and those that ended before others."""
-    owner = {"Job_Owner": f"{user_name()}@login", "Output_Path": f"login:{logs_of('a')}/"}
+    owner = {"Job_Owner": f"{ME}@login", "Output_Path": f"login:{logs_of('a')}/"}
     letters = {"": "B", "0": "X", "1": "R", "2": "Q"}
     jobs = {f"7[{key}].s": {"job_state": one, **owner} for key, one in letters.items()}
     programs.add("qselect", says="7[].s\n")
@@ -127,9 +104,7 @@ def test_an_array_is_its_elements_and_each_is_cancelled(
         Pbs().list_jobs("7[].s", logs_of("b"))
 
 
-def test_to_cancel_what_has_ended_meanwhile_is_no_error(
-    queue: Path, programs: Programs
-) -> None:
+def test_ended_job_is_cancelled_without_error(queue: Path, programs: Programs) -> None:
     job = put("a")
     programs.add("qdel", error=f"qdel: Job {job} has finished", status=35)
     Pbs().cancel_jobs(job, logs_of("a"), running=True)
@@ -139,57 +114,35 @@ def test_to_cancel_what_has_ended_meanwhile_is_no_error(
         Pbs().cancel_jobs(job, logs_of("a"), running=True)
 
 
-def test_a_job_of_another_folder_is_refused_with_both_named(
-    queue: Path, programs: Programs
-) -> None:
+def test_job_of_another_folder_is_refused(queue: Path, programs: Programs) -> None:
     job = put("b", state="R")
     programs.add("qdel")
-    with pytest.raises(
-        NotOwnError,
-        match=rf"job {job} belongs to user {user_name()} and writes into /runs/b/jobs; "
-        rf"expected user {user_name()} and folder /runs/a/jobs",
-    ):
+    owner = f"user {ME} and writes into /runs/b/jobs"
+    expected = f"user {ME} and folder /runs/a/jobs"
+    with pytest.raises(NotOwnError, match=f"job {job} belongs to {owner}; expected {expected}"):
         Pbs().cancel_jobs(job, logs_of("a"), running=True)
     assert programs.calls() == []
 
 
-def test_a_job_of_another_user_is_left_alone(queue: Path, programs: Programs) -> None:
-    job = put("a", state="R", user="walnut")
+def test_jobs_of_another_user_are_left_alone(queue: Path, programs: Programs) -> None:
+    strange = put("a", state="R", user="walnut")
     programs.add("qdel")
-    Pbs().cancel_jobs(job, logs_of("a"), running=True)
-    assert programs.calls() == []
-
-
-def test_a_strangers_job_that_waits_for_this_run_is_no_part_of_it(queue: Path) -> None:
+    Pbs().cancel_jobs(strange, logs_of("a"), running=True)
     first = put("a", state="R")
     put("a", after=first, user="walnut")
     assert jobs_of(first) == [first]
-
-
-def test_nothing_is_cancelled_where_nothing_waits(queue: Path, programs: Programs) -> None:
-    programs.add("qdel")
-    Pbs().cancel_jobs(put("a", state="R"), logs_of("a"), running=False)
+    Pbs().cancel_jobs(first, logs_of("a"), running=False)  # nothing waits
     assert programs.calls() == []
 
 
 @pytest.fixture
-def no_history(queue: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def no_history(queue: Path, monkeypatch: Patch) -> Path:
     """A server that forgets a job when it has ended."""
     monkeypatch.setenv("OPENPBS_HISTORY", "off")
     return queue
 
 
-def test_the_stand_in_says_what_a_server_without_history_says(
-    no_history: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    job = put("a", state="R")
-    assert openpbs.qstat(["-x", "-f", "-F", "json", job]) == 0
-    said = capfd.readouterr()
-    assert "Jobs" not in json.loads(said.out)
-    assert "not configured to maintain job history" in said.err
-
-
-def test_where_a_site_keeps_no_history_the_queue_alone_is_asked(no_history: Path) -> None:
+def test_without_history_the_queue_alone_is_asked(no_history: Path) -> None:
     first = put("a", state="R")
     second = put("a", after=first)
     assert jobs_of(first) == [first, second]
@@ -199,8 +152,8 @@ def test_where_a_site_keeps_no_history_the_queue_alone_is_asked(no_history: Path
     Pbs().cancel_jobs(first, logs_of("a"), running=True)  # nothing of it, and no error
 
 
-def test_without_history_a_chain_between_two_jobs_is_found_by_the_one_queued_behind(
-    no_history: Path, run_on: Callable[..., Jobs], capfd: pytest.CaptureFixture[str]
+def test_chain_between_two_jobs_is_found_by_the_one_queued_behind(
+    no_history: Path, run_on: Callable[..., Jobs], capfd: Said
 ) -> None:
     jobs = run_on("aurora", "scale=mini", "cluster.nodes=2", "cluster.devices_per_node=1")
     run = jobs.folder.path
@@ -233,9 +186,7 @@ HELD = "is held (Hold_Types={}): release the job with qrls, or ask the site"
         ("Q", {}, ""),
     ],
 )
-def test_a_job_that_waits_says_why_with_a_comment_or_without(
-    state: str, known: dict[str, str], why: str, queue: Path
-) -> None:
+def test_waiting_job_says_why(state: str, known: dict[str, str], why: str, queue: Path) -> None:
     job = put("a", state=state)
     tree = {key: value for key, value in openpbs.read(job).items() if key != "comment"}
     openpbs.write(job, tree | known)
@@ -243,7 +194,7 @@ def test_a_job_that_waits_says_why_with_a_comment_or_without(
     assert found.why == why
 
 
-def test_a_node_of_a_job_is_named_once(queue: Path) -> None:
+def test_node_of_a_job_is_named_once(queue: Path) -> None:
     job = put("a", state="R")
     hosts = [f"x1000c0s{slot}b0n0/0*208" for slot in (1, 2, 3)]
     openpbs.change(job, exec_host="+".join([*hosts, hosts[0], "login/1"]))
@@ -259,7 +210,7 @@ def test_a_node_of_a_job_is_named_once(queue: Path) -> None:
         ({"job_state": "Q"}, "put back"),
     ],
 )
-def test_what_became_of_a_job_is_read_from_the_history(
+def test_history_tells_how_a_job_ended(
     known: dict[str, object], fate: str, queue: Path
 ) -> None:
     job = put("a")
@@ -268,7 +219,7 @@ def test_what_became_of_a_job_is_read_from_the_history(
     assert Pbs().find_exit_reason("404.nowhere") == "gone"
 
 
-def test_a_waiting_job_asks_for_a_node_more_for_each_that_is_avoided(queue: Path) -> None:
+def test_waiting_job_asks_for_a_node_more_for_each_avoided_one(queue: Path) -> None:
     first = put("a", state="R")
     second = put("a", after=first)
     for job in (first, second):
@@ -287,26 +238,21 @@ def test_a_waiting_job_asks_for_a_node_more_for_each_that_is_avoided(queue: Path
 
 
 @pytest.mark.parametrize("says", ["Jobs: none", "{}"])
-def test_an_answer_that_is_no_json_is_the_schedulers_failure(
-    says: str, programs: Programs
-) -> None:
+def test_answer_that_is_no_json_is_refused(says: str, programs: Programs) -> None:
     programs.add("qselect", says="1.s\n")
     programs.add("qstat", says=says)
-    with pytest.raises(
-        SchedulerError, match=rf"qstat: no JSON about 1\.s, got '{re.escape(says)}'"
-    ):
+    message = f"qstat: no JSON about 1.s, got {says!r}"
+    with pytest.raises(SchedulerError, match=re.escape(message)):
         Pbs().list_jobs("1.s", logs_of("a"))
 
 
-def test_another_trouble_of_the_server_is_told(programs: Programs) -> None:
+def test_trouble_of_the_server_is_told(programs: Programs) -> None:
     programs.add("qselect", error="qselect: cannot connect to server pbs", status=1)
     with pytest.raises(SchedulerError, match="cannot connect to server pbs"):
         Pbs().list_jobs("1.s", logs_of("a"))
 
 
-def test_a_script_is_handed_over_with_what_it_waits_for(
-    queue: Path, programs: Programs, tmp_path: Path
-) -> None:
+def test_script_waits_for_another_job(queue: Path, programs: Programs, tmp_path: Path) -> None:
     programs.add("qsub", says="2.pbs-0001\n")
     script = tmp_path / "job.sh"
     assert Pbs().submit_script(script, after="1.pbs-0001") == "2.pbs-0001"
@@ -317,26 +263,7 @@ def test_a_script_is_handed_over_with_what_it_waits_for(
     ]
 
 
-def test_a_job_knows_its_own_nodes(tmp_path: Path) -> None:
+def test_job_knows_its_nodes(tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text("x1\nx1\nx2\nx2\n")
     place = Pbs().read_job_place({"PBS_JOBID": "1.s", "PBS_NODEFILE": str(tmp_path / "nodes")})
     assert (place.job, place.attempt, place.nodes) == ("1.s", 0, ("x1", "x2"))
-
-
-def test_with_a_held_job_those_go_that_wait_for_it(queue: Path) -> None:
-    """So does OpenPBS: why a chain is taken back from its end."""
-    first = put("a")
-    second = put("a", after=first)
-    assert openpbs.qdel([first]) == 0
-    assert openpbs.read(second)["job_state"] == "F"
-    assert openpbs.qdel([second]) == 35
-
-
-def test_the_stand_in_refuses_a_directive_that_no_manual_has(
-    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    script = tmp_path / "job.sh"
-    script.write_text(SCRIPT.format(folder=tmp_path).replace("#PBS -N", "#PBS -Q"))
-    assert openpbs.qsub([str(script)]) == 2
-    assert "no manual has -Q" in capfd.readouterr().err
-    assert list(queue.glob("*.json")) == []

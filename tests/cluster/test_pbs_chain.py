@@ -1,4 +1,4 @@
-"""A chain on PBS, run whole by a stand-in: over the wall, a killed rank, a cancellation."""
+"""Runs on PBS, run whole by a stand-in: walls, killed ranks, bad nodes, a tree."""
 
 import os
 import signal
@@ -10,9 +10,17 @@ from pathlib import Path
 import pytest
 
 from cluster.pbs import Pbs
+from cluster.records import Jobs
 from cluster.status import RunStatus, status_of
+from command.run_tree.nodes import nodes_of, state_of
+from components.report.measurements import read_evaluations
+from components.run.folder import RunFolder
 from tests.cluster import openpbs
+from tests.cluster.planting import CLOCK, plant
+from tests.cluster.programs import Patch, Said
 from tests.cluster.slurm import BUSY_HOST
+from tests.cluster.test_preflight_life import verdict
+from tests.cluster.test_slurm_life import ends_of_logs, rank_with, tell_times
 from tests.life.conftest import TINY, act, entries
 
 # A minute alone; hosts that are full take much longer.
@@ -32,18 +40,13 @@ HERE = (
 TOLERANCE = 2e-5
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder shared by a file's tests, so that data is prepared once."""
-    return tmp_path_factory.mktemp("home")
-
-
 @pytest.fixture
-def machine(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def machine(home: Path, tmp_path: Path, monkeypatch: Patch) -> Iterator[str]:
     """Programs first on the path, and the ``venv`` that a job finds them by."""
     programs, state = home / "venv" / "bin", tmp_path / "state"
     for folder in (programs, state):
         folder.mkdir(parents=True, exist_ok=True)
+    (programs / "python").unlink(missing_ok=True)  # one that a test has planted
     openpbs.link(programs, state)
     path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     (programs / "activate").write_text(f"PATH={path}\n")
@@ -63,14 +66,12 @@ def wait_until(run: Path, holds: Callable[[], bool], seconds: float) -> None:
     end = time.monotonic() + BUSY_HOST * seconds
     while not holds():
         if time.monotonic() > end:
-            logs = sorted([*(run / "jobs").glob("*.OU"), *(run / "ranks").glob("*.log")])
-            said = "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs)
-            pytest.fail(f"{status(run)}\n{said}")
+            pytest.fail(f"{status(run)}\n{ends_of_logs(run)}")
         time.sleep(0.3)
 
 
-def test_over_the_wall_the_successor_goes_on_and_the_last_in_the_queue_is_taken_back(
-    home: Path, machine: str, capfd: pytest.CaptureFixture[str]
+def test_successor_goes_on_and_the_last_is_cancelled(
+    home: Path, machine: str, capfd: Said
 ) -> None:
     run, alone = home / "walled", home / "alone"
     budget = (
@@ -105,21 +106,11 @@ def test_over_the_wall_the_successor_goes_on_and_the_last_in_the_queue_is_taken_
 
 
 def rank_of(run: Path, rank: int) -> int:
-    """Find the process id of a rank of the run."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            seen = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue  # it has ended
-        is_rank = words[1:4] == [b"-m", b"components.train", str(run).encode()]
-        if is_rank and f"PALS_RANKID={rank}".encode() in seen:
-            return int(folder.name)
-    pytest.fail(f"no rank {rank} of {run}")
+    return rank_with(run, f"PALS_RANKID={rank}")
 
 
-def test_a_killed_rank_is_named_and_a_cancelled_successor_saves_first(
-    home: Path, machine: str, capfd: pytest.CaptureFixture[str]
+def test_killed_rank_is_named_and_its_node_avoided(
+    home: Path, machine: str, capfd: Said
 ) -> None:
     run = home / "killed"
     budget = (
@@ -135,7 +126,7 @@ def test_a_killed_rank_is_named_and_a_cancelled_successor_saves_first(
     node = openpbs.NODES[1]
     assert (failed.ended, failed.bad_nodes) == ("failed", (node,))
     assert failed.why == f"rank 1 on {node}: died from signal 9"
-    assert f"the next job avoids {node}" in _said(run, failed.job)
+    assert f"the next job avoids {node}" in (run / "jobs" / f"{failed.job}.OU").read_text()
 
     steps = len(entries(run, "step"))
     wait_until(run, lambda: len(entries(run, "step")) > steps, 200)
@@ -162,5 +153,122 @@ def test_a_killed_rank_is_named_and_a_cancelled_successor_saves_first(
     assert "session" not in openpbs.read(waiting)
 
 
-def _said(run: Path, job: str) -> str:
-    return (run / "jobs" / f"{job}.OU").read_text()
+STEPS = 60
+SPARED = (
+    *(f"budget.total_tokens={512 * STEPS}", "checkpoint.every_tokens=5_120"),
+    *(f"evaluation.every_tokens={512 * STEPS}", "checkpoint.keep=99"),
+)
+JOB = ("cluster.hours=0.5", "cluster.jobs=3", "cluster.site.spare_seconds=60")
+
+
+@pytest.mark.long
+def test_same_job_goes_on_without_the_node_of_a_killed_rank(home: Path, machine: str) -> None:
+    run = home / "spared"
+    words = (*SMALL, *HERE, machine, *SPARED, *JOB, "cluster.spare_nodes=1")
+    assert act(home, *words, f"run={run}") == 0
+    wait_until(run, lambda: len(entries(run, "checkpoint")) >= 2, 200)
+    killed = time.time()
+    os.kill(rank_of(run, 1), signal.SIGKILL)
+    wait_until(run, lambda: status(run).state == "finished" and not status(run).queued, 300)
+
+    end = status(run)
+    first, bad, spare, _ = openpbs.NODES
+    job = openpbs.job_id(1)
+    ends = [(one.job, one.attempt, one.ended) for one in end.jobs]
+    assert ends == [(job, 0, "failed"), (job, 1, "finished")]
+    assert end.jobs[0].why == f"rank 1 on {bad}: died from signal 9"
+    assert end.jobs[0].bad_nodes == (bad,)
+    assert end.jobs[1].nodes == (first, spare)
+    launched = (openpbs.folder() / "ranks").read_text().splitlines()
+    ranks = [line for line in launched if line.startswith("components.train ")]
+    assert ranks == [f"components.train {first} {one}" for one in (bad, spare)]
+    second = openpbs.read(openpbs.job_id(2))
+    assert "session" not in second  # it waited for the whole time, and was taken back
+    assert not (openpbs.folder() / f"{openpbs.job_id(3)}.json").exists()
+    (restart,) = entries(run, "restart")
+    left = {"nodes": [first, spare], "left_out": [bad]}
+    assert restart["evidence"] == {"restart": 1, "job": job, **left}
+    tell_times(run, killed)
+    # Every step was taken, with the samples and the loss of a run that nothing happened to.
+    alone = home / "undisturbed"
+    assert act(home, *SMALL, *SPARED, f"run={alone}") == 0
+    again = {entry["step"]: entry for entry in entries(run, "step")}
+    assert sorted(again) == list(range(1, STEPS + 1))
+    for one in entries(alone, "step"):
+        assert one["samples_digest"] == again[one["step"]]["samples_digest"]
+        assert again[one["step"]]["loss"] == pytest.approx(one["loss"], rel=TOLERANCE)
+
+
+BRIEF = (
+    *("budget.total_tokens=2_048", "checkpoint.every_tokens=1_024"),
+    *("evaluation.every_tokens=2_048", "cluster.hours=0.5", "cluster.jobs=2"),
+    "cluster.site.spare_seconds=60",
+)
+# Its clock is wrong, or its task ends before it has said a word.
+PLANTED = f"""
+import os
+if os.environ["OPENPBS_NODE"] == "{{mute}}":
+    os._exit(9)
+{CLOCK}"""
+
+
+@pytest.mark.long
+def test_ranks_start_on_the_nodes_that_are_left(home: Path, machine: str) -> None:
+    run = home / "bad"
+    wrong, good, mute, other = openpbs.NODES
+    text = PLANTED.format(mute=mute)
+    venv = home / "venv"
+    assert plant(venv, "OPENPBS_NODE", f"@({wrong}|{mute})", "sitecustomize.py", text)
+    words = (*SMALL, *HERE, machine, *BRIEF, "cluster.spare_nodes=2")
+    assert act(home, *words, "cluster.preflight.answer_seconds=60", f"run={run}") == 0
+    wait_until(run, lambda: status(run).state == "finished" and not status(run).queued, 400)
+
+    (job,) = status(run).jobs
+    assert job.bad_nodes == (wrong, mute)
+    event = verdict(run)
+    assert event["evidence"]["excluded"] == {wrong: ["clock"], mute: ["answer"]}
+    assert f"{wrong}: clock: +100." in event["cause"]
+    started = (openpbs.folder() / "ranks").read_text().splitlines()
+    assert started == [
+        f"components.preflight {' '.join(openpbs.NODES)}",
+        f"components.train {good} {other}",
+    ]
+    assert [entry["step"] for entry in entries(run, "step")] == [1, 2, 3, 4]
+    said = (run / "jobs" / f"{job.job}.OU").read_text()
+    assert "2 of 4 nodes are good, 2 are needed" in said
+    log = (run / "ranks" / f"{job.job.partition('.')[0]}-preflight.log").read_text()
+    assert f"{mute}: rank 2 exited with 9" in log
+
+
+TREE = (
+    "children.cooled={at_tokens: 1024, with: optimizer, set: {budget.total_tokens: 1536}}",
+    "children.mean={at_tokens: 2048, merge: {last: 2}}",
+    "children.judged={of: cooled, evaluate: {}}",
+)
+
+
+@pytest.mark.long
+def test_jobs_of_a_tree_submit_what_follows(home: Path, machine: str) -> None:
+    here = [word for word in HERE if not word.startswith("cluster.nodes")]
+    own = (
+        *("budget.total_tokens=2_048", "checkpoint.every_tokens=512"),
+        *("evaluation.every_tokens=2_048", "cluster.nodes=1", "cluster.hours=0.5"),
+    )
+    trunk = home / "trunk"
+    assert act(home, *SMALL, *here, machine, *own, *TREE, f"run={trunk}") == 0
+    nodes = {node.name: node for node in nodes_of(trunk)}
+    assert {state_of(node) for node in nodes.values()} == {"waiting"}
+
+    def grown() -> bool:
+        return {state_of(node) for node in nodes.values()} == {"finished"}
+
+    wait_until(trunk, grown, 600)
+    jobs = [openpbs.read(file.stem) for file in openpbs.folder().glob("[0-9]*.json")]
+    assert sorted(job["Job_Name"] for job in jobs) == [
+        "teuken7b",
+        *(f"teuken7b-{name}" for name in ("cooled", "judged", "mean")),
+    ]
+    cooled = nodes["cooled"].folder_path
+    assert [one["tokens"] for one in entries(cooled, "step")][-1] == 1_536
+    assert len(Jobs(RunFolder(cooled)).load_chain().submissions) == 1
+    assert {one["tokens_trained"] for one in read_evaluations(cooled)} == {1_536}

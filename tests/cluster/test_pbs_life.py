@@ -1,25 +1,26 @@
 """A real OpenPBS: what it says of jobs that wait, end and are run again, and whole chains."""
 
-import json
 import os
 import re
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from cluster.pbs import Pbs
-from cluster.status import RunStatus, status_of
 from command.main import main
 from data_prep.task import read_array
+from tests.cluster import openpbs
 from tests.cluster.pbs_server import LocalPbs, local_pbs
+from tests.cluster.programs import Patch, Said
 from tests.cluster.test_corpus_life import ELEMENTS, passes, prepared
-from tests.cluster.test_pbs_chain import HERE, SMALL, rank_of
-from tests.cluster.test_sweep_life import STUDY, at_once
+from tests.cluster.test_pbs_chain import HERE, SMALL, rank_of, status
+from tests.cluster.test_slurm_life import wait_until
 from tests.data_prep.corpora import LANGUAGES, write_corpus
-from tests.life.conftest import TINY, act, entries
+from tests.life.conftest import act, entries
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3_600)]
 
@@ -43,7 +44,7 @@ def pbs() -> Iterator[LocalPbs]:
 
 
 @pytest.fixture
-def submit(pbs: LocalPbs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
+def submit(pbs: LocalPbs, tmp_path: Path, monkeypatch: Patch) -> Submit:
     """Submit a script that sleeps; its output comes to ``tmp_path/jobs``."""
     monkeypatch.setenv("PATH", pbs.environment()["PATH"])
     pbs.keep_history(kept=False)
@@ -70,7 +71,7 @@ def letter(job: str) -> str:
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_a_job_killed_at_its_wall_is_told_where_history_is_kept_and_gone_where_not(
+def test_job_killed_at_its_wall_is_known_where_history_is_kept(
     pbs: LocalPbs, submit: Submit, tmp_path: Path, *, kept: bool
 ) -> None:
     pbs.keep_history(kept=kept)
@@ -85,9 +86,7 @@ def test_a_job_killed_at_its_wall_is_told_where_history_is_kept_and_gone_where_n
     Pbs().cancel_jobs(job, tmp_path / "jobs", running=True)  # nothing left, nothing said
 
 
-def test_a_chain_is_followed_and_its_held_jobs_say_why(
-    pbs: LocalPbs, submit: Submit, tmp_path: Path
-) -> None:
+def test_held_jobs_of_a_chain_say_why(pbs: LocalPbs, submit: Submit, tmp_path: Path) -> None:
     first = submit()
     second = submit(after=first)
     pbs.wait_for(lambda: letter(first) == "R", 30)
@@ -106,9 +105,7 @@ def test_a_chain_is_followed_and_its_held_jobs_say_why(
     assert {letter(job) for job in (first, second, third)} == {""}
 
 
-def test_a_job_that_is_run_again_was_put_back(
-    pbs: LocalPbs, submit: Submit, tmp_path: Path
-) -> None:
+def test_job_run_again_was_put_back(pbs: LocalPbs, submit: Submit, tmp_path: Path) -> None:
     job = submit(rerun="y")
     pbs.wait_for(lambda: letter(job) == "R", 30)
     pbs.call("qmgr", "-c", "set server scheduling=False")
@@ -124,14 +121,8 @@ def test_a_job_that_is_run_again_was_put_back(
     pbs.wait_for(lambda: letter(job) == "", 60)
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder in which data is prepared once."""
-    return tmp_path_factory.mktemp("home")
-
-
 @pytest.fixture
-def here(pbs: LocalPbs, home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def here(pbs: LocalPbs, home: Path, monkeypatch: Patch) -> str:
     """Stand in that folder; say by which environment jobs find PBS's programs and Python."""
     pbs.keep_history(kept=False)
     path = f"{pbs.programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -145,20 +136,7 @@ def here(pbs: LocalPbs, home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"site.venv={home / 'venv'}"
 
 
-def status(run: Path) -> RunStatus:
-    return status_of(run, Pbs())
-
-
-def wait_until(pbs: LocalPbs, run: Path, holds: Callable[[], bool], seconds: float) -> None:
-    try:
-        pbs.wait_for(holds, seconds)
-    except AssertionError:
-        logs = sorted([*(run / "jobs").glob("*.OU"), *(run / "ranks").glob("*.log")])
-        said = "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs)
-        pytest.fail(f"{status(run)}\n{said}")
-
-
-def test_after_a_job_killed_at_its_wall_the_next_goes_on_from_what_it_saved(
+def test_next_job_goes_on_after_one_killed_at_wall(
     pbs: LocalPbs, home: Path, here: str
 ) -> None:
     pbs.keep_history(kept=True)
@@ -180,9 +158,7 @@ def test_after_a_job_killed_at_its_wall_the_next_goes_on_from_what_it_saved(
     wait_until(pbs, run, lambda: not status(run).queued, 100)
 
 
-def test_an_array_of_pbs_gives_the_bytes_that_this_machine_gives(
-    home: Path, here: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_array_of_pbs_gives_the_same_bytes(home: Path, here: str, capsys: Said) -> None:
     write_corpus(home / "texts")
     sources = {name: {"files": [f"{home}/texts/{name}*"]} for name in LANGUAGES}
     words = [
@@ -209,29 +185,93 @@ def test_an_array_of_pbs_gives_the_bytes_that_this_machine_gives(
     assert manifests[0].read_bytes() == manifests[1].read_bytes()
 
 
-def test_a_study_submits_its_points_as_jobs_and_learns_from_their_results(
-    home: Path, here: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    study = STUDY.replace("cluster: juwels", "cluster: aurora").replace(
-        "trials: 6", "trials: 3"
-    )
-    (home / "rates.yaml").write_text(study)
-    other = ("recipe=", "budget.", "checkpoint.", "evaluation.", "optimizer.", "cluster.nodes=")
-    words = [
-        *("-m", *(word for word in (*TINY, *HERE) if not word.startswith(other))),
-        *("cluster.nodes=1", "cluster.jobs=1", here),
-        *("budget.sequence_length=64", "budget.total_tokens=1_024"),
-        *("checkpoint.every_tokens=1_024", "evaluation.every_tokens=1_024"),
-        *("study=rates.yaml", f"run={home / 'study'}", "output=json"),
-    ]
-    assert main(words) == 0
-    found = json.loads(capfd.readouterr().out)
-    figures = [trial["figure"] for trial in found["trials"] if trial["figure"] is not None]
-    runs = [status(run.parent) for run in sorted((home / "study").glob("*/recipe.json"))]
-    assert runs
-    assert {run.state for run in runs} == {"finished"}
-    assert sorted(figures) == sorted(
-        json.loads((Path(run.run) / "results.json").read_text())["held_out"]["final"]
-        for run in runs
-    )
-    assert at_once([job for run in runs for job in run.jobs]) <= 2
+JSON = ("-f", "-F", "json")
+Both = Callable[..., "tuple[Side, Side]"]
+
+
+class Side:
+    """The server or its stand-in, by its own programs and their environment."""
+
+    def __init__(self, programs: Path, environment: Mapping[str, str], folder: Path) -> None:
+        self._programs, self._environment, self._folder = programs, environment, folder
+
+    def ask(self, *words: str) -> tuple[int, str]:
+        """Return status and errors, with each job's id as ID."""
+        done = self._run(words)
+        lines = re.sub(r"\b\d+\.pbs[-\w]*", "ID", done.stderr).strip().splitlines()
+        return done.returncode, lines[0] if lines else ""
+
+    def submit(self, seconds: int, *words: str) -> str:
+        return self._run(("qsub", *words, str(self.script(seconds)))).stdout.strip()
+
+    def script(self, seconds: int) -> Path:
+        text = {"wall": "00:10:00", "rerun": "n", "folder": self._folder, "seconds": seconds}
+        (self._folder / "script").write_text(SCRIPT.format(**text))
+        return self._folder / "script"
+
+    def state(self, job: str, *options: str) -> str:
+        said = self._run(("qstat", *options, *JSON, job)).stdout
+        found = re.search(r'"job_state":\s*"(\w)"', said)
+        return found[1] if found else ""
+
+    def reach(self, pbs: LocalPbs, job: str, letter: str, *options: str) -> None:
+        """Wait until a job has a state; none is that of one that is forgotten."""
+        pbs.wait_for(lambda: self.state(job, *options) == letter, 60)
+
+    def _run(self, words: tuple[str, ...]) -> "subprocess.CompletedProcess[str]":
+        command, env = [str(self._programs / words[0]), *words[1:]], self._environment
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def both(pbs: LocalPbs, tmp_path: Path) -> Both:
+    """The server and the stand-in, both with a history of jobs or without."""
+
+    def make(*, history: bool) -> tuple[Side, Side]:
+        pbs.keep_history(kept=history)
+        programs, state = tmp_path / "programs", tmp_path / "state"
+        for folder in (programs, state):
+            folder.mkdir()
+        openpbs.link(programs, state)
+        off = {} if history else {"OPENPBS_HISTORY": "off"}
+        real = Side(pbs.programs, os.environ, tmp_path)
+        return real, Side(programs, {**os.environ, **off}, tmp_path)
+
+    return make
+
+
+def test_stand_in_without_history_says_the_same(pbs: LocalPbs, both: Both) -> None:
+    answers = []
+    for side in both(history=False):
+        job = side.submit(1)
+        side.reach(pbs, job, "R")
+        heard = [side.ask("qstat", "-x", *JSON, job)]
+        side.reach(pbs, job, "")
+        heard += [side.ask("qstat", *JSON, job), side.ask("qdel", job)]
+        answers.append(heard)
+    assert answers[0] == answers[1]
+
+
+def test_stand_in_with_history_says_the_same(pbs: LocalPbs, both: Both) -> None:
+    answers = []
+    for side in both(history=True):
+        ended, running = side.submit(0), side.submit(60)
+        side.reach(pbs, ended, "F", "-x")
+        side.reach(pbs, running, "R")
+        unknown = re.sub(r"^\d+", "99999", ended)
+        waits = side.submit(60, "-W", f"depend=afterany:{running}")
+        after = side.submit(60, "-W", f"depend=afterany:{ended}")
+        script = str(side.script(1))
+        heard = [
+            *(side.ask("qstat", *JSON, job) for job in (ended, unknown)),
+            side.ask("qstat", "-x", *JSON, unknown),
+            *(side.ask("qdel", job) for job in (ended, unknown)),
+            *(side.ask("qalter", "-l", "select=1:ncpus=1", job) for job in (running, waits)),
+            side.ask("qsub", "-W", f"depend=afterany:{unknown}", script),
+            side.ask("qsub", "-W", "depend=whenever:1", script),
+            (0, f"{side.state(waits)}{bool(after)}"),
+            side.ask("qdel", after, waits, running),
+        ]
+        side.reach(pbs, running, "F", "-x")
+        answers.append(heard)
+    assert answers[0] == answers[1]

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,8 +26,8 @@ from components.preflight.verdict import (
 )
 from components.run.folder import RunFolder
 from components.run.history import read_lines
-from tests.cluster.jobs import job_of, recipe_of, submitted
-from tests.cluster.programs import Programs, queued
+from tests.cluster.jobs import Run, job_of, recipe_of, submitted
+from tests.cluster.programs import Patch, Programs, Said, queued
 from tests.cluster.slurm import free_ports
 from tests.components.preflight.conftest import finding, report
 
@@ -36,15 +36,11 @@ SMALL = (
     *("scale=mini", "cluster.nodes=2", "cluster.devices_per_node=1", "cluster.device=cpu"),
     *("cluster.hardware=none", "cluster.preflight.answer_seconds=20", "cluster.spare_nodes=2"),
 )
-SEEN = {
-    "SLURM_JOB_ID": "81",
-    "SLURM_JOB_NODELIST": "jwb[0001-0004]",
-    "SLURM_RESTART_COUNT": "0",
-}
+SEEN = {"SLURM_JOB_ID": "81", "SLURM_JOB_NODELIST": "jwb[0001-0004]"}
 
 
 @pytest.fixture
-def jobs(run_on: Callable[..., Jobs], programs: Programs) -> Jobs:
+def jobs(run_on: Run, programs: Programs) -> Jobs:
     """A job of two nodes and two to spare has begun."""
     programs.add("scontrol", says="\n".join(NODES))
     for name in ("scancel", "srun", "sinfo"):
@@ -79,9 +75,7 @@ def with_bad(name: str, check: str) -> NodeReport:
     return report(name).model_copy(update={"findings": (finding(check, "bad"),)})
 
 
-def test_bad_nodes_are_left_out_noted_and_avoided_by_the_next_job(
-    jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_node_is_left_out_and_avoided(jobs: Jobs, programs: Programs, capfd: Said) -> None:
     said = [with_bad(NODES[0], "run folder"), *map(report, NODES[1:])]
     assert look(jobs.folder.path, said) == 0
     err = capfd.readouterr().err
@@ -98,9 +92,7 @@ def test_bad_nodes_are_left_out_noted_and_avoided_by_the_next_job(
     assert programs.calls()[-1] == f"scontrol update JobId=77_4 ExcNodeList={NODES[0]}"
 
 
-def test_too_few_good_nodes_fail_the_job_and_its_record_says_why(
-    jobs: Jobs, programs: Programs
-) -> None:
+def test_too_few_good_nodes_fail_the_job(jobs: Jobs, programs: Programs) -> None:
     said = [report(NODES[0]), *(with_bad(name, "packages") for name in NODES[1:])]
     assert look(jobs.folder.path, said) == 1
     assert end_job(jobs.folder.path, 1) == 1
@@ -111,8 +103,8 @@ def test_too_few_good_nodes_fail_the_job_and_its_record_says_why(
     assert not any("ExcNodeList" in call for call in programs.calls())
 
 
-def test_what_no_node_passes_ends_the_chain_and_blames_none(
-    jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
+def test_check_failed_everywhere_ends_the_chain(
+    jobs: Jobs, programs: Programs, capfd: Said
 ) -> None:
     assert look(jobs.folder.path, [with_bad(name, "data") for name in NODES]) == 1
     assert end_job(jobs.folder.path, 1) == 1
@@ -123,27 +115,7 @@ def test_what_no_node_passes_ends_the_chain_and_blames_none(
     assert programs.calls()[-1] == "scancel --state=PENDING 77"  # what the queue has
 
 
-def test_of_ranks_that_fail_the_node_is_one_of_those_that_were_chosen(jobs: Jobs) -> None:
-    assert look(jobs.folder.path, [with_bad(NODES[0], "clock"), *map(report, NODES[1:])]) == 0
-    error = {"message": "RuntimeError: CUDA error: uncorrectable ECC error encountered"}
-    jobs.folder.write_json("ranks/error-1.json", error)
-    assert end_job(jobs.folder.path, 1) == 1
-    assert jobs.load_chain().attempts[0].bad_nodes == (
-        NODES[0],
-        NODES[2],
-    )  # rank 1 is on the second of two
-
-
-def test_a_job_that_begins_forgets_the_verdict_of_the_one_before(jobs: Jobs) -> None:
-    write_verdict(jobs.folder, PreflightVerdict(needed=1, nodes=(), seconds=1.0))
-    start_job(jobs.folder.path, SEEN)
-    assert read_verdict(jobs.folder) is None
-    assert (jobs.folder.path / "preflight" / "hosts").read_text().split() == list(NODES)
-
-
-def test_where_no_node_answers_the_next_job_may_be_luckier(
-    jobs: Jobs, programs: Programs
-) -> None:
+def test_next_job_may_find_nodes_that_answer(jobs: Jobs, programs: Programs) -> None:
     silent = (finding("answer", "bad"),)
     nodes = tuple(NodeVerdict(node=name, findings=silent) for name in NODES)
     write_verdict(jobs.folder, PreflightVerdict(needed=2, nodes=nodes, seconds=1.0))
@@ -152,10 +124,13 @@ def test_where_no_node_answers_the_next_job_may_be_luckier(
     assert job.why.startswith("preflight: answer on every node; ")
     assert job.bad_nodes == ()
     assert not any(call.startswith(("scancel", "scontrol update")) for call in programs.calls())
+    start_job(jobs.folder.path, SEEN)  # it forgets the verdict of the one before
+    assert read_verdict(jobs.folder) is None
+    assert (jobs.folder.path / "preflight" / "hosts").read_text().split() == list(NODES)
 
 
 @pytest.fixture
-def pbs(run_on: Callable[..., Jobs], tmp_path: Path) -> dict[str, str]:
+def pbs(run_on: Run, tmp_path: Path) -> dict[str, str]:
     """A job of PBS has begun; its variables, of which one names a file of full names."""
     # Three times each, as where a node's resources say mpiprocs=3.
     nodefile = tmp_path / "nodefile"
@@ -165,7 +140,7 @@ def pbs(run_on: Callable[..., Jobs], tmp_path: Path) -> dict[str, str]:
     return seen
 
 
-def test_under_pbs_ranks_start_on_as_many_nodes_as_they_need_by_the_names_in_its_file(
+def test_ranks_start_under_pbs_on_names_of_its_file(
     pbs: dict[str, str], tmp_path: Path
 ) -> None:
     preflight = tmp_path / "run" / "preflight"
@@ -178,28 +153,21 @@ def test_under_pbs_ranks_start_on_as_many_nodes_as_they_need_by_the_names_in_its
     error = {"message": "RuntimeError: NVRM: Xid 79, GPU has fallen off the bus"}
     folder.write_json("ranks/error-1.json", error)
     assert end_job(folder.path, 1) == 1
-    assert Jobs(folder).load_chain().attempts[0].bad_nodes == (
-        NODES[1],
-        NODES[2],
-    )  # rank 1 is on the second
+    bad = Jobs(folder).load_chain().attempts[0].bad_nodes
+    assert bad == (NODES[1], NODES[2])  # rank 1 is on the second of two
 
 
-def test_under_pbs_a_node_that_is_avoided_is_left_out_though_it_is_good(
-    pbs: dict[str, str], tmp_path: Path
-) -> None:
-    jobs = Jobs(RunFolder(tmp_path / "run"))
-    jobs.append_events(
-        ExcludedEvent(
-            at=utc_now(), nodes=(f"{NODES[0]}.hsn.example",), until=avoided_until(utc_now())
-        )
-    )
+def test_good_avoided_node_is_left_out_under_pbs(pbs: dict[str, str], tmp_path: Path) -> None:
+    until, full = avoided_until(utc_now()), [f"{name}.hsn.example" for name in NODES]
+    avoided = ExcludedEvent(at=utc_now(), nodes=(full[0],), until=until)
+    Jobs(RunFolder(tmp_path / "run")).append_events(avoided)
     assert look(tmp_path / "run", [report(name) for name in NODES], pbs) == 0
     chosen = (tmp_path / "run" / "preflight" / "nodes").read_text().split()
-    assert chosen == [f"{name}.hsn.example" for name in NODES[1:3]]
+    assert chosen == full[1:3]
 
 
-def test_by_hand_the_nodes_are_asked_through_the_words_of_the_job_script(
-    pbs: dict[str, str], programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_nodes_are_asked_by_hand_with_the_words_of_the_script(
+    pbs: dict[str, str], programs: Programs, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     for name, value in pbs.items():
         monkeypatch.setenv(name, value)
@@ -215,24 +183,20 @@ def test_by_hand_the_nodes_are_asked_through_the_words_of_the_job_script(
     assert on_each.startswith(f"mpiexec -n 4 --ppn 1 --hostfile {folder.path}/preflight/hosts ")
 
 
-def test_without_a_launcher_an_allocation_says_what_is_missing(
-    jobs: Jobs, programs: Programs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {**SEEN, "SLURM_PROCID": "0", "PATH": str(programs.folder)}.items():
-        monkeypatch.setenv(name, value)
-    recipe = read_recipe(jobs.folder.recipe)
-    (programs.folder / "srun").unlink()
-    with pytest.raises(RecipeError, match=r"srun is not found in this job"):
-        look_at_allocation(recipe, jobs.folder, "python")
-
-
-def test_from_a_login_node_the_nodes_of_a_job_are_not_looked_at(
-    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("process", "message"),
+    [("0", "srun is not found in this job"), (None, "this shell is not on a node")],
+)
+def test_nodes_cannot_be_asked_without_a_launcher_or_from_a_login_node(
+    process: str | None, message: str, jobs: Jobs, programs: Programs, monkeypatch: Patch
 ) -> None:
     for name in ("SLURM_PROCID", "SLURMD_NODENAME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in SEEN.items():
         monkeypatch.setenv(name, value)
-    recipe = read_recipe(jobs.folder.recipe)
-    with pytest.raises(RecipeError, match=r"this shell is not on a node"):
-        look_at_allocation(recipe, jobs.folder, "python")
+    if process is not None:
+        monkeypatch.setenv("SLURM_PROCID", process)
+        monkeypatch.setenv("PATH", str(programs.folder))
+        (programs.folder / "srun").unlink()
+    with pytest.raises(RecipeError, match=message):
+        look_at_allocation(read_recipe(jobs.folder.recipe), jobs.folder, "python")

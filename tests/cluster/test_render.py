@@ -14,9 +14,12 @@ from cluster.job import JobSettings, render_job_script
 from cluster.script import quote_word
 from tests.cluster.directives import read_directives
 from tests.cluster.jobs import job_of, script_of
+from tests.cluster.programs import Patch
 
 TEUKEN = ("recipe=teuken7b", "cluster=juwels")
 MULA = ("recipe=mula1b", "cluster=aurora")
+Words = tuple[str, ...]
+Machine = dict[str, str]
 
 # Stands for the environment's Python: it notes its words and ends as BEGIN and TRAIN say.
 PYTHON = """#!/bin/bash
@@ -55,7 +58,7 @@ HOSTS = "#!/bin/bash\nprintf 'node1\\nnode2\\n'\n"
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> dict[str, str]:
+def machine(tmp_path: Path) -> Machine:
     """A folder of programs that come first on the path, and the job's own variables."""
     programs = tmp_path / "venv" / "bin"
     programs.mkdir(parents=True)
@@ -80,45 +83,49 @@ def here(job: JobSettings, folder: Path) -> JobSettings:
     return replace(job, repository=str(folder), venv=f"{folder}/venv", run=f"{folder}/run")
 
 
-@pytest.mark.parametrize("words", [(*TEUKEN, "cluster.site.setup=[]"), MULA])
-def test_python_in_a_job_imports_the_clone_and_the_absolute_places_of_the_site(
-    words: tuple[str, ...], machine: dict[str, str], tmp_path: Path
-) -> None:
-    file = tmp_path / "venv" / "bin" / "python"
-    file.write_text(PYTHON.replace("python $*", "$PYTHONSAFEPATH $PYTHONPATH $PWD"), "utf-8")
-    run(here(job_of(*words), tmp_path), machine | {"PYTHONPATH": ":x:/m:../y::/n"})
-    lines = Path(machine["NOTES"]).read_text("utf-8").splitlines()
-    of_python = [line for line in lines if line.startswith("1 ")]
-    assert set(of_python) == {f"1 {tmp_path}:/m:/n {tmp_path}"}
-    assert len(of_python) >= 4  # begin, both sides of the preflight, ranks, end
+def brief(words: Words, folder: Path) -> JobSettings:
+    """A job whose alarm rings after a second, or on PBS it would outlive the test."""
+    job = here(job_of(*words), folder)
+    return replace(job, lead_seconds=job.walltime_seconds - 1)
 
 
-def notes(machine: dict[str, str]) -> list[str]:
+def lines_of(machine: Machine) -> list[str]:
+    return Path(machine["NOTES"]).read_text("utf-8").splitlines()
+
+
+def notes(machine: Machine) -> list[str]:
     """List what was called, without the nodes' own look at themselves: it has no set moment.
 
     Nor has what tidies the nodes up at the end: see `tidied`.
     """
-    lines = Path(machine["NOTES"]).read_text("utf-8").splitlines()
     aside = ("components.preflight", " rm -rf ")
-    return [line for line in lines if not any(word in line for word in aside)]
+    return [line for line in lines_of(machine) if not any(word in line for word in aside)]
 
 
-def tidied(machine: dict[str, str]) -> str:
-    lines = Path(machine["NOTES"]).read_text("utf-8").splitlines()
-    (line,) = (line for line in lines if " rm -rf " in line)
+def tidied(machine: Machine) -> str:
+    (line,) = (line for line in lines_of(machine) if " rm -rf " in line)
     return line.rpartition(" rm -rf ")[2]
 
 
-def run(
-    job: JobSettings, machine: dict[str, str], **says: str
-) -> subprocess.CompletedProcess[str]:
+def run(job: JobSettings, machine: Machine, **says: str) -> subprocess.CompletedProcess[str]:
     command = ["bash", "-c", render_job_script(job)]
     return subprocess.run(command, env=machine | says, text=True, capture_output=True)
 
 
-def test_a_job_begins_trains_and_ends_with_the_status_of_its_end(
-    machine: dict[str, str], tmp_path: Path
-) -> None:
+BOTH = pytest.mark.parametrize("words", [TEUKEN, MULA], ids=["slurm", "pbs"])
+
+
+@pytest.mark.parametrize("words", [(*TEUKEN, "cluster.site.setup=[]"), MULA])
+def test_python_imports_the_clone(words: Words, machine: Machine, tmp_path: Path) -> None:
+    file = tmp_path / "venv" / "bin" / "python"
+    file.write_text(PYTHON.replace("python $*", "$PYTHONSAFEPATH $PYTHONPATH $PWD"), "utf-8")
+    run(here(job_of(*words), tmp_path), machine | {"PYTHONPATH": ":x:/m:../y::/n"})
+    of_python = [line for line in lines_of(machine) if line.startswith("1 ")]
+    assert set(of_python) == {f"1 {tmp_path}:/m:/n {tmp_path}"}
+    assert len(of_python) >= 4  # begin, both sides of the preflight, ranks, end
+
+
+def test_job_begins_trains_and_ends_with_its_status(machine: Machine, tmp_path: Path) -> None:
     job = here(job_of(*TEUKEN), tmp_path)
     done = run(job, machine, TRAIN="7")
     assert (done.returncode, done.stderr) == (7, "")
@@ -133,18 +140,16 @@ def test_a_job_begins_trains_and_ends_with_the_status_of_its_end(
     assert Path(job.run, "ranks").is_dir()
 
 
-@pytest.mark.parametrize("words", [TEUKEN, MULA])
-def test_a_run_that_has_finished_ends_the_chain_before_any_rank_starts(
-    words: tuple[str, ...], machine: dict[str, str], tmp_path: Path
-) -> None:
+@BOTH
+def test_finished_run_starts_no_rank(words: Words, machine: Machine, tmp_path: Path) -> None:
     done = run(here(job_of(*words), tmp_path), machine, BEGIN="3")
     assert (done.returncode, done.stderr) == (0, "")
     assert not any(line.startswith(("srun", "mpiexec", "qsub")) for line in notes(machine))
 
 
-@pytest.mark.parametrize("status", ["0", "7", "143"])
-def test_the_scheduler_s_warning_makes_the_stop_file_and_the_ranks_status_is_kept(
-    status: str, machine: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize("status", ["0", "143"])
+def test_warning_stops_ranks_and_keeps_status(
+    status: str, machine: Machine, tmp_path: Path
 ) -> None:
     job = here(job_of(*TEUKEN), tmp_path)
     process = subprocess.Popen(
@@ -161,172 +166,100 @@ def test_the_scheduler_s_warning_makes_the_stop_file_and_the_ranks_status_is_kep
     assert notes(machine)[-1] == f"python -m cluster.end {job.run} {status}"
 
 
-def test_pbs_gives_no_warning_so_the_script_watches_the_clock(
-    machine: dict[str, str], tmp_path: Path
+def test_pbs_script_watches_the_clock_and_queues_a_job(
+    machine: Machine, tmp_path: Path
 ) -> None:
-    job = here(job_of(*MULA), tmp_path)
-    job = replace(job, lead_seconds=job.walltime_seconds - 1)
-    done = run(job, machine, PATIENCE="100")
-    assert (done.returncode, done.stderr) == (0, "")
+    job = brief(MULA, tmp_path)
+    done = run(job, machine, PATIENCE="100", TRAIN="3")
+    assert (done.returncode, done.stderr) == (3, "")
     assert Path(job.run, "stop").exists()
-
-
-def test_a_pbs_job_queues_its_successor_as_it_begins(
-    machine: dict[str, str], tmp_path: Path
-) -> None:
-    job = here(job_of(*MULA), tmp_path)
-    job = replace(job, lead_seconds=job.walltime_seconds - 1)  # or its alarm outlives the test
-    assert run(job, machine, TRAIN="3").returncode == 3
     said = [line.split()[0] + " " + line.split()[-1] for line in notes(machine)]
     assert said[1:4] == ["python chain", f"python {job.run}", f"mpiexec {job.run}"]
     assert f"python -m cluster.begin {job.run} chain" in notes(machine)
     assert "port 24321 at node1" in notes(machine)
 
 
-@pytest.mark.parametrize("words", [TEUKEN, MULA])
-def test_what_a_job_keeps_on_its_nodes_goes_with_it(
-    words: tuple[str, ...], machine: dict[str, str], tmp_path: Path
-) -> None:
-    job = here(job_of(*words), tmp_path)
-    job = replace(job, lead_seconds=job.walltime_seconds - 1, node_folder=str(tmp_path))
-    assert run(job, machine, TRAIN="3").returncode == 3
-    assert tidied(machine).startswith(f"{tmp_path}/kochbuch-")
+def test_pbs_job_with_a_successor_is_never_run_again() -> None:
+    chained, alone = script_of(*MULA), script_of(*MULA, "cluster.jobs=1")
+    assert read_directives(chained)["-r"] == ["n"]
+    assert read_directives(alone)["-r"] == ["y"]
+    assert "qsub" not in alone
 
 
-IMAGE = ("site.image=/images/torch.sif", "cluster.site.container='apptainer exec --nv'")
-
-
-@pytest.mark.parametrize("words", [TEUKEN, MULA])
-def test_with_an_image_the_host_talks_to_the_scheduler_and_the_image_computes(
-    words: tuple[str, ...],
-) -> None:
-    script = script_of(*words, *IMAGE)
-    began, ended, looked, ranks = (
-        [line.strip() for line in script.splitlines() if f"-m {name}" in line]
-        for name in ("cluster.begin", "cluster.end", "cluster.preflight", "components.train")
-    )
-    host = "/path/to/kochbuch/.venv/bin/python"
-    inside = "apptainer exec --nv /images/torch.sif python"
-    assert {line.startswith(f"{host} -m") for line in began} == {True}
-    assert f"{host} -m cluster.end" in ended[-1]
-    assert looked[0].startswith(f"{inside} -m cluster.preflight")
-    assert f"{inside} -m components.train" in ranks[-1]
-    assert "activate" not in script
-    own = script_of(*words, *IMAGE, "site.host_python=/opt/python/bin/python3.12")
-    assert "\n/opt/python/bin/python3.12 -m cluster.begin" in own
-
-
-def test_a_rank_of_a_chain_logs_by_the_name_of_its_job() -> None:
-    chained, alone = (
-        read_directives(script_of(*TEUKEN, f"cluster.jobs={count}")) for count in (3, 1)
-    )
-    assert chained["--output"][0].endswith("/jobs/%A_%a.log")
-    assert alone["--output"][0].endswith("/jobs/%j.log")
-    assert '--output="$run/ranks/%A_%a-%N.log" --label' in script_of(*TEUKEN, "cluster.jobs=3")
-    assert '--output="$run/ranks/%j-%N.log" --label' in script_of(*TEUKEN, "cluster.jobs=1")
-
-
-def test_a_pbs_job_with_a_successor_is_never_run_again() -> None:
-    chained, alone = job_of(*MULA), job_of(*MULA, "cluster.jobs=1")
-    assert read_directives(render_job_script(chained))["-r"] == ["n"]
-    assert read_directives(render_job_script(alone))["-r"] == ["y"]
-    assert "qsub" not in render_job_script(alone)
-
-
-def test_everything_the_user_says_is_in_the_script_and_it_still_fits() -> None:
+def test_settings_of_the_user_are_in_the_script() -> None:
     said = ("site.account=abc", "site.mail=me@x.org", "site.reservation=night", "site.runs=/r")
-    slurm, pbs = script_of(*TEUKEN, *said), script_of(*MULA, *said)
+    bound = "cluster.site.binding.cores='map_ldom:3,1,7,5'"
+    slurm, pbs = (
+        script_of(*TEUKEN, *said, bound),
+        script_of(*MULA, *said, "cluster.site.host_suffix=-ib"),
+    )
     assert read_directives(slurm)["--reservation"] == ["night"]
     assert read_directives(slurm)["--mail-user"] == ["me@x.org"]
     assert read_directives(slurm)["--output"] == ["/r/teuken7b-full/jobs/%A_%a.log"]
+    assert "srun --kill-on-bad-exit=1 --cpu-bind=map_ldom:3,1,7,5 --output=" in slurm
     assert read_directives(pbs)["-q"] == ["night"]  # a reservation of PBS is a queue
     assert read_directives(pbs)["-M"] == ["me@x.org"]
+    assert '"$PBS_NODEFILE")-ib  # the name for other nodes' in pbs
     assert max(len(slurm.splitlines()), len(pbs.splitlines())) < 90
 
 
-def test_cores_are_bound_where_a_profile_says_so() -> None:
-    assert "--cpu-bind list:2-4:10-12:" in script_of(*MULA)
-    assert "--cpu-bind" not in script_of(*TEUKEN)
-    bound = script_of(*TEUKEN, "cluster.site.binding.cores='map_ldom:3,1,7,5'")
-    assert "srun --kill-on-bad-exit=1 --cpu-bind=map_ldom:3,1,7,5 --output=" in bound
-
-
-@pytest.mark.parametrize("words", [TEUKEN, MULA])
-def test_too_few_good_nodes_end_the_job_before_any_rank_starts(
-    words: tuple[str, ...], machine: dict[str, str], tmp_path: Path
+@BOTH
+def test_too_few_good_nodes_start_no_rank(
+    words: Words, machine: Machine, tmp_path: Path
 ) -> None:
-    job = here(job_of(*words), tmp_path)
-    job = replace(job, lead_seconds=job.walltime_seconds - 1)  # or its alarm outlives the test
-    done = run(job, machine, LOOK="1")
-    assert done.returncode == 1
+    job = brief(words, tmp_path)
+    assert run(job, machine, LOOK="1").returncode == 1
     assert notes(machine)[-1].startswith(f"python -m cluster.end {job.run} 1")
     assert not any(line.endswith(f"components.train {job.run}") for line in notes(machine))
+    if words is MULA:  # its alarm ends with it
+        time.sleep(1.5)
+        assert not Path(job.run, "stop").exists()  # or the next job would save at once
 
 
-def test_the_alarm_of_pbs_ends_with_a_job_whose_nodes_are_too_bad(
-    machine: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("words", "good", "launched", "meeting"),
+    [
+        (
+            MULA,
+            "node2.site node3.site node5.site",
+            "-n 36 --ppn 12 --hostfile {run}/preflight/nodes --pmi=pmix ",
+            "port 24321 at node2.site",
+        ),
+        (
+            TEUKEN,
+            "node2 node3 node5",
+            "--nodelist={run}/preflight/nodes --nodes=3 --ntasks=12 python",
+            "port 23456 at node2i",
+        ),
+    ],
+    ids=["pbs", "slurm"],
+)
+def test_ranks_start_on_the_chosen_nodes_and_meet_at_the_first(
+    words: Words, good: str, launched: str, meeting: str, machine: Machine, tmp_path: Path
 ) -> None:
-    job = here(job_of(*MULA), tmp_path)
-    job = replace(job, lead_seconds=job.walltime_seconds - 1)
-    assert run(job, machine, LOOK="1").returncode == 1
-    time.sleep(1.5)
-    assert not Path(job.run, "stop").exists()  # or the next job would save at once
-
-
-def test_under_pbs_ranks_start_on_the_chosen_nodes_and_meet_at_the_first_of_them(
-    machine: dict[str, str], tmp_path: Path
-) -> None:
-    job = here(job_of(*MULA, "cluster.spare_nodes=1"), tmp_path)
-    job = replace(job, lead_seconds=job.walltime_seconds - 1)  # or its alarm outlives the test
-    assert run(job, machine, GOOD="node2.site node3.site node5.site").returncode == 0
-    (launched,) = (line for line in notes(machine) if line.startswith(("srun", "mpiexec")))
-    chosen = f"-n 36 --ppn 12 --hostfile {job.run}/preflight/nodes --pmi=pmix "
-    assert chosen in launched
-    assert "port 24321 at node2.site" in notes(machine)
-
-
-def test_ranks_start_on_the_nodes_that_were_chosen_and_meet_at_the_first_of_them(
-    machine: dict[str, str], tmp_path: Path
-) -> None:
-    job = here(job_of(*TEUKEN, "cluster.spare_nodes=1"), tmp_path)
-    assert run(job, machine, GOOD="node2 node3 node5").returncode == 0
-    (launched,) = (line for line in notes(machine) if line.startswith(("srun", "mpiexec")))
-    chosen = f"--nodelist={job.run}/preflight/nodes --nodes=3 --ntasks=12 python"
-    assert chosen in launched
-    assert "port 23456 at node2i" in notes(machine)
+    job = brief((*words, "cluster.spare_nodes=1"), tmp_path)
+    assert run(job, machine, GOOD=good).returncode == 0
+    (line,) = (line for line in notes(machine) if line.startswith(("srun", "mpiexec")))
+    assert launched.format(run=job.run) in line
+    assert meeting in notes(machine)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("words", [TEUKEN, MULA])
-def test_a_node_that_hangs_does_not_keep_the_ranks_from_starting_on_the_others(
-    words: tuple[str, ...], machine: dict[str, str], tmp_path: Path
+@BOTH
+def test_hanging_node_does_not_stop_others(
+    words: Words, machine: Machine, tmp_path: Path
 ) -> None:
-    job = here(job_of(*words), tmp_path)
-    job = replace(job, lead_seconds=job.walltime_seconds - 1)  # or its alarm outlives the test
+    job = brief(words, tmp_path)
     began = time.monotonic()
     assert run(job, machine, HANG="600").returncode == 0
     assert time.monotonic() - began < 60
     assert f"python -m components.train {job.run}" in notes(machine)
 
 
-def test_who_wants_no_preflight_has_none_in_the_script() -> None:
-    for words in (TEUKEN, MULA):
-        script = script_of(*words, "cluster.preflight=none")
-        assert "components.preflight" not in script
-        assert "cluster.preflight" not in script
-
-
-def test_a_user_adds_a_variable_with_its_reason() -> None:
-    added = "cluster.site.environment.NCCL_DEBUG={value: INFO, reason: I look for a hang}"
-    assert "\nexport NCCL_DEBUG=INFO  # I look for a hang\n" in script_of(*TEUKEN, added)
-
-
 RANK_SETS = "cluster.site.rank_environment.ROCR_VISIBLE_DEVICES"
 
 
-def test_a_rank_sets_its_own_variables_and_a_wrapper_starts_it(
-    machine: dict[str, str], tmp_path: Path
-) -> None:
+def test_rank_sets_variables_and_a_wrapper_starts_it(machine: Machine, tmp_path: Path) -> None:
     own = f"{RANK_SETS}={{value: '$SLURM_LOCALID', reason: one device a rank}}"
     job = here(job_of(*TEUKEN, own, "cluster.site.rank_wrapper=[env, 'WRAPPED=1']"), tmp_path)
     noting = f"{machine['NOTES']}.ranks"
@@ -339,7 +272,7 @@ def test_a_rank_sets_its_own_variables_and_a_wrapper_starts_it(
     assert Path(noting).read_text() == f"3 WRAPPED=1 python -m components.train {job.run}\n"
 
 
-def test_in_an_image_each_side_has_its_own_variables() -> None:
+def test_image_and_host_have_their_own_variables() -> None:
     image = (*TEUKEN, "site.image=/p/image.sif")
     inside = "cluster.site.environment.NCCL_DEBUG={value: INFO, side: image, reason: a hang}"
     outside = "cluster.site.environment.PMI_X={value: a, side: host, reason: the launcher}"
@@ -351,14 +284,12 @@ def test_in_an_image_each_side_has_its_own_variables() -> None:
     assert "env -u" not in here
 
 
-def test_what_is_past_the_proxy_is_read_so_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_reads_the_hosts_without_a_proxy(monkeypatch: Patch) -> None:
     script = script_of(*MULA)
     assert script.startswith("#!/bin/bash -l\n")
     (line,) = (line for line in script.splitlines() if line.startswith("export no_proxy="))
-    completed = subprocess.run(
-        ["bash", "-c", f'{line}\nprintf %s "$no_proxy"'], text=True, capture_output=True
-    )
-    monkeypatch.setenv("no_proxy", completed.stdout)
+    command = ["bash", "-c", f'{line}\nprintf %s "$no_proxy"']
+    monkeypatch.setenv("no_proxy", subprocess.check_output(command, text=True))
     for host in ("x4109c0s0b0n0.hsn.cm.aurora.alcf.anl.gov", "localhost", "127.0.0.1"):
         assert proxy_bypass(host)
     assert not proxy_bypass("huggingface.co")

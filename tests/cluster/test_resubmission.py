@@ -1,10 +1,10 @@
-"""A run whose chain has ended continues with other settings, and one process submits it."""
+"""A run whose chain has ended is submitted again; one that comes from another finds it."""
 
+import contextlib
 import json
-import os
 import shlex
+import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,12 +14,14 @@ from cluster.records import Jobs, utc_now
 from cluster.slurm import Slurm
 from cluster.status import status_of
 from command.main import main
+from components.checkpoint.choice import check_alone
 from components.run.folder import RunFolder
+from components.run.history import read_lines
 from components.run.ownership import seal_of
 from tests.cluster.conftest import HERE, Submit
 from tests.cluster.jobs import began, ended
-from tests.cluster.programs import Programs, queued
-from tests.life.conftest import TINY
+from tests.cluster.programs import Patch, Programs, Said, queued
+from tests.life.conftest import TINY, Program, command, environment, home, program
 
 NEW = (
     *("cluster.hours=12", "cluster.jobs=3", "guard.non_finite.most=9", "checkpoint.keep=7"),
@@ -47,11 +49,7 @@ def run(submit: Submit, taking: Programs, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("by", ["recipe", "resume"])
 def test_everything_but_the_mathematics_may_change(
-    by: str,
-    submit: Submit,
-    run: Path,
-    taking: Programs,
-    capfd: pytest.CaptureFixture[str],
+    by: str, submit: Submit, run: Path, taking: Programs, capfd: Said
 ) -> None:
     before = recipe_in(run)
     taking.add("sbatch", says="78\n")
@@ -60,13 +58,13 @@ def test_everything_but_the_mathematics_may_change(
     else:
         assert main([f"resume={run}", "site.account=other", *NEW]) == 0
     assert "cluster.hours: 0.5 -> 12" in capfd.readouterr().err
-    script = (run / "jobs" / "job.sh").read_text()
-    assert "#SBATCH --time=12:00:00" in script
-    assert "#SBATCH --array=1-3%1" in script
-    assert "export NCCL_DEBUG=INFO" in script
-    assert "module load NCCL" in script
     account = "kitchen@new" if by == "recipe" else "other@new"
-    assert f"#SBATCH --account={account}" in script
+    lines = (run / "jobs" / "job.sh").read_text().splitlines()
+    for line in (
+        *("#SBATCH --time=12:00:00", "#SBATCH --array=1-3%1", f"#SBATCH --account={account}"),
+        *("export NCCL_DEBUG=INFO  # a hang", "module load NCCL"),
+    ):
+        assert line in lines
     assert json.loads((run / "recipe-before-step-0.json").read_text()) == before
     assert recipe_in(run) != before
     assert main(["action=status", f"run={run}", "output=json"]) == 0
@@ -78,44 +76,24 @@ def test_everything_but_the_mathematics_may_change(
     assert "cluster.hours: 0.5 -> 12.0" in " ".join(capfd.readouterr().out.split())
 
 
-@pytest.mark.parametrize("word", ["optimizer.lr=1e-5", "budget.seed=7"])
 @pytest.mark.parametrize("by", ["recipe", "resume"])
-def test_other_mathematics_is_refused_with_its_key_and_changes_nothing(
-    by: str,
-    word: str,
-    submit: Submit,
-    run: Path,
-    taking: Programs,
-    capfd: pytest.CaptureFixture[str],
+def test_other_mathematics_is_refused_and_changes_nothing(
+    by: str, submit: Submit, run: Path, taking: Programs, capfd: Said
 ) -> None:
     before = {file: file.read_bytes() for file in run.rglob("*.json*")}
     if by == "recipe":
-        assert submit(word, "again=true") == 2
+        assert submit("optimizer.lr=1e-5", "again=true") == 2
+        assert "optimizer.lr" in capfd.readouterr().err
     else:
-        assert main([f"resume={run}", "site.account=kitchen", word]) == 2
-    assert word.partition("=")[0] in capfd.readouterr().err
+        for word in ("budget.seed", "cluster.hors"):
+            assert main([f"resume={run}", "site.account=kitchen", f"{word}=7"]) == 2
+            assert word in capfd.readouterr().err
     assert {file: file.read_bytes() for file in run.rglob("*.json*")} == before
 
 
-def test_what_the_scheduler_refused_is_submitted_with_other_settings(
-    submit: Submit, taking: Programs, tmp_path: Path
-) -> None:
-    taking.add("sbatch", error="Requested time limit is invalid\n", status=1)
-    assert submit() == 2
-    taking.add("sbatch", says="78\n")
-    assert submit("cluster.hours=12") == 0
-    assert "12:00:00" in (tmp_path / "run" / "jobs" / "job.sh").read_text()
-
-
-@pytest.mark.parametrize(
-    "how", ["stopped", "failed", "lost", "cancelled", "used", "left", "running", "unknown"]
-)
-def test_the_command_that_status_prints_is_accepted(
-    how: str,
-    submit: Submit,
-    taking: Programs,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("how", ["lost", "cancelled", "used", "left", "running", "unknown"])
+def test_command_that_status_prints_is_accepted(
+    how: str, submit: Submit, taking: Programs, tmp_path: Path, capfd: Said
 ) -> None:
     run = tmp_path / "run"
     assert submit("cluster.jobs=1" if how == "used" else "cluster.jobs=2") == 0
@@ -126,8 +104,8 @@ def test_the_command_that_status_prints_is_accepted(
         assert main(["action=cancel", f"run={run}"]) == 0
     elif how != "left":
         record = began(jobs, "77_1")
-        if how not in {"lost", "running"}:
-            ended(jobs, record, "stopped" if how == "used" else how)
+        if how == "used":
+            ended(jobs, record, "stopped")
     if how == "running":
         taking.add("squeue", says=queued(jobs.path, "77_1|RUNNING|None|n1"))
     next_step = status_of(run, Slurm()).next
@@ -140,77 +118,48 @@ def test_the_command_that_status_prints_is_accepted(
     assert capfd.readouterr().out.startswith("submitted 78")
 
 
-def test_a_run_of_somebody_else_writes_no_job_script(
-    run: Path, taking: Programs, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_run_of_another_user_writes_no_script(run: Path, taking: Programs, capfd: Said) -> None:
     seal_of(run / "recipe.json").unlink()
     calls = len(taking.calls())
     assert main([f"resume={run}", "data.sources.eu.files=[]", "site.account=kitchen"]) == 2
     assert main([f"resume={run}", "site.account=kitchen", f"data.folder={run}"]) == 2
-    said = capfd.readouterr().err
-    assert "was received" in said
+    assert "was received" in capfd.readouterr().err
     assert not any(call.startswith("sbatch") for call in taking.calls()[calls:])
     assert "run=" in status_of(run, Slurm()).next
     assert "again=true" in status_of(run, Slurm()).next
 
 
-def test_a_misspelled_key_is_named(
-    run: Path, taking: Programs, capfd: pytest.CaptureFixture[str]
+def test_job_with_a_lost_answer_is_found_by_where_it_writes(
+    run: Path, submit: Submit, taking: Programs, capfd: Said
 ) -> None:
-    assert main([f"resume={run}", "cluster.hors=3"]) == 2
-    assert "cluster.hors: unknown key\n  did you mean hours" in capfd.readouterr().err
-
-
-def test_without_an_answer_the_job_is_found_by_where_it_writes(
-    submit: Submit, taking: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The scheduler took the job, and its answer was lost."""
-    run = tmp_path / "run"
-    assert submit() == 0
     jobs = Jobs(RunFolder(run))
     jobs.append_events(SubmitEvent(at=utc_now(), jobs=1))
-    others = queued(tmp_path / "other" / "jobs", "99|RUNNING|None|n2")
+    others = queued(run.parent / "other" / "jobs", "99|RUNNING|None|n2")
     taking.add("squeue", says=others + queued(jobs.path, "78|PENDING|Priority|"))
     assert [job.job for job in status_of(run, Slurm()).queued or ()] == ["78"]
     assert submit("again=true") == 2
     assert f"{run} is submitted: 78 pending" in capfd.readouterr().err
     assert main(["action=cancel", f"run={run}"]) == 0
     assert taking.calls()[-1] == "scancel --state=PENDING 78"
-
-
-def test_cancel_reaches_every_chain_that_writes_into_the_folder(
-    run: Path, taking: Programs, capfd: pytest.CaptureFixture[str]
-) -> None:
     lines = ("77_1|RUNNING|None|n1", "78_1|PENDING|Priority|", "78_2|PENDING|Dependency|")
-    taking.add("squeue", says=queued(run / "jobs", *lines))
+    taking.add("squeue", says=queued(jobs.path, *lines))
     assert main(["action=cancel", f"run={run}", "force=true"]) == 0
-    assert taking.calls()[-1] == "scancel 77 78"
+    assert taking.calls()[-1] == "scancel 77 78"  # every chain that writes into the folder
 
 
 def submitting(run: Path) -> "subprocess.Popen[str]":
-    words = [*TINY, *HERE, f"run={run}", "again=true"]
-    root = Path(__file__).resolve().parents[2]
-    return subprocess.Popen(
-        [sys.executable, str(root / "run.py"), *words],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    words = command(*TINY, *HERE, f"run={run}", "again=true")
+    env, pipe = environment(), subprocess.PIPE
+    return subprocess.Popen(words, env=env, text=True, stdout=pipe, stderr=pipe)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("begun", [True, False])
-def test_of_two_commands_at_once_one_submits(
-    begun: bool, submit: Submit, taking: Programs, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    if begun:
-        assert submit() == 0
-        jobs = Jobs(RunFolder(run))
-        ended(jobs, began(jobs, "77"), "stopped")
+def test_one_of_two_commands_at_once_submits(begun: bool, run: Path, taking: Programs) -> None:
+    if not begun:
+        shutil.rmtree(run)
     line = queued(run / "jobs", "78|PENDING|Priority|")
-    mark = tmp_path / "submitted"
+    mark = run.parent / "submitted"
     taking.script("sbatch", f"sleep 3; touch {mark}; echo 78")
     taking.script("squeue", f"[ ! -e {mark} ] || echo '{line.strip()}'")
     both = [submitting(run) for _ in range(2)]
@@ -218,27 +167,53 @@ def test_of_two_commands_at_once_one_submits(
     assert sorted(process.returncode for process in both) == [0, 2], said
     assert any(f"{run} is submitted: 78 pending" in error for _, error in said)
     count = sum(call.startswith("sbatch") for call in taking.calls())
-    assert count == (2 if begun else 1)
+    assert count == 2  # one is that of the fixture
 
 
-def test_a_run_comes_from_a_cluster_that_cannot_be_asked_from_here(
-    run: Path, submit: Submit, taking: Programs, capfd: pytest.CaptureFixture[str]
+def test_moved_run_comes_from_a_cluster_that_cannot_be_asked_here(
+    run: Path, submit: Submit, taking: Programs, monkeypatch: Patch, capfd: Said
 ) -> None:
-    """Its folder was moved: the scheduler that had its jobs is on another machine."""
     (taking.folder / "sbatch").unlink()
     taking.add("qsub", says="5.pbs-0001\n")
-    path = os.environ["PATH"]
-    words = [
-        "cluster=aurora",
-        "cluster.devices_per_node=1",
-        "cluster.nodes=2",
-        "site.queue=debug",
-    ]
-    os.environ["PATH"] = str(taking.folder)
-    try:
-        assert submit(*words) == 2
-        assert "sbatch is not found" in capfd.readouterr().err
-        assert submit(*words, "again=true") == 0
-    finally:
-        os.environ["PATH"] = path
+    words = ["cluster=aurora", "cluster.devices_per_node=1", "site.queue=debug"]
+    monkeypatch.setenv("PATH", str(taking.folder))
+    assert submit(*words) == 2
+    assert "sbatch is not found" in capfd.readouterr().err
+    assert submit(*words, "again=true") == 0
     assert Jobs(RunFolder(run)).load_chain().job_ids == ["5.pbs-0001"]
+
+
+__all__ = ["home", "program"]  # fixtures
+SHORT = [word for word in TINY if not word.startswith(("budget.total", "checkpoint."))]
+WORDS = (*SHORT, "checkpoint.every_tokens=1_024")
+
+
+@pytest.mark.long
+def test_branch_has_its_checkpoint_before_its_job_and_can_go_back_to_it(
+    home: Path, program: Program, taking: Programs, tmp_path: Path
+) -> None:
+    program(*WORDS, "run=trunk", "budget.total_tokens=2_048")
+    run, branch = tmp_path / "run", ("from.run=trunk", "from.with=optimizer")
+    words = [*WORDS, *HERE, f"run={run}", "budget.total_tokens=3_072", *branch]
+    with contextlib.chdir(home):
+        assert main([*words, "action=submit", "from.at_tokens=1_500"]) == 2  # 1_536: none
+        assert not run.exists()
+        assert main([*words, "action=submit"]) == 0
+    first, later = (run / "checkpoints" / f"tokens-{n:015d}" for n in (2_048, 2_560))
+    check_alone(first)
+    assert [one["kind"] for one in read_lines(run / "events.jsonl")] == ["branch"]
+    shutil.rmtree(first)
+    assert main(["action=cancel", f"run={run}"]) == 0
+    with contextlib.chdir(home):
+        assert main([*words, "action=submit", "again=true"]) == 0
+    check_alone(first)
+    shutil.copytree(first, later)
+    (run / "results.json").write_text('{"status": "finished"}')
+    back = (f"resume={run}", *(word for word in HERE if word.startswith("site.")))
+    assert main([*back, "at_tokens=1_024"]) == 2  # there is none
+    assert later.exists()
+    assert main([*back, "at_tokens=2_048"]) == 0
+    assert (later.parent / "left" / later.name).exists()
+    assert not later.exists()
+    assert not (run / "results.json").exists()
+    assert read_lines(run / "events.jsonl")[-1]["kind"] == "rewind"

@@ -167,9 +167,7 @@ def modules() -> None:
 
 
 @pytest.mark.parametrize("page", sorted(POSES))
-def test_the_page_of_a_slurm_site_leads_from_nothing_to_a_report(
-    page: str, tmp_path: Path
-) -> None:
+def test_page_of_a_slurm_site_leads_to_a_report(page: str, tmp_path: Path) -> None:
     with local_slurm(3, POSES[page]) as slurm:
         shell = login_shell(tmp_path, slurm.environment())
         slurm.profile.write_text(login_profile(shell))
@@ -182,9 +180,7 @@ def test_the_page_of_a_slurm_site_leads_from_nothing_to_a_report(
 
 
 @pytest.mark.parametrize("page", ["pbs", "aurora"])
-def test_the_page_of_a_pbs_site_leads_from_nothing_to_a_report(
-    page: str, tmp_path: Path
-) -> None:
+def test_page_of_a_pbs_site_leads_to_a_report(page: str, tmp_path: Path) -> None:
     programs, state = tmp_path / "programs", tmp_path / "state"
     for folder in (programs, state):
         folder.mkdir()

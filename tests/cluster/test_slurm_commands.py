@@ -1,7 +1,6 @@
 """Submit, status and cancel as a user meets them: what they refuse, and what they do."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,46 +8,46 @@ import pytest
 from cluster import scheduler_command
 from cluster.chain import ExcludedEvent
 from cluster.decisions import avoided_until
+from cluster.pbs import Pbs
 from cluster.records import Jobs, utc_now
+from cluster.scheduler import Scheduler, check_id, user_name
 from cluster.slurm import Slurm
 from cluster.status import status_of
 from command.main import main
 from components.command_line import RUN
+from components.errors import RecipeError
 from components.run.folder import RunFolder
 from tests.cluster.conftest import Submit
-from tests.cluster.programs import Programs, queued
+from tests.cluster.jobs import Run, submitted
+from tests.cluster.programs import Patch, Programs, Said, queued
 from tests.cluster.slurm import LocalSlurm
 
 FULL = ("recipe=teuken7b", "cluster=juwels", "action=submit", "site.account=kitchen")
-LOST = ("submitted as 77, and has ended: cancelled", "again=true submits the run again")
+SILENT = "Unable to contact slurm controller"
 
 
-def test_without_the_scheduler_the_script_is_written_and_its_place_told(
-    submit: Submit,
-    programs: Programs,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def test_without_the_scheduler_the_script_is_written(
+    run: Path, submit: Submit, programs: Programs, monkeypatch: Patch, capfd: Said
 ) -> None:
     monkeypatch.setenv("PATH", str(programs.folder))
     assert submit() == 2
-    script = tmp_path / "run" / "jobs" / "job.sh"
+    script = run / "jobs" / "job.sh"
     said = capfd.readouterr().err
     assert "cluster.scheduler: sbatch is not found; Slurm is not available here" in said
-    assert (
-        f"run this on a login node of the cluster; submit the job script with: sbatch {script}"
-        in said
-    )
+    remedy = "run this on a login node of the cluster; submit the job script with: sbatch "
+    assert f"{remedy}{script}" in said
     assert script.read_text().startswith("#!/bin/bash\n#SBATCH --job-name=teuken7b\n")
-    assert Jobs(RunFolder(tmp_path / "run")).load_chain().submissions == ()
+    assert Jobs(RunFolder(run)).load_chain().submissions == ()
 
 
-def test_what_is_handed_over_is_noted_and_told(
-    submit: Submit, taking: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_submission_is_told(run: Path, submit: Submit, taking: Programs, capfd: Said) -> None:
     taking.add("sbatch", says="77;juwels\n")  # as in a federation
     assert submit("cluster.jobs=3") == 0
-    run = tmp_path / "run"
     said = capfd.readouterr()
     assert said.out.splitlines() == [
         "submitted 77: a chain of at most 3 jobs of 2 nodes for 00:30:00",
@@ -57,34 +56,29 @@ def test_what_is_handed_over_is_noted_and_told(
         f"next: python {RUN} action=status run={run}",
     ]
     assert "for a short test on two nodes, add cluster.smoke=true" in said.err
-    script = run / "jobs" / "job.sh"
-    assert taking.calls() == [f"sbatch --parsable {script}"]
+    assert taking.calls() == [f"sbatch --parsable {run}/jobs/job.sh"]
     chain = Jobs(RunFolder(run)).load_chain()
     assert chain.submissions == (("77", 3),)
     assert "cluster.jobs=3" in chain.words
-    assert {file.name for file in run.iterdir()} >= {
-        *("recipe.json", "derived.json", "data.json", "environment.json", "jobs", "ranks"),
-    }
+    written = {"recipe.json", "derived.json", "data.json", "environment.json", "jobs", "ranks"}
+    assert {file.name for file in run.iterdir()} >= written
 
 
-def test_what_the_scheduler_refuses_is_told_with_the_way_out(
-    submit: Submit, taking: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_rejected_script_is_named_and_can_be_submitted_with_other_settings(
+    run: Path, submit: Submit, taking: Programs, capfd: Said
 ) -> None:
     taking.add("sbatch", error="allocation failure: Invalid account\n", status=1)
     assert submit() == 2
     said = capfd.readouterr().err
     assert "cluster.scheduler: sbatch: allocation failure: Invalid account" in said
-    assert f"the rejected script is {tmp_path}/run/jobs/job.sh" in said
+    assert f"the rejected script is {run}/jobs/job.sh" in said
     taking.add("sbatch", says="77\n")
-    assert submit() == 0  # nothing stands in the way of a second try
+    assert submit("cluster.hours=12") == 0  # nothing stands in the way of a second try
+    assert "12:00:00" in (run / "jobs" / "job.sh").read_text()
 
 
-def test_what_the_scheduler_does_not_answer_to_is_no_refusal(
-    submit: Submit,
-    taking: Programs,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+def test_missing_answer_is_no_refusal(
+    run: Path, submit: Submit, taking: Programs, monkeypatch: Patch, capfd: Said
 ) -> None:
     """It may have taken the job: the next submission asks a person first."""
     monkeypatch.setattr(scheduler_command, "ANSWERS_WITHIN_SECONDS", 0.5)
@@ -92,106 +86,67 @@ def test_what_the_scheduler_does_not_answer_to_is_no_refusal(
     assert submit() == 2
     said = capfd.readouterr().err
     assert "cluster.scheduler: sbatch: no answer within 0.5 s" in said
-    assert f"teuken7b may be queued: check action=status run={tmp_path / 'run'}" in said
+    assert f"teuken7b may be queued: check action=status run={run}" in said
     taking.add("sbatch", says="78\n")
     assert submit() == 2
     assert "again=true submits the run again" in capfd.readouterr().err
     assert submit("again=true") == 0
-    assert Jobs(RunFolder(tmp_path / "run")).load_chain().job_ids == ["78"]
+    assert Jobs(RunFolder(run)).load_chain().job_ids == ["78"]
 
 
-def test_what_waits_or_runs_is_not_handed_over_twice(
-    submit: Submit, taking: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_submits_only_once(run: Path, submit: Submit, taking: Programs, capfd: Said) -> None:
+    def check_refused(*messages: str, words: tuple[str, ...] = ("again=true",)) -> None:
+        capfd.readouterr()
+        assert submit(*words) == 2
+        said = capfd.readouterr().err
+        assert [message for message in messages if message not in said] == []
+
     assert submit() == 0
-    taking.add("squeue", says=queued(tmp_path / "run" / "jobs", "77|RUNNING|None|n[1-2]"))
-    assert submit("again=true") == 2
-    said = capfd.readouterr().err
-    assert f"run: {tmp_path}/run is submitted: 77 running" in said
-    assert "to cancel the run: action=cancel" in said
-
-
-def test_what_has_ended_is_handed_over_again_only_if_asked_for(
-    submit: Submit, taking: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert submit() == 0
-    assert main(["action=cancel", f"run={tmp_path / 'run'}"]) == 0
-    assert Jobs(RunFolder(tmp_path / "run")).load_chain().cancelled
-    assert submit() == 2
-    said = capfd.readouterr().err
-    assert all(part in said for part in LOST)
+    taking.add("squeue", says=queued(run / "jobs", "77|RUNNING|None|n[1-2]"))
+    check_refused(f"run: {run} is submitted: 77 running", "to cancel the run: action=cancel")
+    taking.add("squeue", error=SILENT, status=1)
+    check_refused(f"cluster.scheduler: squeue: {SILENT}", "try again later")
+    taking.add("squeue")
+    check_refused(f"run: {run} has a different recipe", words=("budget.seed=7", "again=true"))
+    assert main(["action=cancel", f"run={run}"]) == 0
+    assert Jobs(RunFolder(run)).load_chain().cancelled
+    lost = "submitted as 77, and has ended: cancelled"
+    check_refused(lost, "again=true submits the run again", words=())
     taking.add("sbatch", says="78\n")
     assert submit("again=true") == 0
-    jobs = Jobs(RunFolder(tmp_path / "run"))
-    assert [chain for chain, _ in jobs.load_chain().submissions] == ["77", "78"]
-    assert not jobs.load_chain().cancelled
-
-
-def test_a_finished_run_is_not_handed_over_again(
-    submit: Submit, taking: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert submit() == 0
-    RunFolder(tmp_path / "run").write_json("results.json", {"status": "finished"})
-    assert submit("again=true") == 2
-    said = capfd.readouterr().err
-    assert f"run: the run in {tmp_path}/run has finished\n  choose another run=FOLDER" in said
-
-
-def test_where_the_scheduler_does_not_answer_nothing_is_handed_over(
-    submit: Submit, taking: Programs, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert submit() == 0
-    taking.add("squeue", error="Unable to contact slurm controller", status=1)
-    assert submit("again=true") == 2
-    said = capfd.readouterr().err
-    assert "cluster.scheduler: squeue: Unable to contact slurm controller" in said
-    assert "try again later" in said
-
-
-def test_another_recipe_does_not_get_into_the_folder(
-    submit: Submit, taking: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert submit() == 0
-    assert submit("optimizer.lr=1e-5", "again=true") == 2
-    assert f"run: {tmp_path}/run has a different recipe" in capfd.readouterr().err
+    chain = Jobs(RunFolder(run)).load_chain()
+    assert [job for job, _ in chain.submissions] == ["77", "78"]
+    assert not chain.cancelled
+    RunFolder(run).write_json("results.json", {"status": "finished"})
+    check_refused(f"run: the run in {run} has finished\n  choose another run=FOLDER")
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("word", "message"),
     [
-        (("again=1",), "again: input should be a valid boolean, got 1\n  write again=true"),
-        (("force=yes_please",), "force: input should be a valid boolean, got 'yes_please'"),
-        (("at_most=0",), "at_most: input should be greater than 0, got 0"),
-        (("at_most=true",), "at_most: input should be a valid integer, got True"),
-        (("site.device_hours=0",), "site.device_hours: expected a number of hours"),
-        (("site.device_hours=10",), "site.device_hours: 10, but the plan needs "),
-        (("site.device_hours=10",), "lower budget.total_tokens, or raise site.device_hours"),
-        (("site.account=a b",), "'a b' is not allowed in a job script"),
-        (
-            ("cluster.hours=30",),
-            "cluster.hours: 30, but booster allow at most 24",
-        ),
+        ("again=1", "again: input should be a valid boolean, got 1\n  write again=true"),
+        ("force=yes_please", "force: input should be a valid boolean, got 'yes_please'"),
+        ("at_most=0", "at_most: input should be greater than 0, got 0"),
+        ("at_most=true", "at_most: input should be a valid integer, got True"),
+        ("site.device_hours=0", "site.device_hours: expected a number of hours"),
+        ("site.device_hours=10", "lower budget.total_tokens, or raise site.device_hours"),
+        ("site.account=a b", "'a b' is not allowed in a job script"),
     ],
 )
-def test_what_a_login_node_can_refuse_it_refuses(
-    words: tuple[str, ...],
-    message: str,
-    taking: Programs,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+def test_login_node_refuses_wrong_words(
+    word: str, message: str, taking: Programs, run: Path, monkeypatch: Patch, capfd: Said
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    account = FULL if not words[0].startswith("site.account") else FULL[:-1]
-    assert main([*account, f"run={tmp_path / 'run'}", *words]) == 2
-    assert message in capfd.readouterr().err
+    monkeypatch.chdir(run.parent)
+    account = FULL if not word.startswith("site.account") else FULL[:-1]
+    assert main([*account, f"run={run}", word]) == 2
+    said = capfd.readouterr().err
+    assert message in said
+    assert word != "site.device_hours=10" or f"{word[:17]}: 10, but the plan needs " in said
     assert taking.calls() == []
-    assert not (tmp_path / "run").exists()
+    assert not run.exists()
 
 
-def test_without_an_account_the_file_and_its_line_are_told(
-    taking: Programs, site_file: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_account_is_told(taking: Programs, site_file: Path, capfd: Said) -> None:
     assert main(FULL[:-1]) == 2
     said = capfd.readouterr().err
     assert "site.account: not set, and juwels requires an account for every job" in said
@@ -203,10 +158,10 @@ def test_without_an_account_the_file_and_its_line_are_told(
     ["parallelism.zero=0", "cluster.hardware.usable_bytes=24_600_000_000"],
     ids=["does not fit", "tight, above the limit"],
 )
-def test_a_peak_above_the_memory_is_refused_unless_forced(
-    taking: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str], word: str
+def test_peak_above_memory_is_refused(
+    taking: Programs, run: Path, capfd: Said, word: str
 ) -> None:
-    words = [*FULL, word, f"run={tmp_path / 'run'}"]
+    words = [*FULL, word, f"run={run}"]
     assert main(words) == 2
     said = capfd.readouterr().err
     assert "parallelism: the plan needs " in said
@@ -217,66 +172,43 @@ def test_a_peak_above_the_memory_is_refused_unless_forced(
     assert "this source has no text files" in said  # the next check
 
 
-def test_where_there_is_no_scheduler_nothing_is_submitted(
-    capfd: pytest.CaptureFixture[str],
+def test_cancel_needs_a_submission(
+    taking: Programs, run_on: Run, run: Path, capfd: Said
 ) -> None:
-    assert main(["recipe=teuken7b", "action=submit"]) == 2
-    assert "local has no scheduler" in capfd.readouterr().err
-
-
-def test_cancel_knows_only_what_was_submitted(
-    taking: Programs, run_on: Callable[..., Jobs], capfd: pytest.CaptureFixture[str]
-) -> None:
-    run = run_on("juwels").folder.path
-    assert main(["action=cancel", f"run={run.parent / 'nowhere'}"]) == 2
-    assert "nowhere is not a run folder: it does not exist" in capfd.readouterr().err
     assert main(["action=cancel", f"run={run}"]) == 2
-    said = capfd.readouterr().err
-    assert (
-        f"run: {run} was never submitted\n  press Ctrl-C to stop a run in this terminal" in said
-    )
+    assert "run is not a run folder: it does not exist" in capfd.readouterr().err
+    run_on("juwels")
+    assert main(["action=cancel", f"run={run}"]) == 2
+    remedy = "press Ctrl-C to stop a run in this terminal"
+    assert f"run: {run} was never submitted\n  {remedy}" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("force", "words", "said"),
-    [
-        ("false", "--state=PENDING 77", "saves after the current step"),
-        ("true", "77", "cancelled"),
-    ],
-)
 def test_cancel_lets_the_running_job_save_unless_forced(
-    force: str,
-    words: str,
-    said: str,
-    submit: Submit,
-    taking: Programs,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
+    run: Path, submit: Submit, taking: Programs, capfd: Said
 ) -> None:
-    assert submit() == 0
-    lines = ("77_1|RUNNING|None|n1", "77_2|PENDING|JobArrayTaskLimit|")
-    taking.add("squeue", says=queued(tmp_path / "run" / "jobs", *lines))
-    capfd.readouterr()
-    assert main(["action=cancel", f"force={force}", f"run={tmp_path / 'run'}"]) == 0
-    running, waiting = capfd.readouterr().out.splitlines()
-    assert running.startswith(f"77_1: {said}")
-    assert waiting == "77_2: cancelled"
-    assert taking.calls()[-1] == f"scancel {words}"
-    assert (tmp_path / "run" / "stop").exists() == (force == "false")
+    def cancel(force: str, status: int = 0) -> str:
+        capfd.readouterr()
+        assert main(["action=cancel", f"force={force}", f"run={run}"]) == status
+        said = capfd.readouterr()
+        return said.out + said.err
 
-
-def test_cancel_says_where_nothing_is_left_and_where_nobody_answers(
-    submit: Submit, taking: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
     assert submit() == 0
-    words = ["action=cancel", f"run={tmp_path / 'run'}"]
-    assert main(words) == 0
-    assert "77: no queued or running jobs" in capfd.readouterr().out
-    taking.add("squeue", error="Unable to contact slurm controller", status=1)
-    assert main(words) == 2
-    said = capfd.readouterr().err
-    assert "cluster.scheduler: squeue: Unable to contact slurm controller" in said
+    assert "77: no queued or running jobs" in cancel("false")
+    taking.add("squeue", error=SILENT, status=1)
+    said = cancel("false", status=2)
+    assert f"cluster.scheduler: squeue: {SILENT}" in said
     assert "try again later" in said
+    lines = ("77_1|RUNNING|None|n1", "77_2|PENDING|JobArrayTaskLimit|")
+    taking.add("squeue", says=queued(run / "jobs", *lines))
+    (run / "stop").unlink(missing_ok=True)
+    assert cancel("true") == "77_1: cancelled\n77_2: cancelled\n"
+    assert taking.calls()[-1] == "scancel 77"
+    assert not (run / "stop").exists()
+    running, waiting = cancel("false").splitlines()
+    assert running.startswith("77_1: saves after the current step")
+    assert waiting == "77_2: cancelled"
+    assert taking.calls()[-1] == "scancel --state=PENDING 77"
+    assert (run / "stop").exists()
 
 
 def excludes_and_readmits(slurm: LocalSlurm, run: Path) -> None:
@@ -288,9 +220,8 @@ def excludes_and_readmits(slurm: LocalSlurm, run: Path) -> None:
     assert Slurm().find_eligible_nodes(chain) == frozenset(slurm.nodes)
     assert Slurm().find_exit_reason(f"{chain}_2") == "put back"  # it waits
     assert Slurm().exclude_nodes(chain, jobs.path, [avoided], needed=2)
-    jobs.append_events(
-        ExcludedEvent(at=utc_now(), nodes=(avoided,), until=avoided_until(utc_now()))
-    )
+    until = avoided_until(utc_now())
+    jobs.append_events(ExcludedEvent(at=utc_now(), nodes=(avoided,), until=until))
     assert f"ExcNodeList={avoided} " in slurm.call(*said)
     slurm.call("scontrol", "update", f"NodeName={drained}", "State=DRAIN", "Reason=test")
     try:
@@ -303,24 +234,20 @@ def excludes_and_readmits(slurm: LocalSlurm, run: Path) -> None:
     assert avoided not in slurm.call(*said)
 
 
-def test_a_real_slurm_takes_holds_and_gives_back(
-    slurm: LocalSlurm,
-    submit: Submit,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+def test_real_slurm_takes_holds_and_gives_back(
+    slurm: LocalSlurm, submit: Submit, run: Path, monkeypatch: Patch, capfd: Said
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
-    run = tmp_path / "run"
     slurm.call("scontrol", "update", "PartitionName=booster", "State=DOWN")
     try:
+        assert submit("cluster.jobs=3", "site.queue=nowhere") == 2
+        assert "invalid partition" in capfd.readouterr().err
         assert submit("cluster.jobs=3") == 0
         slurm.wait_for(lambda: "PartitionDown" in status_of(run, Slurm()).why, 30)
         capfd.readouterr()
         assert main(["action=status", f"run={run}", "output=json"]) == 0
         shown = json.loads(capfd.readouterr().out)
-        assert shown["state"] == "pending"
-        assert shown["why"] == "PartitionDown"
+        assert (shown["state"], shown["why"]) == ("pending", "PartitionDown")
         assert len(shown["queued"]) == 3
         excludes_and_readmits(slurm, run)
         assert submit("cluster.jobs=3") == 2
@@ -339,8 +266,8 @@ def test_a_real_slurm_takes_holds_and_gives_back(
         slurm.call("scontrol", "update", "PartitionName=booster", "State=UP")
 
 
-def test_a_job_that_submits_another_hands_nothing_of_itself_on(
-    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_job_that_submits_another_passes_on_nothing_of_itself(
+    programs: Programs, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     programs.script("sbatch", f"env > {tmp_path}/seen\necho 78")
     own = {"SLURM_ARRAY_JOB_ID": "4", "SLURM_ARRAY_TASK_ID": "0", "SRUN_CPUS_PER_TASK": "8"}
@@ -357,3 +284,93 @@ def test_a_job_that_submits_another_hands_nothing_of_itself_on(
     monkeypatch.setenv("SLURM_JOB_ID", "5")
     assert not {*own, *cache, "SLURM_JOB_ID"} & seen()
     assert {*kept, "PATH"} <= seen()
+
+
+PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "qsub", "qstat", "qselect", "qdel")
+WRONG = ("--me", "-u", "", "77,78", "77 78", "77\n78", "77;rm", "77_[1-4]", "\u0667")
+
+
+@pytest.fixture
+def jobs(run_on: Run, programs: Programs) -> Jobs:
+    for name in PROGRAMS:
+        programs.add(name)
+    return run_on("juwels")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "ids", "wrong"),
+    [
+        (Slurm(), ("77", "77_12"), (*WRONG, "77.pbs-0001")),
+        (Pbs(), ("77", "77.pbs-0001", "77[].pbs.site.de", "77[3].pbs-0001"), (*WRONG, "77_12")),
+    ],
+)
+def test_each_scheduler_knows_its_ids(
+    scheduler: Scheduler, ids: tuple[str, ...], wrong: tuple[str, ...]
+) -> None:
+    for job in ids:
+        check_id(scheduler, job, Path("jobs"))
+    for job in wrong:
+        with pytest.raises(RecipeError) as refused:
+            check_id(scheduler, job, Path("jobs"))
+        assert refused.value.path == "jobs"
+        assert refused.value.problem == f"{job!r} is not a job id of {scheduler.name}"
+
+
+@pytest.mark.parametrize("action", ["status", "cancel"])
+def test_wrong_id_is_refused(action: str, jobs: Jobs, programs: Programs, capfd: Said) -> None:
+    submitted(jobs, "--user=walnut", 4)
+    assert main([f"action={action}", f"run={jobs.folder.path}"]) == 2
+    message = f"{jobs.path}: '--user=walnut' is not a job id of Slurm"
+    assert message in capfd.readouterr().err
+    line = {"kind": "began", "at": "", "attempt": 0, "nodes": [], "tokens": 0}
+    jobs.record.write_text(json.dumps({**line, "job": "../../other/1"}))
+    assert main([f"action={action}", f"run={jobs.folder.path}"]) == 2
+    assert f"{jobs.record}:1: " in capfd.readouterr().err
+    assert programs.calls() == []
+
+
+@pytest.mark.parametrize("force", ["false", "true"])
+def test_foreign_job_is_refused(
+    force: str, jobs: Jobs, programs: Programs, capfd: Said
+) -> None:
+    submitted(jobs, "77", 4)
+    run = jobs.folder.path
+    programs.add("squeue", says=queued(jobs.path, "77|RUNNING|None|n1", user="walnut"))
+    assert main(["action=status", f"run={run}", "output=json"]) == 0
+    shown = json.loads(capfd.readouterr().out)
+    assert shown["state"] == "unknown"
+    assert shown["why"].startswith("job 77 belongs to user walnut")
+    words = ["action=cancel", f"run={run}", f"force={force}"]
+    assert main(words) == 2
+    said = capfd.readouterr().err
+    owner = f"job 77 belongs to user walnut and writes into {jobs.path}; "
+    assert said.startswith(f"{run}: {owner}")
+    assert f"expected user {user_name()} and folder {jobs.path}" in said
+    assert "nothing was cancelled" in said
+    programs.add("squeue", says=queued(Path("/elsewhere"), "77|RUNNING|None|n1"))
+    assert main(words) == 2
+    elsewhere = f"job 77 belongs to user {user_name()} and writes into /elsewhere; "
+    assert elsewhere in capfd.readouterr().err
+    assert {call.split()[0] for call in programs.calls()} == {"squeue"}
+    assert not jobs.load_chain().cancelled
+    assert not jobs.folder.stop.exists()
+
+
+def test_run_is_known_by_any_path(
+    jobs: Jobs, programs: Programs, tmp_path: Path, capfd: Said
+) -> None:
+    submitted(jobs, "77", 4)
+    programs.add("squeue", says=queued(jobs.path, "77|PENDING|Priority|"))
+    (tmp_path / "link").symlink_to(jobs.folder.path)
+    assert main(["action=cancel", f"run={tmp_path / 'link'}"]) == 0
+    assert capfd.readouterr().out == "77: cancelled\n"
+    assert programs.calls()[-1] == "scancel --state=PENDING 77"
+
+
+def test_user_without_an_entry_is_named_by_the_environment(monkeypatch: Patch) -> None:
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.setenv("LOGNAME", "walnut")
+    assert user_name() == "walnut"

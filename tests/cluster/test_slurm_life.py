@@ -1,9 +1,9 @@
-"""Runs on a real Slurm: over the wall, a requeue, a killed rank, a lost node, a drained one."""
+"""Runs on a real Slurm: over the wall, a requeue, killed ranks, lost nodes, bad numbers."""
 
 import json
 import os
 import signal
-import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +16,11 @@ from cluster.slurm import Slurm
 from cluster.status import RunStatus, status_of
 from command.main import main
 from components.run.folder import RunFolder
+from components.run.history import read_lines
+from tests.cluster.pbs_server import LocalPbs
+from tests.cluster.programs import Patch, Said
 from tests.cluster.slurm import LocalSlurm
-from tests.life.conftest import TINY, command, entries
+from tests.life.conftest import TINY, entries
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600)]
 
@@ -32,16 +35,11 @@ HERE = (
     "cluster.preflight.product_fraction=0.01",  # the nodes share this host's cores
 )
 Submit = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder in which data is prepared once."""
-    return tmp_path_factory.mktemp("home")
+Compare = Callable[[Path], None]
 
 
 @pytest.fixture
-def submit(slurm: LocalSlurm, home: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
+def submit(slurm: LocalSlurm, home: Path, monkeypatch: Patch) -> Submit:
     """Submit a run by the command and return its folder."""
     monkeypatch.chdir(home)
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
@@ -60,13 +58,20 @@ def status(run: Path) -> RunStatus:
     return status_of(run, Slurm())
 
 
-def wait_until(slurm: LocalSlurm, run: Path, holds: Callable[[], bool], seconds: float) -> None:
+def wait_until(
+    machine: LocalSlurm | LocalPbs, run: Path, holds: Callable[[], bool], seconds: float
+) -> None:
     try:
-        slurm.wait_for(holds, seconds)
+        machine.wait_for(holds, seconds)
     except AssertionError:
-        logs = sorted([*(run / "jobs").glob("*.log"), *(run / "ranks").glob("*.log")])
-        said = "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs)
-        pytest.fail(f"{status(run)}\n{said}")
+        attempts = Jobs(RunFolder(run)).load_chain().attempts
+        pytest.fail(f"{attempts}\n{ends_of_logs(run)}")
+
+
+def ends_of_logs(run: Path) -> str:
+    files = (file for place in ("jobs", "ranks") for file in sorted((run / place).glob("*")))
+    logs = [file for file in files if file.suffix in {".log", ".OU"}]
+    return "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs)
 
 
 def finish(slurm: LocalSlurm, run: Path, seconds: float = 300) -> RunStatus:
@@ -90,7 +95,7 @@ def uninterrupted() -> dict[tuple[str, ...], Path]:
 @pytest.fixture
 def same_as_uninterrupted(
     home: Path, submit: Submit, uninterrupted: dict[tuple[str, ...], Path]
-) -> Callable[[Path], None]:
+) -> Compare:
     """Compare a run, bit by bit, with the same ranks under torchrun on this machine."""
 
     def compare(run: Path) -> None:
@@ -109,15 +114,12 @@ def same_as_uninterrupted(
 
 
 @pytest.mark.long
-def test_over_the_wall_the_next_job_goes_on_and_the_chain_ends_at_the_budget(
-    slurm: LocalSlurm, submit: Submit, capsys: pytest.CaptureFixture[str]
+def test_chain_goes_on_over_time_limits(
+    slurm: LocalSlurm, submit: Submit, capsys: Said
 ) -> None:
     words = (
-        "cluster.nodes=2",
-        "parallelism.data=8",
-        "budget.total_tokens=614_400",
-        "checkpoint.every_tokens=204_800",
-        "evaluation.every_tokens=307_200",
+        *("cluster.nodes=2", "parallelism.data=8", "budget.total_tokens=614_400"),
+        *("checkpoint.every_tokens=204_800", "evaluation.every_tokens=307_200"),
     )
     short = ("cluster.hours=0.0333", "cluster.jobs=20")
     run = submit("walled", *words, *short)
@@ -151,8 +153,8 @@ TWO_RANKS = (
 )
 
 
-def test_a_requeued_job_goes_on_from_its_checkpoint(
-    slurm: LocalSlurm, submit: Submit, same_as_uninterrupted: Callable[[Path], None]
+def test_requeued_job_goes_on_from_its_checkpoint(
+    slurm: LocalSlurm, submit: Submit, same_as_uninterrupted: Compare
 ) -> None:
     words = (word for word in TWO_RANKS if not word.startswith("cluster.jobs"))
     run = submit("requeued", *words, "cluster.jobs=1")
@@ -167,44 +169,28 @@ def test_a_requeued_job_goes_on_from_its_checkpoint(
     same_as_uninterrupted(run)
 
 
-def rank_on(node: str, run: Path) -> int:
-    """Find the process id of the run's rank on a node, among all processes of this host."""
+def rank_with(run: Path, variable: str) -> int:
+    """Find the process id of the run's rank with a variable, among all of this host."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0")
             seen = (folder / "environ").read_bytes().split(b"\0")
         except OSError:
             continue  # it has ended
-        here = f"SLURMD_NODENAME={node}".encode() in seen
-        if here and words[1:4] == [b"-m", b"components.train", str(run).encode()]:
+        is_rank = words[1:4] == [b"-m", b"components.train", str(run).encode()]
+        if is_rank and variable.encode() in seen:
             return int(folder.name)
-    pytest.fail(f"no rank of {run} on {node}")
+    pytest.fail(f"no rank of {run} with {variable}")
 
 
-def test_a_killed_rank_is_named_and_the_next_job_avoids_its_node(
-    slurm: LocalSlurm, submit: Submit, same_as_uninterrupted: Callable[[Path], None]
-) -> None:
-    run = submit("killed", *TWO_RANKS)
-    wait_until(slurm, run, begun(run, "checkpoint"), 120)
-    node = status(run).jobs[-1].nodes[1]
-    os.kill(rank_on(node, run), signal.SIGKILL)
-    end = finish(slurm, run)
-    failed, last = end.jobs
-    assert failed.ended == "failed"
-    assert failed.why == f"rank 1 on {node}: Killed"
-    assert failed.bad_nodes == (node,)
-    assert node not in last.nodes
-    assert end.state == "finished"
-    same_as_uninterrupted(run)
+def rank_on(node: str, run: Path) -> int:
+    return rank_with(run, f"SLURMD_NODENAME={node}")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("engine", ["mesh", "deepspeed"])
-def test_killed_in_a_save_a_run_goes_on_from_the_last_whole_checkpoint(
-    engine: str,
-    slurm: LocalSlurm,
-    submit: Submit,
-    same_as_uninterrupted: Callable[[Path], None],
+def test_run_killed_in_a_save_goes_on_from_the_last_whole_checkpoint(
+    engine: str, slurm: LocalSlurm, submit: Submit, same_as_uninterrupted: Compare
 ) -> None:
     """It saves after each step: while one checkpoint is written, an older one is removed."""
     often = ("checkpoint.every_tokens=512", "checkpoint.keep=1")
@@ -225,26 +211,19 @@ def test_killed_in_a_save_a_run_goes_on_from_the_last_whole_checkpoint(
     same_as_uninterrupted(run)
 
 
-def end_node(slurm: LocalSlurm, node: str, run: Path) -> None:
-    """Let a node die: its daemon, and all that runs on it, without a word."""
-    slurm.stop(node, signal.SIGKILL)
-    rank = rank_on(node, run)
-    parent = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
-    for process in (parent, rank):
-        os.kill(process, signal.SIGKILL)
-
-
-def test_after_its_chain_ended_a_run_continues_with_other_settings(
-    slurm: LocalSlurm, submit: Submit, capsys: pytest.CaptureFixture[str]
+def test_cancelled_run_saves_and_resumes(
+    slurm: LocalSlurm, submit: Submit, capsys: Said
 ) -> None:
     """Its path has what Slurm would expand in the names of output files."""
     words = [word for word in TWO_RANKS if not word.startswith("cluster.jobs")]
     run = submit("50%j%%", *words, "cluster.jobs=1")
     wait_until(slurm, run, begun(run, "checkpoint"), 120)
-    assert main(["action=cancel", f"run={run}"]) == 0
-    wait_until(slurm, run, lambda: not status(run).queued, 120)
-    assert status(run).state == "stopped"
     capsys.readouterr()
+    assert main(["action=cancel", f"run={run}"]) == 0
+    assert "saves after the current step, then ends" in capsys.readouterr().out
+    wait_until(slurm, run, lambda: not status(run).queued, 120)
+    stopped = status(run)
+    assert (stopped.state, stopped.tokens) == ("stopped", entries(run, "step")[-1]["tokens"])
     new = ["cluster.hours=0.4", "guard.non_finite.most=7", "cluster.jobs=2"]
     new += ["cluster.site.environment.ADDED={value: here, reason: a trial}"]
     assert main([f"resume={run}", "site.account=kitchen", *new]) == 0
@@ -266,34 +245,22 @@ def test_after_its_chain_ended_a_run_continues_with_other_settings(
     assert steps == list(range(1, 201))
 
 
-def test_of_two_commands_at_once_one_submits_and_cancel_reaches_all(
-    slurm: LocalSlurm, submit: Submit, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    slurm.call("scontrol", "update", "PartitionName=booster", "State=DOWN")
-    try:
-        run = submit("twice", *TWO_RANKS)
-        assert main(["action=cancel", f"run={run}"]) == 0
-        words = [*command(f"resume={run}", "site.account=kitchen"), "again=true"]
-        both = [
-            subprocess.Popen(words, cwd=home, stderr=subprocess.PIPE, text=True)
-            for _ in range(2)
-        ]
-        said = [process.communicate(timeout=300)[1] for process in both]
-        assert sorted(process.returncode for process in both) == [0, 2], said
-        assert sum(" is submitted: " in text for text in said) == 1
-        queued = status(run).queued or ()
-        assert len({job.job.partition("_")[0] for job in queued}) == 1
-        # A chain whose id nobody recorded, as after an answer that was lost.
-        slurm.call("sbatch", str(run / "jobs" / "job.sh"))
-        assert len(status(run).queued or ()) == 2 * len(queued)
-        assert main(["action=cancel", f"run={run}"]) == 0
-        wait_until(slurm, run, lambda: status(run).queued == (), 30)
-    finally:
-        slurm.call("scontrol", "update", "PartitionName=booster", "State=UP")
+def end_node(slurm: LocalSlurm, node: str, run: Path) -> None:
+    """Let a node die: its daemon, and all that runs on it, without a word."""
+    slurm.stop(node, signal.SIGKILL)
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            seen = (folder / "environ").read_bytes().split(b"\0")
+            words = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue  # it has ended
+        its = f"SLURMD_NODENAME={node}".encode() in seen
+        if its and (b"slurmstepd" in words or str(run).encode() in words):
+            os.kill(int(folder.name), signal.SIGKILL)
 
 
-def test_when_a_node_dies_the_job_is_put_back_and_goes_on_without_it(
-    slurm: LocalSlurm, submit: Submit, same_as_uninterrupted: Callable[[Path], None]
+def test_job_of_a_dead_node_is_put_back_and_goes_on_without_it(
+    slurm: LocalSlurm, submit: Submit, same_as_uninterrupted: Compare
 ) -> None:
     run = submit("lost", *TWO_RANKS)
     wait_until(slurm, run, begun(run, "checkpoint"), 120)
@@ -310,45 +277,65 @@ def test_when_a_node_dies_the_job_is_put_back_and_goes_on_without_it(
     slurm.wait_for(lambda: slurm.idle() == set(slurm.nodes), 60)
 
 
-def test_a_job_that_cannot_start_says_what_it_waits_for(
-    slurm: LocalSlurm, submit: Submit, capsys: pytest.CaptureFixture[str]
+@pytest.mark.long
+def test_spare_node_goes_on_inside_the_same_job(
+    slurm: LocalSlurm, submit: Submit, same_as_uninterrupted: Compare
 ) -> None:
-    drained = slurm.nodes[:2]
-    for node in drained:
-        slurm.call("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
+    run = submit("spared", *TWO_RANKS, "watchdog.restarts=2", "cluster.spare_nodes=1")
+    wait_until(slurm, run, lambda: len(entries(run, "checkpoint")) >= 2, 180)
+    (job,) = status(run).jobs
+    script, node, spare = job.nodes
+    killed = time.time()
+    end_node(slurm, node, run)
     try:
-        run = submit("waiting", *TWO_RANKS)
-        wait_until(slurm, run, lambda: "DRAINED" in status(run).why, 150)
-        assert main(["action=cancel", f"run={run}"]) == 0
-        assert "cancelled" in capsys.readouterr().out
-        wait_until(slurm, run, lambda: status(run).state == "cancelled", 60)
+        end = finish(slurm, run, 400)
     finally:
-        for node in drained:
-            slurm.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        slurm.start_node(node)
+    assert end.state == "finished"
+    # None waited in the queue.
+    assert [(each.job, each.attempt) for each in end.jobs] == [(job.job, 0), (job.job, 1)]
+    (restart,) = entries(run, "restart")
+    assert restart["evidence"]["restart"] == 1
+    assert (run / "preflight" / "nodes").read_text().split() == [script, spare]
+    tell_times(run, killed)
+    same_as_uninterrupted(run)
+    slurm.wait_for(lambda: slurm.idle() == set(slurm.nodes), 60)
 
 
-def test_what_the_scheduler_refuses_is_told_in_its_words(
-    slurm: LocalSlurm, submit: Submit, home: Path, capsys: pytest.CaptureFixture[str]
+def tell_times(run: Path, killed: float) -> None:
+    """Print what came when after a kill, up to the first step that was taken again."""
+    events = [one for one in read_lines(run / "events.jsonl") if one["time"] > killed]
+    kinds = ("job_end", "restart", "preflight", "resume")
+    for event in (event for event in events if event["kind"] in kinds):
+        text = f"{event['kind']}: {event['cause']}"
+        sys.stdout.write(f"{event['time'] - killed:6.1f} s: {text}\n")
+    (resume,) = (event["time"] for event in events if event["kind"] == "resume")
+    step = min(one["time"] for one in entries(run, "step") if one["time"] > resume)
+    sys.stdout.write(f"{step - killed:6.1f} s: the next step\n")
+
+
+BAD_STEPS = (33, 77)  # a checkpoint is of step 20, 40, 60, and so on
+FAULTS = ", ".join(f"{{fault: nan, rank: 1, step: {step}}}" for step in BAD_STEPS)
+
+
+@pytest.mark.long
+def test_node_with_numbers_not_finite_is_left_out_of_the_next_job(
+    slurm: LocalSlurm, submit: Submit, same_as_uninterrupted: Compare
 ) -> None:
-    words = [*SMALL, *HERE, *TWO_RANKS, "site.queue=nowhere", f"run={home / 'refused'}"]
-    assert main(words) == 2
-    said = capsys.readouterr().err
-    assert "cluster.scheduler: sbatch: " in said
-    assert "invalid partition" in said
-
-
-def test_cancelled_while_it_runs_a_run_saves_first(
-    slurm: LocalSlurm, submit: Submit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = (word for word in TWO_RANKS if not word.startswith("budget.total"))
-    run = submit("cancelled", *words, "budget.total_tokens=5_120_000")
-    wait_until(slurm, run, begun(run), 120)
-    assert main(["action=cancel", f"run={run}"]) == 0
-    assert "saves after the current step, then ends" in capsys.readouterr().out
-    wait_until(slurm, run, lambda: not status(run).queued, 120)
-    end = status(run)
-    assert end.state == "stopped"
-    assert end.tokens == entries(run, "step")[-1]["tokens"] > 0
-    time.sleep(1)
-    assert main(["action=status", f"run={run}", "output=json"]) == 0
-    assert json.loads(capsys.readouterr().out)["state"] == "stopped"
+    fault = ("guard.non_finite.action=relaunch", f"guard.inject=[{FAULTS}]")
+    run = submit("soft", *TWO_RANKS, *fault)
+    end = finish(slurm, run, 600)
+    assert end.state == "finished"
+    first, second, third = end.jobs
+    assert [one.ended for one in end.jobs] == ["failed", "failed", "finished"]
+    assert "step 33, after 16,384 tokens: loss and gradient norm not finite; the" in first.why
+    assert (first.bad_nodes, first.bad_step) == (first.nodes[1:], 33)
+    assert not {*first.bad_nodes} & {*second.nodes, *third.nodes}
+    assert (second.bad_nodes, second.bad_step) == (second.nodes[1:], 77)
+    assert [one.tokens_at_end for one in end.jobs] == [10_240, 30_720, 102_400]
+    # Of two nodes not more than one may be to blame.
+    said = (run / "jobs" / f"{second.job}.log").read_text()
+    assert "2 nodes are suspected, too many to avoid" in said
+    relaunches = [one["evidence"]["nodes"] for one in entries(run, "relaunch")]
+    assert relaunches == [list(first.bad_nodes), list(second.bad_nodes)]
+    same_as_uninterrupted(run)

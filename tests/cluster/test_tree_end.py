@@ -36,7 +36,7 @@ from components.run.ownership import seal_of
 from components.run.provenance import write_provenance
 from components.run.writer_lock import submission_lock
 from tests.cluster.jobs import submitted
-from tests.cluster.programs import Programs, queued
+from tests.cluster.programs import Patch, Programs, Said, queued
 from tests.life.conftest import ROOT
 
 TREE = (
@@ -59,11 +59,10 @@ def composed() -> Recipe:
     return compose_recipe(read_point(list(TREE)))
 
 
-@pytest.fixture
-def trunk(tmp_path: Path) -> Path:
-    """A trunk whose checkpoint, that an export waits for, is there."""
-    trunk = create_run_folder(composed(), tmp_path / "trunk").path
-    write_provenance(nodes_of(trunk)[0].parent_run, ["site.account=kitchen"])
+def trunk_with_checkpoint(recipe: Recipe, tmp_path: Path) -> Path:
+    """A trunk whose checkpoint, that its node waits for, is there."""
+    trunk = create_run_folder(recipe, tmp_path / "trunk").path
+    write_provenance(RunFolder(trunk), ["site.account=kitchen"])
     (trunk / "jobs").mkdir()
     saved = trunk / "checkpoints" / f"tokens-{nodes_of(trunk)[0].child.at_tokens:015d}"
     saved.mkdir()
@@ -72,17 +71,22 @@ def trunk(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def job(
-    trunk: Path, tmp_path: Path, programs: Programs
-) -> Callable[[str], "subprocess.Popen[bytes]"]:
+def trunk(tmp_path: Path) -> Path:
+    return trunk_with_checkpoint(composed(), tmp_path)
+
+
+Start = Callable[[str], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def job(trunk: Path, tmp_path: Path, programs: Programs) -> Start:
     """Start the end of the trunk's job; ``then`` its ranks end."""
     programs.script("sbatch", "")
     (programs.folder / "sbatch").write_text(SLOW.format(folder=tmp_path))
     programs.script("python", PYTHON.format(python=sys.executable))
 
     def start(then: str) -> "subprocess.Popen[bytes]":
-        watchdog = SimpleNamespace(restarts=0)
-        recipe = SimpleNamespace(children=True, watchdog=watchdog)
+        recipe = SimpleNamespace(children=True, watchdog=SimpleNamespace(restarts=0))
         job = SimpleNamespace(recipe=recipe, host_python="python")
         end = script.fill_template("launch.sh.j2", job).replace("sleep 60", "sleep 1")
         text = BEFORE.format(root=ROOT, trunk=trunk, folder=tmp_path, then=then)
@@ -96,60 +100,45 @@ def noted(trunk: Path) -> str | None:
     return json.loads(node.job_file.read_text())["job"] if node.job_file.exists() else None
 
 
-def test_a_submission_is_noted_before_the_job_ends(
-    tmp_path: Path, job: Callable[[str], "subprocess.Popen[bytes]"]
-) -> None:
+def test_submission_is_noted_before_the_job_ends(trunk: Path, job: Start) -> None:
     running = job("return 7")
     assert running.wait(600) == 7  # the ranks' own status
     with pytest.raises(ProcessLookupError):  # nothing is left for the scheduler to kill
         os.killpg(running.pid, signal.SIGKILL)
-    assert noted(tmp_path / "trunk") == "77"
-    assert (tmp_path / "called").read_text() == "sbatch\n"  # once
-    assert state_of(nodes_of(tmp_path / "trunk")[0]) == "submitted"
+    assert noted(trunk) == "77"
+    assert (trunk.parent / "called").read_text() == "sbatch\n"  # once
+    assert state_of(nodes_of(trunk)[0]) == "submitted"
 
 
-def test_a_submission_is_noted_though_the_job_is_told_to_end(
-    tmp_path: Path, job: Callable[[str], "subprocess.Popen[bytes]"]
-) -> None:
+def test_submission_is_noted_though_the_job_is_told_to_end(trunk: Path, job: Start) -> None:
     """As at a wall: SIGTERM to all that the job has, and SIGKILL after KillWait."""
     running = job("sleep 1000")
     end = time.monotonic() + 300
-    while not (tmp_path / "called").exists() and time.monotonic() < end:
+    while not (trunk.parent / "called").exists() and time.monotonic() < end:
         time.sleep(0.1)
     os.killpg(running.pid, signal.SIGTERM)
     running.wait(300)
-    while noted(tmp_path / "trunk") is None and time.monotonic() < end:
+    while noted(trunk) is None and time.monotonic() < end:
         time.sleep(0.1)
-    assert noted(tmp_path / "trunk") == "77"
+    assert noted(trunk) == "77"
 
 
-def test_what_the_scheduler_does_not_answer_to_is_left_to_a_person(
-    trunk: Path,
-    programs: Programs,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+def test_refused_submission_is_tried_again_and_one_without_an_answer_is_not(
+    trunk: Path, programs: Programs, monkeypatch: Patch, capfd: Said
 ) -> None:
-    """It may have taken the job: it is not handed over a second time by itself."""
+    programs.add("sbatch", error="queue is full", status=1)
+    submit_due(trunk)
+    assert state_of(nodes_of(trunk)[0]) == "due"
     monkeypatch.setattr(scheduler_command, "ANSWERS_WITHIN_SECONDS", 0.5)
-    programs.script("sbatch", "exec sleep 20")
+    programs.script("sbatch", "exec sleep 20")  # it may have taken the job
     submit_due(trunk)
     assert "[given] not submitted: cluster.scheduler: sbatch: no ans" in capfd.readouterr().err
     assert state_of(nodes_of(trunk)[0]) == "unknown"
     submit_due(trunk)
-    assert len(programs.calls()) == 1
-
-
-def test_what_the_scheduler_refuses_is_tried_again(trunk: Path, programs: Programs) -> None:
-    programs.add("sbatch", error="queue is full", status=1)
-    submit_due(trunk)
-    assert state_of(nodes_of(trunk)[0]) == "due"
-    submit_due(trunk)
     assert len(programs.calls()) == 2
 
 
-def test_a_job_that_ended_before_its_node_was_done_is_submitted_again_by_a_person_alone(
-    trunk: Path, programs: Programs, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_lost_job_waits_for_a_person(trunk: Path, programs: Programs, capfd: Said) -> None:
     def states() -> tuple[str, str]:
         capfd.readouterr()
         assert main(["action=status", f"run={trunk}", "output=json"]) == 0
@@ -177,9 +166,7 @@ def test_a_job_that_ended_before_its_node_was_done_is_submitted_again_by_a_perso
     assert sum(call.startswith("sbatch") for call in programs.calls()) == 2
 
 
-def test_nothing_is_submitted_of_a_tree_that_is_cancelled_meanwhile(
-    trunk: Path, programs: Programs
-) -> None:
+def test_cancelled_tree_submits_nothing(trunk: Path, programs: Programs) -> None:
     """A job submits while a person cancels; that person waits for it."""
     programs.add("sbatch", says="77\n")
     Jobs(RunFolder(trunk)).append_events(CancelledEvent(at=utc_now()))
@@ -190,13 +177,8 @@ def test_nothing_is_submitted_of_a_tree_that_is_cancelled_meanwhile(
 
 
 @pytest.mark.parametrize("obstacle", ["held", "folder", "link", "no locks"])
-def test_what_keeps_a_job_from_the_lock_of_its_tree_is_told_and_ends_no_job(
-    trunk: Path,
-    programs: Programs,
-    obstacle: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+def test_obstacle_to_the_lock_of_a_tree_is_told(
+    trunk: Path, programs: Programs, obstacle: str, monkeypatch: Patch, capfd: Said
 ) -> None:
     programs.add("sbatch", says="77\n")
     monkeypatch.setattr(submission, "PATIENCE_SECONDS", 0.1)
@@ -208,7 +190,7 @@ def test_what_keeps_a_job_from_the_lock_of_its_tree_is_told_and_ends_no_job(
         elif obstacle == "folder":
             lock.mkdir()
         elif obstacle == "link":
-            lock.symlink_to(tmp_path / "elsewhere")
+            lock.symlink_to(trunk.parent / "elsewhere")
         else:
             flock = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
             monkeypatch.setattr(fcntl, "flock", flock)
@@ -219,29 +201,19 @@ def test_what_keeps_a_job_from_the_lock_of_its_tree_is_told_and_ends_no_job(
     }
     assert said.get(obstacle, "cannot be a lock: it is not a") in capfd.readouterr().err
     assert (state_of(nodes_of(trunk)[0]) == "submitted") == (obstacle == "no locks")
-    assert not (tmp_path / "elsewhere").exists()
+    assert not (trunk.parent / "elsewhere").exists()
 
 
-def test_a_child_that_somebody_else_made_is_not_submitted_by_a_person(
-    tmp_path: Path, programs: Programs, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_child_of_another_user_waits(tmp_path: Path, programs: Programs, capfd: Said) -> None:
     child = "{at_tokens: 100_000_000_000, with: weights, set: {budget.sequence_length: 2_048}}"
     composed = compose_run(read_point([*TREE[:-1], f"children.given={child}"]))
-    recipe, children = composed.recipe, composed.children
-    trunk = create_run_folder(recipe, tmp_path / "trunk").path
-    write_provenance(RunFolder(trunk), ["site.account=kitchen"])
-    (trunk / "jobs").mkdir()
+    trunk = trunk_with_checkpoint(composed.recipe, tmp_path)
     (node,) = nodes_of(trunk)
-    folder = create_run_folder(children["given"], node.folder_path)
-    saved = trunk / "checkpoints" / f"tokens-{node.child.at_tokens:015d}"
-    saved.mkdir()
-    (saved / "progress.json").write_text("{}")
+    folder = create_run_folder(composed.children["given"], node.folder_path)
     (folder.path / "jobs").mkdir()
     submitted(Jobs(folder), "5")
     seal_of(folder.recipe).unlink()
     submit_due(trunk, reopened_by=read_point([f"resume={trunk}"]))
-    assert (
-        f"[given] not submitted: resume: {node.folder_path} was received"
-        in capfd.readouterr().err
-    )
+    message = f"[given] not submitted: resume: {node.folder_path} was received"
+    assert message in capfd.readouterr().err
     assert programs.calls() == []

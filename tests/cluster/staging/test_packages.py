@@ -1,5 +1,9 @@
 """Wheels for another machine: its own pins, sources built here, nothing that differs."""
 
+import hashlib
+import io
+import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,9 +12,65 @@ import pytest
 from cluster.staging import Target, fetch_packages, pins_for, without_hashes
 from components.errors import RecipeError
 from tests.cluster.jobs import ROOT
-from tests.cluster.staging.archives import entry, write_source, write_wheel
 
-Lock = Callable[[str], list[str]]
+SETUP = """[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "{name}"
+version = "1.0"
+"""
+EXTENSION = """from setuptools import Extension, setup
+setup(ext_modules=[Extension("{name}_c", ["{name}.c"])])
+"""
+MODULE = """#include <Python.h>
+static PyModuleDef module = {{PyModuleDef_HEAD_INIT, "{name}_c"}};
+PyObject *PyInit_{name}_c(void) {{ return PyModule_Create(&module); }}
+"""
+
+
+def write_wheel(
+    folder: Path, name: str, version: str = "1.0", tag: str = "py3-none-any"
+) -> Path:
+    """Write a wheel with one module, as pip takes it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}-{version}-{tag}.whl"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(f"{name}.py", "VALUE = 1\n")
+        for record, text in (
+            ("METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"),
+            ("WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n"),
+            ("RECORD", ""),
+        ):
+            archive.writestr(f"{name}-{version}.dist-info/{record}", text)
+    return file
+
+
+def write_source(folder: Path, name: str, *, compiled: bool = False) -> Path:
+    """Write a source distribution, of Python alone or with a module in C."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {"pyproject.toml": SETUP.format(name=name), f"{name}.py": "VALUE = 1\n"}
+    if compiled:
+        files["setup.py"] = EXTENSION.format(name=name)
+        files[f"{name}.c"] = MODULE.format(name=name)
+    file = folder / f"{name}-1.0.tar.gz"
+    with tarfile.open(file, "w:gz") as archive:
+        for path, text in files.items():
+            entry = tarfile.TarInfo(f"{name}-1.0/{path}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    return file
+
+
+def entry(file: Path, marker: str = "") -> str:
+    """Return the lines of a lock that pin this archive."""
+    name, version = file.name.removesuffix(".tar.gz").split("-")[:2]
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    condition = f" ; {marker}" if marker else ""
+    return f"{name}=={version}{condition} \\\n    --hash=sha256:{digest}\n"
+
+
+Fetch = Callable[[str, Target], list[str]]
 
 
 def target(python: str, architecture: str = "x86_64") -> Target:
@@ -27,7 +87,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def fetch(tmp_path: Path) -> Callable[[str, Target], list[str]]:
+def fetch(tmp_path: Path) -> Fetch:
     """Fetch what a lock pins, and name the wheels."""
 
     def fetch(lock: str, machine: Target) -> list[str]:
@@ -39,31 +99,19 @@ def fetch(tmp_path: Path) -> Callable[[str, Target], list[str]]:
     return fetch
 
 
-@pytest.mark.long
-def test_the_wheels_are_the_targets_and_not_this_machines(
-    index: Path, fetch: Callable[[str, Target], list[str]]
-) -> None:
-    old = write_wheel(index, "fast", tag="cp311-cp311-manylinux_2_17_x86_64")
-    new = write_wheel(index, "fast", tag="cp312-cp312-manylinux_2_28_x86_64")
-    assert fetch(pinned(old, new), target("3.12")) == [new.name]
-
-
 def pinned(*wheels: Path) -> str:
     """Pin one version, whichever of these wheels serves."""
-    name, hashes = (
-        entry(wheels[0]).splitlines()[0],
-        [entry(one).splitlines()[1] for one in wheels],
-    )
-    return " \\\n".join([name.removesuffix(" \\"), *hashes]) + "\n"
+    name = entry(wheels[0]).splitlines()[0].removesuffix(" \\")
+    return " \\\n".join([name, *(entry(one).splitlines()[1] for one in wheels)]) + "\n"
 
 
 @pytest.mark.long
-def test_for_arm_nodes_wheels_are_arms(
-    index: Path, fetch: Callable[[str, Target], list[str]]
-) -> None:
+def test_wheels_are_the_targets_and_not_this_machines(index: Path, fetch: Fetch) -> None:
     tags = ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64", "manylinux2014_aarch64")
     intel, arm, older = (write_wheel(index, "fast", tag=f"cp313-cp313-{tag}") for tag in tags)
-    lock = pinned(intel, arm, older)
+    other = write_wheel(index, "fast", tag="cp311-cp311-manylinux_2_17_x86_64")
+    lock = pinned(intel, arm, older, other)
+    assert fetch(lock, target("3.13")) == [intel.name]
     assert fetch(lock, target("3.13", "aarch64")) == [arm.name]
     arm.unlink()
     older.unlink()
@@ -72,53 +120,39 @@ def test_for_arm_nodes_wheels_are_arms(
 
 
 @pytest.mark.long
-def test_pins_are_those_of_the_targets_python(
-    index: Path, fetch: Callable[[str, Target], list[str]]
-) -> None:
-    lock = "".join(
-        entry(write_wheel(index, "graph", version), marker)
-        for version, marker in (
-            ("3.6", "python_full_version < '3.12'"),
-            ("3.7", "python_full_version >= '3.12' and sys_platform == 'linux'"),
-            ("3.8", "sys_platform == 'win32'"),
-        )
-    )
+def test_pins_are_those_of_the_targets_python(index: Path, fetch: Fetch) -> None:
+    markers = {
+        "3.6": "python_full_version < '3.12'",
+        "3.7": "python_full_version >= '3.12' and sys_platform == 'linux'",
+        "3.8": "sys_platform == 'win32'",
+    }
+    wheels = {version: write_wheel(index, "graph", version) for version in markers}
+    lock = "".join(entry(wheels[version], marker) for version, marker in markers.items())
     assert fetch(lock, target("3.12")) == ["graph-3.7-py3-none-any.whl"]
 
 
 @pytest.mark.long
-def test_a_source_of_python_alone_becomes_a_wheel(
-    index: Path, fetch: Callable[[str, Target], list[str]], tmp_path: Path
+def test_source_becomes_a_wheel_unless_compiled(
+    index: Path, fetch: Fetch, tmp_path: Path
 ) -> None:
     lock = entry(write_source(index, "plain"))
     assert fetch(lock, target("3.13")) == ["plain-1.0-py3-none-any.whl"]
     assert not list((tmp_path / "stage" / "wheels").glob("*.tar.gz"))
-
-
-@pytest.mark.long
-def test_what_must_be_compiled_on_the_target_is_refused(
-    index: Path, fetch: Callable[[str, Target], list[str]]
-) -> None:
     lock = entry(write_source(index, "native", compiled=True))
-    with pytest.raises(
-        RecipeError, match=r"native-1.0.tar.gz: no wheel exists, and a wheel built"
-    ):
+    message = r"native-1.0.tar.gz: no wheel exists, and a wheel built"
+    with pytest.raises(RecipeError, match=message):
         fetch(lock, target("3.11"))
 
 
 @pytest.mark.long
-def test_another_file_than_the_locked_one_is_refused(
-    index: Path, fetch: Callable[[str, Target], list[str]]
-) -> None:
+def test_another_file_than_the_locked_one_is_refused(index: Path, fetch: Fetch) -> None:
     lock = entry(write_wheel(index, "tool"))
     write_wheel(index, "tool").write_bytes(write_wheel(index / "other", "other").read_bytes())
     with pytest.raises(RecipeError, match=r"pip download: THESE PACKAGES DO NOT MATCH|HASH"):
         fetch(lock, target("3.11"))
 
 
-def test_without_an_index_the_way_out_is_said(
-    index: Path, fetch: Callable[[str, Target], list[str]]
-) -> None:
+def test_without_an_index_the_way_out_is_said(index: Path, fetch: Fetch) -> None:
     index.mkdir()
     lock = entry(write_wheel(index.parent / "elsewhere", "absent"))
     with pytest.raises(RecipeError, match=r"No matching distribution(.|\n)*with internet"):
