@@ -15,7 +15,6 @@ from command.arguments import ROOT, list_config_groups
 from command.completion import list_completions
 from command.main import main
 from command.words import ACTIONS
-from tests.command.test_command_line import imported
 
 INSTALL = f'eval "$({sys.executable} {ROOT}/run.py --shell-completion install=bash)"'
 
@@ -138,9 +137,3 @@ def wait_for(terminal: int, text: str) -> str:
         if select.select([terminal], [], [], 0.1)[0]:
             shown += os.read(terminal, 4_096).decode(errors="replace")
     return shown
-
-
-def test_it_answers_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COMP_LINE", "python run.py recipe=teu")
-    names = imported(("--shell-completion", "query=bash"), tmp_path)
-    assert not names & {"torch", "lightning", "numpy"}

@@ -12,10 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = ("recipe=teuken7b", "action=plan", "cluster=juwels", "parallelism=auto", "scale=full")
-WORDS = {
-    "stopped before any work started\n",
-    "stopped; incomplete files were removed\n",
-}
+WORDS = {"stopped before any work started\n", "stopped; incomplete files were removed\n"}
 
 
 def start(*words: str, folder: Path, before: str = "") -> subprocess.Popen[str]:

@@ -91,8 +91,7 @@ def test_resume_refuses_a_received_run_before_it_writes_anything(
 
 
 @pytest.mark.parametrize(
-    "asked",
-    [("pack", "file=a.lock.yaml"), ("pack", "file=a.recipe.yaml"), ("preflight",)],
+    "asked", [("pack", "file=a.lock.yaml"), ("pack", "file=a.recipe.yaml"), ("preflight",)]
 )
 def test_data_elsewhere_are_read_only_where_the_user_names_their_folder(
     received: Path, asked: tuple[str, ...], capsys: pytest.CaptureFixture[str]

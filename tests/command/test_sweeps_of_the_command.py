@@ -53,7 +53,7 @@ def test_a_glob_chooses_recipes_and_files_of_a_group() -> None:
     bloom = ["bloom176b", "bloom1b1", "bloom1b7", "bloom3b", "bloom560m", "bloom7b1"]
     assert points_of("-m", "recipe=glob(bloom*)") == bloom
     assert points_of("-m", "recipe=glob([bloom*,gpt3*],exclude=*b1)") == [
-        *("bloom176b", "bloom1b7", "bloom3b", "bloom560m", "gpt3b6"),
+        *("bloom176b", "bloom1b7", "bloom3b", "bloom560m", "gpt3b6")
     ]
     assert points_of(*RECIPE, "tracking=glob(*)") == ["both", "mlflow", "none", "wandb"]
 

@@ -47,10 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [RECIPE, "action=show", "at_tokens=5"],
             f"{TAKE}submit, train, merge, export, evaluate\n",
         ),
-        (
-            ["action=rewind", "run=x", "at_tokens=5"],
-            "action: 'rewind' has been replaced\n",
-        ),
+        (["action=rewind", "run=x", "at_tokens=5"], "action: 'rewind' has been replaced\n"),
         ([RECIPE, "action=dryrun", "calibrate=[x]"], f"{TAKE}plan\n"),
         (
             ["action=status", "run=x", "optimizer.lr=1"],
@@ -86,10 +83,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ["action=pack", "run=x", "budget.seed=1"],
             "budget.seed: a bundle of a run reads its recipe from its run folder\n",
         ),
-        (
-            ["resume=x", "run=y"],
-            "run: not used by action=train with resume=\n",
-        ),
+        (["resume=x", "run=y"], "run: not used by action=train with resume=\n"),
         (["resume=x", "cluster=juwels"], "resume: a resumed run cannot change cluster;"),
         (
             ["action=evaluate", "run=x", "text=y", "tasks=[z]"],

@@ -102,10 +102,7 @@ PLAIN_TEXT = 'doc_to_text: "The {{ animal }} says"'
         ("{{ animal | join(d=animal) }}", "calls join with an argument"),
         ("{{ animal.strip(*animal) }}", "has the step strip"),
         ("{{ " + "animal" + " | join('abc')" * 9 + " }}", "can make a text too long"),
-        (
-            "{{ animal" + ".replace('a', 'aaaa')" * 9 + " }}",
-            "can make a text too long",
-        ),
+        ("{{ animal" + ".replace('a', 'aaaa')" * 9 + " }}", "can make a text too long"),
         ("{{ " + "(" * 5000 + " }}", "cannot be read"),
         ("{{ animal", "cannot be read"),
         ("{% if %}", "cannot be read"),

@@ -121,11 +121,7 @@ def test_a_lock_sealed_anew_is_judged_as_any_other(
 @pytest.mark.parametrize(
     ("steps", "changes", "message"),
     [
-        (
-            ("resolved", "scale"),
-            {"name": "mini,+x=1"},
-            "resolved.scale.name: unknown scale",
-        ),
+        (("resolved", "scale"), {"name": "mini,+x=1"}, "resolved.scale.name: unknown scale"),
         (("resolved", "scale"), {"name": ["mini"]}, "resolved.scale.name: is missing or not"),
         (("resolved",), {"scale": 3}, "resolved.scale: 3 is not a mapping"),
         (("resolved",), {"precision": {}}, "resolved.precision.compute: is missing"),

@@ -128,10 +128,7 @@ def test_self_says_where_a_recipe_s_own_keys_are_merged(work: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "defaults: [./r]",
-            "r.yaml:1: defaults: a recipe starts from itself: r.yaml -> r",
-        ),
+        ("defaults: [./r]", "r.yaml:1: defaults: a recipe starts from itself: r.yaml -> r"),
         ("defaults: [./nope]", "r.yaml:1: defaults: "),
         ("defaults: [./loop]", "r.yaml:1: defaults: cannot read"),
         ("defaults: [teuken9b]", "unknown recipe: 'teuken9b'\n  similar names: teuken7b;"),
@@ -190,9 +187,7 @@ def test_a_name_of_none_is_answered_by_what_is_there(work: Path) -> None:
 TWO = "data: {shares: {mine: 1.0}, sources: {mine: {placeholder: eu24/de}}}\n"
 
 
-def test_a_mixture_takes_the_place_of_the_one_below_at_each_step_of_a_chain(
-    work: Path,
-) -> None:
+def test_a_mixture_takes_the_place_of_the_one_below_at_each_step_of_a_chain(work: Path) -> None:
     write(work / "one.yaml", f"defaults: [mula1b]\nname: one\n{TWO}")
     third = (
         "data: {shares: {mine: 0.5, other: 0.5}, sources: {other: {placeholder: eu24/en}}}\n"

@@ -88,11 +88,7 @@ def test_a_number_that_is_not_finite_is_never_the_best(direction: str, first: bo
         ({"out_of_memory": {"gib": ["OOM"]}}, "out_of_memory.gib", "no column 'gib'"),
         ({"keys": {"nodes": "hosts"}}, "keys.nodes", "no column 'hosts'"),
         ({"where": {"status": ["none"]}}, "where", "no row of rates.csv matches"),
-        (
-            {"best": {"column": "x", "by": [], "direction": "maximize"}},
-            "best",
-            "no column 'x'",
-        ),
+        ({"best": {"column": "x", "by": [], "direction": "maximize"}}, "best", "no column 'x'"),
         (
             {"keys": {"recipe": {"column": "model", "names": {"1.5": "small"}}}},
             "keys.recipe",

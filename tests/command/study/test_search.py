@@ -154,10 +154,7 @@ def test_a_search_tries_lists(folder: Path, capfd: pytest.CaptureFixture[str]) -
             [f"study={NAME}", "parallelism.tensor=4"],
             "parallelism.tensor: the study .* varies this key",
         ),
-        (
-            [f"study={NAME}", "study.search.trails=4"],
-            "study.search.trails: the study has no",
-        ),
+        ([f"study={NAME}", "study.search.trails=4"], "study.search.trails: the study has no"),
         ([f"study={NAME}", "study.search.trials=0"], "search.trials: input should be greater"),
         ([f"study={NAME}", "action=show"], "action: 'show' does not work with a study"),
         (["study=rates.yaml", "action=plan"], "action: a plan has no held_out.final"),

@@ -42,11 +42,7 @@ def refused(path: str, problem: str, **changes: Any) -> None:
 
 
 def test_a_point_sets_its_keys_the_fixed_ones_and_the_products() -> None:
-    point = {
-        "optimizer.lr": 1e-3,
-        "parallelism.microbatch_sequences": 2,
-        "microbatches": 8,
-    }
+    point = {"optimizer.lr": 1e-3, "parallelism.microbatch_sequences": 2, "microbatches": 8}
     assert check_study(tree(), "rates.yaml").collect_values(point) == {
         "budget.seed": 3,
         "optimizer.lr": 1e-3,
