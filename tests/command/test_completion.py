@@ -1,12 +1,7 @@
 """Completion by Tab, as the command answers and as a bash shows it."""
 
-import os
-import pty
-import re
-import select
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -101,39 +96,3 @@ def test_what_is_installed_is_taken_back() -> None:
         check=False,
     )
     assert done.stdout == ""
-
-
-def test_tab_in_a_terminal_writes_the_word_out(tmp_path: Path) -> None:
-    """A real bash, with readline: it is typed at, and what it shows is read."""
-    typed = f"python3 {ROOT}/run.py recipe=teu\t action=sh\t"
-    master, slave = pty.openpty()
-    shell = subprocess.Popen(
-        ["bash", "--norc", "--noprofile", "-i"],
-        cwd=tmp_path,
-        env=os.environ | {"PS1": "$ ", "TERM": "dumb", "INPUTRC": "/dev/null"},
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        start_new_session=True,
-    )
-    os.close(slave)
-    try:
-        os.write(master, f"{INSTALL}; echo rea''dy\n".encode())
-        wait_for(master, "ready")
-        os.write(master, typed.encode())
-        shown = wait_for(master, "action=show")
-    finally:
-        shell.kill()
-        shell.wait()
-        os.close(master)
-    assert "recipe=teuken7b action=show" in re.sub(r"[\r\n]", "", shown)
-    assert "Traceback" not in shown
-
-
-def wait_for(terminal: int, text: str) -> str:
-    shown, end = "", time.monotonic() + 600
-    while text not in shown.replace("\r", "").replace("\n", ""):
-        assert time.monotonic() < end, shown
-        if select.select([terminal], [], [], 0.1)[0]:
-            shown += os.read(terminal, 4_096).decode(errors="replace")
-    return shown

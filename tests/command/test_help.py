@@ -10,7 +10,6 @@ from command.help import describe_action, find_help
 from command.main import main
 from command.options import OPTIONS
 from command.words import ACTION_FORMS, ACTIONS, check_words, keys_of
-from components.errors import RecipeError
 
 
 @pytest.mark.parametrize(
@@ -82,13 +81,6 @@ def test_a_word_of_some_ways_says_of_which() -> None:
     assert f"  calibrate=    {OPTIONS['calibrate']}\n" in text
     assert f"  study=        {OPTIONS['study']}\n" in text
     assert f"  at_most=      {OPTIONS['at_most']} (under -m)\n" in text
-
-
-def test_help_for_an_action_that_does_not_exist_offers_one() -> None:
-    with pytest.raises(
-        RecipeError, match=r"help: unknown action: 'plans'\n  did you mean plan"
-    ):
-        find_help(["help=plans"])
 
 
 def test_the_versions_are_those_of_this_code_and_of_what_it_runs_on(

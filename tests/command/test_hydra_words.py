@@ -93,13 +93,6 @@ def test_a_recipe_that_is_compared_has_no_features_of_hydra(
     assert capfd.readouterr().err
 
 
-def test_versions_are_told_without_torch(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    lines = capfd.readouterr().out.splitlines()
-    assert lines[0].startswith("kochbuch 0.")
-    assert any(line.startswith("hydra-core 1.3") for line in lines)
-
-
 @pytest.mark.parametrize("word", ["data=[a~b.txt]", "data=c++/a.txt", "optimizer.lr=1e+3"])
 def test_signs_inside_of_a_value_are_part_of_it(word: str) -> None:
     assert plain_words([word]) == [word]

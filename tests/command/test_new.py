@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tokenizers import ByteLevelBPETokenizer, Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.recipes import published_recipes
@@ -88,10 +88,8 @@ def test_every_number_that_was_chosen_stands_beside_its_reason(home: Path) -> No
     page = (home / "recipes" / "mine.yaml").read_text("utf-8")
     for source in ("2203.15556", "2305.16264", "2005.14165", "2401.02954", "2002.05202"):
         assert f"arXiv {source}" in page
-    assert "requested" in page
     assert "`python run.py action=new name=mine 'data=texts/*.txt' parameters=2M`" in page
     assert all(len(line) < 140 for line in page.splitlines())
-    assert len(page.splitlines()) < 70
 
 
 def test_the_folder_of_a_tokenizer_decides_vocabulary_and_end_of_document(home: Path) -> None:
@@ -137,8 +135,11 @@ def test_each_pattern_is_a_source_and_all_are_read_in_proportion_to_their_tokens
     assert not recipe.data.shares
 
 
-def test_text_elsewhere_is_named_by_its_whole_path(
-    home: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+def test_text_elsewhere_is_named_by_its_whole_path_in_a_trusted_recipe(
+    home: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path_factory.mktemp("scratch") / "texts"
     write_texts(folder)
@@ -147,28 +148,18 @@ def test_text_elsewhere_is_named_by_its_whole_path(
     tree = yaml.safe_load((home / "recipes" / "mine.yaml").read_text("utf-8"))
     assert tree["data"]["sources"]["text"]["files"] == [f"{folder}/*.txt"]
     assert tree["description"].endswith(", on *.txt.")  # a card is published, and quotes it
-
-
-def test_a_recipe_that_would_not_be_trusted_with_its_text_is_not_written(
-    home: Path, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path_factory.mktemp("scratch") / "texts"
-    write_texts(folder)
     err = refused(capfd, "name=a", f"data={folder}/*.txt", "file=here.yaml")
     assert "here.yaml is not in a trusted folder" in err
     assert "remove file= to write" in err
 
 
 def test_without_text_the_standard_library_stands_in(home: Path) -> None:
-    new()
-    sources = composed().data.sources
-    assert {source.embedded for source in sources.values()} == {"python/source", "python/docs"}
-
-
-def test_a_file_elsewhere_is_a_recipe_that_runs_by_its_path(home: Path) -> None:
-    new("data=texts/*.txt", "file=here.yaml")
+    new("file=here.yaml")
     assert not (home / "recipes").exists()
-    assert composed("here.yaml").name == "mine"
+    recipe = composed("here.yaml")
+    assert recipe.name == "mine"
+    sources = {source.embedded for source in recipe.data.sources.values()}
+    assert sources == {"python/source", "python/docs"}
 
 
 def test_nothing_is_written_over_a_file_that_exists(
@@ -218,14 +209,6 @@ def test_what_is_wrong_is_said_and_nothing_is_written(
     assert said in refused(capfd, *words)
 
 
-def test_the_size_that_is_offered_for_one_that_is_too_small_is_taken(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    err = refused(capfd, "name=a", "data=texts/*.txt", "parameters=10k")
-    offered = err.split("write ")[1].split()[0]
-    new("data=texts/*.txt", offered)
-
-
 def test_a_tokenizer_that_no_recipe_describes_is_refused(
     home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,13 +222,11 @@ def test_a_tokenizer_that_no_recipe_describes_is_refused(
     (folder / "tokenizer.model").unlink()
     (folder / "tokenizer.json").write_text("{}")
     assert "is not a tokenizer" in refused(capfd, "name=a", "tokenizer=tok")
-    words = Tokenizer(models.WordLevel(unk_token="?"))
+    words = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.train_from_iterator(WORDS, trainer=trainers.WordLevelTrainer(special_tokens=["?"]))
     words.save(str(folder / "tokenizer.json"))
-    assert "WordLevel by Whitespace, not byte-level BPE" in refused(
-        capfd, "name=a", "tokenizer=tok"
-    )
+    said = "WordLevel by Whitespace, not byte-level BPE"
+    assert said in refused(capfd, "name=a", "tokenizer=tok")
 
 
 def test_a_tokenizer_that_training_cannot_use_is_refused(
@@ -262,8 +243,7 @@ def test_a_tokenizer_that_training_cannot_use_is_refused(
         tree = json.loads(file.read_text())
         change(tree)
         file.write_text(json.dumps(tree))
-        err = refused(capfd, "name=a", "tokenizer=tok")
-        assert message in err
+        assert message in refused(capfd, "name=a", "tokenizer=tok")
 
 
 def test_a_word_is_no_end_of_document(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -281,15 +261,13 @@ def test_a_tokenizer_without_an_end_of_document_is_refused_and_told_how_to_name_
     engine.train_from_iterator([" ".join(WORDS)], 300, 1)
     (home / "tok").mkdir()
     engine.save(str(home / "tok" / "tokenizer.json"))
-    err = refused(capfd, "name=a", "tokenizer=tok")
-    assert "has no piece that ends a document" in err
+    assert "has no piece that ends a document" in refused(capfd, "name=a", "tokenizer=tok")
     config = home / "tok" / "tokenizer_config.json"
     config.write_text("{")
     assert "tokenizer_config.json: cannot be read" in refused(capfd, "name=a", "tokenizer=tok")
     config.write_text('{"eos_token": "e"}')
-    assert "the id must be one of the first or last 256" in refused(
-        capfd, "name=a", "tokenizer=tok"
-    )
+    said = "the id must be one of the first or last 256"
+    assert said in refused(capfd, "name=a", "tokenizer=tok")
 
 
 def test_a_recipe_of_ones_own_may_be_what_a_new_one_is_like(home: Path) -> None:

@@ -17,7 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from command.main import main
+from components.build import build_node
 from components.config.recipe import Recipe
+from components.config.schema.types import to_plain
 from tests.command.test_new import save_tokenizer, write_texts
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "data" / "hugging_face"
@@ -92,18 +94,34 @@ def test_a_published_file_becomes_a_recipe_with_the_parameters_of_its_class(
 
 
 # One of each kind of layer: of the others only sizes differ.
-TRAINED = (
+KINDS = (
     *("apertus_8b", "deepseek_v3", "gemma3_1b", "gpt2", "nanochat_d32", "olmo3_7b"),
     *("qwen3_30b_a3b", "smollm3_3b", "kimi_linear_48b", "granite_4_0_h_micro"),
 )
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", TRAINED)
-def test_its_miniature_trains(name: str, home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.quick("deepseek_v3", "gemma3_1b")
+@pytest.mark.parametrize("name", KINDS)
+def test_its_miniature_has_a_finite_loss_and_gradients(name: str, home: Path) -> None:
     put(home, published(name))
     imported()
-    words = ["budget.total_tokens=40_960", "run=run", "evaluation.every_tokens=40_960"]
+    recipe = composed()
+    assert recipe.derived_numbers.parameters.total < 20e6
+    torch.manual_seed(1)
+    model: Any = build_node(to_plain(recipe.model), "model")
+    tokens = torch.randint(recipe.decoder_spec.vocab_size, (1, 65))
+    loss = model.compute_loss(tokens[:, :-1], tokens[:, 1:].contiguous())
+    loss.backward()
+    assert loss.isfinite()
+    assert all(one.grad is None or one.grad.isfinite().all() for one in model.parameters())
+
+
+@pytest.mark.long
+def test_its_miniature_trains(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Experts and a latent attention; the recipes here train the other parts."""
+    put(home, published("deepseek_v3"))
+    imported()
+    words = ["budget.total_tokens=20_480", "run=run", "evaluation.every_tokens=20_480"]
     assert main(["recipe=recipes/mine.yaml", *words]) == 0
     results = json.loads((home / "run" / "results.json").read_text("utf-8"))
     assert results["loss"] < results["held_out"]["unigram"] + 3
@@ -132,12 +150,6 @@ def test_what_the_file_does_not_say_is_assumed_with_its_reason(home: Path) -> No
     assert recipe.model["init_from"] == "none"
 
 
-def test_at_home_is_a_miniature_and_not_billions_of_parameters(home: Path) -> None:
-    put(home, published("qwen3_8b"))
-    imported()
-    assert composed().derived_numbers.parameters.total < 20e6
-
-
 def test_text_and_the_tokenizer_of_the_folder_are_taken(home: Path) -> None:
     put(home, published("gpt2"))
     write_texts(home / "texts")
@@ -156,24 +168,19 @@ def test_text_and_the_tokenizer_of_the_folder_are_taken(home: Path) -> None:
     assert composed("scale=full").data.tokenizer_folder == "none"
 
 
-def test_weights_are_begun_with_where_they_are_asked_for_and_there(
+def test_training_begins_with_given_weights_at_a_tenth_of_the_rate(
     home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     put(home, published("olmo2_1b"))
     assert "hf has no *.safetensors" in refused(capfd, "weights=true")
-    (home / "hf" / "model.safetensors").touch()
-    imported("weights=true")
-    assert composed("scale=full").model["init_from"] == "hf"
-
-
-def test_continuing_from_weights_peaks_at_a_tenth_of_the_rate_from_scratch(home: Path) -> None:
-    put(home, published("olmo2_1b"))
     imported()
     scratch = composed("scale=full").optimizer["lr"]
     (home / "recipes" / "mine.yaml").unlink()
     (home / "hf" / "model.safetensors").touch()
     imported("weights=true")
-    assert composed("scale=full").optimizer["lr"] == pytest.approx(scratch / 10, rel=0.05)
+    recipe = composed("scale=full")
+    assert recipe.model["init_from"] == "hf"
+    assert recipe.optimizer["lr"] == pytest.approx(scratch / 10, rel=0.05)
 
 
 def printed_commands(text: str) -> list[list[str]]:
@@ -266,20 +273,14 @@ def test_older_and_newer_spellings_are_the_same_model(home: Path) -> None:
     ("name", "change", "said"),
     [
         ("qwen3_0_6b", {"use_sliding_window": True}, "use_sliding_window: True, but recipes"),
-        (
-            "gpt2",
-            {"scale_attn_by_inverse_layer_idx": True},
-            "scale_attn_by_inverse_layer_idx: ",
-        ),
         ("olmo_1b", {"clip_qkv": 8.0}, "clip_qkv: 8.0, but recipes support only None"),
         ("smollm3_3b", {"no_rope_layers": [1, 0, 1, 1] * 9}, "no_rope_layers: [1, 0, 1, 1, "),
         ("llama3_2_1b", {"num_key_value_heads": 5}, "num_kv_heads: 5 does not divide"),
         (
             "llama3_2_1b",
             {"num_hidden_layers": 10**12},
-            "model.num_layers: input should be less than or equal to 10000, got 1000000000000",
+            "model.num_layers: input should be less",
         ),
-        ("llama3_2_1b", {"hidden_size": 2**40}, "input should be less than or equal to"),
     ],
 )
 def test_a_model_that_no_part_here_computes_is_refused_by_key_and_value(

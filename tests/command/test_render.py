@@ -33,13 +33,6 @@ def test_the_script_is_printed_and_what_is_missing_is_said_beside(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_torch_is_imported(tmp_path: Path) -> None:
-    done = call("recipe=mula1b", "cluster=aurora", cwd=tmp_path, flags=("-X", "importtime"))
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "cluster.script" in imported
-    assert not {name.split(".")[0] for name in imported} & {"torch", "lightning", "numpy"}
-
-
 def test_this_machine_has_no_job_script(tmp_path: Path) -> None:
     done = call("recipe=teuken7b", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
@@ -81,10 +74,3 @@ def test_a_note_says_what_the_plan_does_not_know(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     run(read_point(["recipe=lucie_7b", "cluster=jean_zay_h100", "site.account=a"]))
     assert capsys.readouterr().err.startswith("note: cluster.jobs: the plan lacks measurements")
-
-
-def test_a_pipe_in_the_place_of_the_script_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    done = call("recipe=teuken7b", "cluster=juwels", "file=./pipe", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "file: pipe is not a regular file" in done.stderr

@@ -1,8 +1,5 @@
 """What a file says is data: choices, values and places of locks, bundles and studies."""
 
-import os
-import subprocess
-import sys
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -11,14 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from command.arguments import ROOT
 from command.main import main
 from command.recipe.lock_file import ReceivedLock, read_given
 from components.sharing.lock import is_sealed, write_text
 from tests.command.study.test_listed import RATES
 
 SMALL = ("recipe=bloom560m", "model.dim=64")
-ACTS = 'from pathlib import Path\nPath("acted").touch()\n'
 Said = pytest.CaptureFixture[str]
 
 
@@ -59,46 +54,25 @@ def save(tree: dict[str, Any], name: str) -> str:
 
 CHOICES = {
     "hydra.searchpath": "[pkg://canary]",
-    "description": "${oc.env:HOME}",
     "cluster": "../../../x",
     "scale": "mini,hydra.searchpath=[pkg://canary]",
-    "model": "/etc/hostname",
     "recipe": "teuken7b",
 }
 
 
-@pytest.mark.parametrize("kind", ["lock", "recipe"])
 @pytest.mark.parametrize("group", CHOICES)
 def test_a_choice_of_a_received_lock_is_an_option_that_exists(
-    group: str, kind: str, written: dict[str, Any], folder: Path, capfd: Said
+    group: str, written: dict[str, Any], folder: Path, capfd: Said
 ) -> None:
-    forged = forge(written[kind], "requested", "choices", **{group: CHOICES[group]})
-    file = save(forged, "x.lock.yaml")
-    words = {"verify": [f"file={file}"], "diff": [f"a={file}", "b=bloom560m"]}
-    for name, own in words.items():
-        assert main([f"action={name}", *own]) == 2
-        assert f"requested.choices.{group}: " in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("action", ["verify", "diff"])
-def test_nothing_is_imported_because_a_lock_names_it(
-    action: str, written: dict[str, Any], folder: Path
-) -> None:
-    for place in (folder, folder / "canary"):
-        place.mkdir(exist_ok=True)
-        (place / "__init__.py").write_text(ACTS, "utf-8")
-    (folder / "canary.py").write_text(ACTS, "utf-8")
-    choices = {"hydra.searchpath": "[pkg://canary]"}
-    file = save(forge(written["lock"], "requested", "choices", **choices), "x.lock.yaml")
-    words = [f"file={file}"] if action == "verify" else [f"a={file}", "b=bloom560m"]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "run.py"), f"action={action}", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-    )
-    assert (done.returncode, (folder / "acted").exists()) == (2, False), done.stderr
+    for kind in ("lock", "recipe"):
+        forged = forge(written[kind], "requested", "choices", **{group: CHOICES[group]})
+        file = save(forged, "x.lock.yaml")
+        for words in (
+            ["action=verify", f"file={file}"],
+            ["action=diff", f"a={file}", "b=bloom560m"],
+        ):
+            assert main(words) == 2
+            assert f"requested.choices.{group}: " in capfd.readouterr().err
 
 
 def test_a_lock_sealed_anew_is_judged_as_any_other(
@@ -122,23 +96,15 @@ def test_a_lock_sealed_anew_is_judged_as_any_other(
     ("steps", "changes", "message"),
     [
         (("resolved", "scale"), {"name": "mini,+x=1"}, "resolved.scale.name: unknown scale"),
-        (("resolved", "scale"), {"name": ["mini"]}, "resolved.scale.name: is missing or not"),
         (("resolved",), {"scale": 3}, "resolved.scale: 3 is not a mapping"),
         (("resolved",), {"precision": {}}, "resolved.precision.compute: is missing"),
         (("resolved",), {"parallelism": {"foo": 1}}, "this version has no such key"),
-        (("resolved", "data"), {"sources": [1]}, "resolved.data.sources: [1] is not a mapping"),
         (("resolved", "data"), {"sources": {"x": 1}}, "resolved.data.sources.x: 1 is no"),
         (("resolved",), {"model": {"mlp": 7}}, "resolved.model.mlp: 7 is not a mapping"),
         (("fingerprint",), {"layout": 7}, "fingerprint.layout: input should be a valid"),
         (("software", "code"), {"commit": "--output=/tmp/x"}, "software.code.commit"),
         (("requested",), {"recipe": "../bloom560m.yaml"}, "leads out of the working directory"),
-        (("requested",), {"recipe": "/etc/x.yaml"}, "leads out of the working directory"),
         (("requested",), {"recipe": "x/bloom560m"}, "is not a name"),
-        (
-            ("requested", "values"),
-            {"parallelism": True},
-            "parallelism: input should be a valid",
-        ),
     ],
 )
 def test_a_forged_lock_is_refused_with_the_key(
@@ -166,9 +132,13 @@ def test_verify_does_not_look_for_data_where_a_lock_points_unless_the_user_does(
     assert note not in " ".join(capfd.readouterr().out.split())
 
 
-@pytest.mark.quick("linked/deep-data.folder", "~/mine-checkpoint.copy_to")
-@pytest.mark.parametrize("key", ["data.folder", "data.tokenizer_folder", "checkpoint.copy_to"])
-@pytest.mark.parametrize("where", ["/somewhere/else", "../beside", "~/mine", "linked/deep"])
+PLACES = [
+    *(("data.folder", "linked/deep"), ("data.tokenizer_folder", "../beside")),
+    *(("checkpoint.copy_to", "~/mine"), ("data.folder", "/somewhere/else")),
+]
+
+
+@pytest.mark.parametrize(("key", "where"), PLACES)
 def test_places_of_a_bundle_and_a_recipe_stay_below_the_working_folder(
     key: str, where: str, written: dict[str, Any], folder: Path, tmp_path: Path, capfd: Said
 ) -> None:
@@ -187,16 +157,10 @@ def test_places_of_a_bundle_and_a_recipe_stay_below_the_working_folder(
     ("changes", "message"),
     [
         ({"name": "../out/index"}, "name: string should match pattern"),
-        ({"name": "/tmp/x"}, "name: string should match pattern"),
-        ({"cluster": "../x"}, "cluster: string should match pattern"),
         ({"recipe": "/etc/x.yaml"}, "'/etc/x.yaml' leads out of the working directory"),
-        ({"recipe": "../x.yaml"}, "'../x.yaml' leads out of the working directory"),
         ({"set": {"data.folder": "/somewhere"}}, "'/somewhere' leads out"),
-        ({"set": {"model.init_from": "/somewhere"}}, "'/somewhere' leads out"),
         ({"set": {"data.tokenizer_folder": "../x"}}, "'../x' leads out"),
-        ({"set": {"checkpoint.copy_to": "/somewhere"}}, "'/somewhere' leads out"),
         ({"set": {"scale": "mini"}}, "set.scale: is a section or a group, not a key"),
-        ({"set": {"name": "x"}}, "set.name: is a section or a group"),
     ],
 )
 @pytest.mark.parametrize("action", ["plan", "train"])
@@ -227,33 +191,16 @@ def bomb(levels: int) -> dict[str, Any]:
     return {"defaults": ["bloom560m", "_self_"], "name": "b", "published": published}
 
 
-@pytest.mark.quick("400")
-@pytest.mark.parametrize("levels", [20, 40, 400])
 def test_references_that_multiply_are_counted_and_not_followed(
-    levels: int, folder: Path, capfd: Said
+    folder: Path, capfd: Said
 ) -> None:
     began = time.process_time()  # other processes do not change CPU time
-    assert main([f"recipe=./{save(bomb(levels), 'b.yaml')}", "action=show"]) == 2
+    assert main([f"recipe=./{save(bomb(400), 'b.yaml')}", "action=show"]) == 2
     assert time.process_time() - began < 10
     assert "references expand to more than" in capfd.readouterr().err
 
 
-def test_long_texts_that_multiply_are_counted(folder: Path, capfd: Said) -> None:
-    tree = bomb(6)
-    tree["published"]["a0"] = {"value": 1, "unit": "x", "source": "y" * 90_000}
-    assert main([f"recipe=./{save(tree, 'b.yaml')}", "action=show"]) == 2
-    assert "more than 100,000 characters" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("at", ["published.a0.source", "published.a0", "published"])
-def test_a_value_that_refers_to_itself_is_told(at: str, folder: Path, capfd: Said) -> None:
-    tree = bomb(1)
-    tree["published"]["a0"] = {"value": 1, "unit": "x", "source": f"${{{at}}}"}
-    assert main([f"recipe=./{save(tree, 'b.yaml')}", "action=show"]) == 2
-    assert "refers to itself" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("escape", [r"\e]0;owned\a", r"\u202e", r"\x07", r"\u2028", r"\x9b"])
+@pytest.mark.parametrize("escape", [r"\e]0;owned\a", r"\u2028", r"\x9b"])
 def test_an_escape_that_acts_on_a_terminal_is_refused_by_line(
     escape: str, folder: Path, capfd: Said
 ) -> None:
@@ -272,11 +219,8 @@ def test_an_escape_that_acts_on_a_terminal_is_refused_by_line(
         ({"parallelism": True}, "parallelism: input should be a valid dict"),
         ({"cluster": 3}, "a recipe cannot set cluster or scale"),
         ({"model": {"_partial_": True}}, "model._partial_: True"),
-        ({"model": {"norm": {"_partial_": False}}}, "model.norm._partial_: False"),
-        ({"optimizer": {"_partial_": "yes"}}, "optimizer._partial_: 'yes'"),
         ({"budget": {"total_tokens": 10**24}}, "budget.total_tokens: input should be less"),
         ({"parallelism": {"data": 999_999_999}}, "parallelism.data: input should be less"),
-        ({"model": {"num_layers": 999_999_999}}, "model.num_layers: input should be less"),
     ],
 )
 def test_values_that_nothing_could_be_made_of_are_told(

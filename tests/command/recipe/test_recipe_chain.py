@@ -89,21 +89,6 @@ def test_a_chain_of_the_user_s_recipes_is_merged_the_weakest_first(work: Path) -
     assert (recipe.optimizer["beta1"], recipe.optimizer["beta2"]) == (0.7, 0.8)
 
 
-def test_a_path_counts_from_the_file_that_names_it(work: Path, tmp_path: Path) -> None:
-    write(work / "a" / "base.yaml", CHAIN["base"])
-    write(work / "b" / "top.yaml", "defaults: [../a/base]\nname: top\n")
-    assert composed("recipe=b/top.yaml").model["dropout"] == 0.2
-
-
-def test_names_of_the_user_s_recipes_are_starts_too(
-    clone: Path, private: Path, work: Path
-) -> None:
-    write(clone / "recipes" / "base.yaml", CHAIN["base"])
-    write(private / "recipes" / "over.yaml", "defaults: [base]\nname: over\n")
-    write(work / "top.yaml", "defaults: [over]\nname: top\n")
-    assert composed("recipe=./top.yaml").model["dropout"] == 0.2
-
-
 def test_the_strongest_choice_of_a_group_wins(work: Path) -> None:
     write(work / "base.yaml", "defaults: [bloom560m, override /model: bloom1b1]\nname: base\n")
     write(work / "top.yaml", "defaults: [override /model: bloom3b, ./base]\nname: top\n")
@@ -128,22 +113,14 @@ def test_self_says_where_a_recipe_s_own_keys_are_merged(work: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("defaults: [./r]", "r.yaml:1: defaults: a recipe starts from itself: r.yaml -> r"),
         ("defaults: [./nope]", "r.yaml:1: defaults: "),
-        ("defaults: [./loop]", "r.yaml:1: defaults: cannot read"),
-        ("defaults: [teuken9b]", "unknown recipe: 'teuken9b'\n  similar names: teuken7b;"),
         ("defaults: [base]", "unknown recipe: 'base'\n  known: "),
         ("defaults: [../outside/r]", "leads out of the folder of r.yaml, which was received"),
-        ("defaults: [./linked/r]", "leads out of the folder of r.yaml, which was received"),
         ("defaults: [~/r]", "'~/r' is refused"),
-        ("defaults: [7]", "7 is refused"),
         ("defaults: [./broken]", "broken.yaml:1: nmae: unknown section"),
         ("name: r\nmodel: {_replace_: 1}", "r.yaml:2: model._replace_: expected true, got 1"),
         ("name: r\n_replace_: true", "r.yaml:2: _replace_: unknown section"),
-        (
-            "name: r",
-            "defaults: no tokenizer is selected\n  write defaults: [NAME] with a recipe",
-        ),
+        ("name: r", "defaults: no tokenizer is selected\n  write defaults: [NAME] with"),
     ],
 )
 def test_a_start_that_is_wrong_is_told_with_the_way_out(
@@ -158,12 +135,6 @@ def test_a_start_that_is_wrong_is_told_with_the_way_out(
     assert message in refusal("recipe=./r.yaml")
 
 
-def test_a_circle_of_files_is_refused_by_its_way(work: Path) -> None:
-    write(work / "a.yaml", "defaults: [./b]\nname: a\n")
-    write(work / "b.yaml", "defaults: [./a]\nname: b\n")
-    assert "starts from itself: a.yaml -> b.yaml -> a.yaml" in refusal("recipe=./a.yaml")
-
-
 def test_files_that_multiply_are_counted_and_not_followed(work: Path) -> None:
     write(work / "r0.yaml", "defaults: [bloom560m]\nname: r\n")
     for level in range(1, 31):
@@ -173,10 +144,6 @@ def test_files_that_multiply_are_counted_and_not_followed(work: Path) -> None:
     for level in range(1, 40):
         write(work / f"r{level}.yaml", f"defaults: [./r{level - 1}]\nname: r\n")
     assert "more than 30" in refusal("recipe=./r39.yaml")
-
-
-def test_a_missing_file_is_named(work: Path) -> None:
-    assert refusal("recipe=./nope.yaml").splitlines()[1:] == ["  check the path"]
 
 
 def test_a_name_of_none_is_answered_by_what_is_there(work: Path) -> None:
@@ -196,13 +163,6 @@ def test_a_mixture_takes_the_place_of_the_one_below_at_each_step_of_a_chain(work
     full = ("scale=full", "cluster=aurora")
     assert dict(composed("recipe=./one.yaml", *full).data.shares) == {"mine": 1.0}
     assert dict(composed("recipe=./two.yaml", *full).data.shares) == {"mine": 0.5, "other": 0.5}
-
-
-def test_a_mixture_takes_the_place_of_a_reference(work: Path) -> None:
-    write(work / "one.yaml", f"defaults: [teuken7b]\nname: one\n{TWO}")
-    recipe = composed("recipe=./one.yaml", "scale=full", "cluster=juwels")
-    assert dict(recipe.data.shares) == {"mine": 1.0}
-    assert "de" in recipe.assumed["language_shares"].value
 
 
 def test_shares_of_a_phase_are_whole_and_the_phase_is_merged(work: Path) -> None:
@@ -243,10 +203,28 @@ def test_a_mark_is_no_key_of_the_command_line_nor_of_a_list(
     assert "keys of Hydra's own instantiation" in refusal("recipe=./r.yaml")
 
 
-def test_a_bundle_carries_what_was_replaced(
-    work: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    write(work / "one.yaml", f"defaults: [mula1b]\nname: one\n{TWO}")
-    assert main(["recipe=./one.yaml", "action=pack", "file=one.recipe.yaml"]) == 0
-    full = ("scale=full", "cluster=aurora")
-    assert dict(composed("recipe=./one.recipe.yaml", *full).data.shares) == {"mine": 1.0}
+def test_a_delta_over_a_recipe_states_only_what_is_special(work: Path) -> None:
+    text = "defaults: [teuken7b]\nname: sent\noptimizer: {lr: 1.0e-5}\n"
+    recipe = composed(f"recipe={write(work / 'sent.yaml', text)}")
+    assert (recipe.name, recipe.reference_cluster) == ("sent", "juwels")
+    assert recipe.optimizer["lr"] < composed("recipe=teuken7b").optimizer["lr"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("defaults: [teuken7b]\nnmae: x", "did you mean name"),
+        ("defaults: {model: x}", "is not a list"),
+        (
+            "defaults: [teuken7b]\nmodel: {_recursive_: false}",
+            "model._recursive_: keys of Hydra",
+        ),
+        ("- a list", "is not a mapping"),
+        ("[" * 5_000, "is not plain YAML"),
+    ],
+)
+def test_a_broken_file_is_refused(text: str, message: str, work: Path) -> None:
+    """What is hostile, too: the attacks of tests/attack/recipes."""
+    write(work / "sent.yaml", text)
+    assert message in refusal("recipe=./sent.yaml")
+    assert [path.name for path in work.iterdir()] == ["sent.yaml"]
