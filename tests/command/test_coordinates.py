@@ -13,6 +13,8 @@ from components.errors import RecipeError
 from components.parity import coordinates
 from components.parity.coordinates import Coordinates, resize_recipe
 
+Said = pytest.CaptureFixture[str]
+
 ROOM = "components.model.parametrization"
 MUP = f"model.parametrization={{_target_: {ROOM}.MuP, _partial_: true, base_dim: 512}}"
 COMPLETEP = (
@@ -30,7 +32,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinates, "SEEDS", 2)
 
 
-def checked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
+def checked(capsys: Said, *words: str) -> tuple[int, Any]:
     status = main(["action=parity", "kind=coordinates", "output=json", *words])
     return status, json.loads(capsys.readouterr().out)
 
@@ -41,7 +43,7 @@ def grown(tree: Any, axis: str, of: str) -> dict[str, float]:
 
 
 @pytest.mark.usefixtures("few")
-def test_completep_is_flat_by_width_and_depth(capsys: pytest.CaptureFixture[str]) -> None:
+def test_completep_is_flat_by_width_and_depth(capsys: Said) -> None:
     status, tree = checked(capsys, "recipe=teuken7b", COMPLETEP, PLAIN)
     assert (status, tree["flat"]) == (0, True)
     assert grown(tree, "width", "start")["logits"] == pytest.approx(-0.5, abs=0.1)
@@ -49,7 +51,7 @@ def test_completep_is_flat_by_width_and_depth(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.usefixtures("few")
-def test_the_standard_form_grows_and_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_standard_form_grows_and_is_not_judged(capsys: Said) -> None:
     status, tree = checked(capsys, "recipe=teuken7b")
     assert (status, tree["flat"]) == (0, None)
     assert min(grown(tree, "width", "change").values()) > 0.3
@@ -58,7 +60,7 @@ def test_the_standard_form_grows_and_is_not_judged(capsys: pytest.CaptureFixture
 
 @pytest.mark.usefixtures("few")
 def test_rates_that_do_not_follow_the_width_are_found(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("components.engine.optimizer.scale_groups", lambda *_: None)
     assert main(["action=parity", "kind=coordinates", "recipe=teuken7b", MUP]) == 1
@@ -79,17 +81,13 @@ def test_rates_that_do_not_follow_the_width_are_found(
     ],
     ids=["experts", "biases and learned norms", "norms after"],
 )
-def test_every_kind_of_layer_is_flat(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_kind_of_layer_is_flat(words: tuple[str, ...], capsys: Said) -> None:
     status, tree = checked(capsys, *words)
     assert (status, tree["flat"]) == (0, True), tree["rows"]
 
 
 @pytest.mark.long
-def test_a_model_is_flat_over_sixteen_times_the_width(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_model_is_flat_over_sixteen_times_the_width(capsys: Said) -> None:
     status, tree = checked(capsys, "recipe=teuken7b", MUP)
     assert (status, tree["flat"]) == (0, True), tree["rows"]
 
@@ -146,9 +144,7 @@ def test_sizes_that_are_zero_or_not_finite_have_no_slope(
 @pytest.mark.long
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("rate", ["1e-30", "1e30"])
-def test_a_rate_that_changes_nothing_or_everything_is_not_flat(
-    rate: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rate_that_changes_nothing_or_everything_is_not_flat(rate: str, capsys: Said) -> None:
     words = ("recipe=teuken7b", COMPLETEP, PLAIN, f"optimizer.lr={rate}")
     status, tree = checked(capsys, *words)
     assert (status, tree["flat"]) == (1, False)

@@ -16,6 +16,8 @@ from command.main import main
 from command.outcome import ActionResult, call_and_report
 from components.errors import RecipeError
 
+Said = pytest.CaptureFixture[str]
+
 ROOT = Path(__file__).resolve().parents[2]
 SHOW = ("recipe=teuken7b", "action=show")
 
@@ -73,7 +75,7 @@ def test_a_fault_is_one_message_with_a_file_of_details(
     broken: Callable[[BaseException], None],
     state: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    capfd: Said,
 ) -> None:
     monkeypatch.setenv("WALNUT_TOKEN", "hunter2")
     broken(error)
@@ -113,7 +115,7 @@ def test_too_little_memory_is_a_limit_of_the_system_and_no_fault(
     is_wrapped: bool,
     broken: Callable[[BaseException], None],
     state: Path,
-    capfd: pytest.CaptureFixture[str],
+    capfd: Said,
 ) -> None:
     if is_wrapped:
         wrapped = KeyError("cannot be built")
@@ -128,9 +130,7 @@ def test_too_little_memory_is_a_limit_of_the_system_and_no_fault(
 
 
 def test_memory_that_ends_while_an_error_is_told_is_said_in_one_message(
-    broken: Callable[[BaseException], None],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    broken: Callable[[BaseException], None], monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     def say(text: str) -> None:
         raise MemoryError
@@ -144,7 +144,7 @@ def test_memory_that_ends_while_an_error_is_told_is_said_in_one_message(
 
 
 def test_an_input_error_that_speaks_of_memory_stays_as_it_is(
-    broken: Callable[[BaseException], None], capfd: pytest.CaptureFixture[str]
+    broken: Callable[[BaseException], None], capfd: Said
 ) -> None:
     broken(RecipeError("cluster.ranks", "a rank runs out of memory", "use more ranks"))
     assert main(SHOW) == 2
@@ -153,9 +153,7 @@ def test_an_input_error_that_speaks_of_memory_stays_as_it_is(
 
 @pytest.mark.parametrize("read", [Path.read_bytes, Path.read_text])
 def test_an_error_while_an_open_file_is_read_names_the_file(
-    read: Callable[[Path], object],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    read: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     """The memory of a process is a file whose first page cannot be read."""
 
@@ -172,7 +170,7 @@ def test_details_that_have_no_place_go_to_the_temporary_folder_or_are_said(
     broken: Callable[[BaseException], None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    capfd: Said,
 ) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "temporary").mkdir()
@@ -200,11 +198,7 @@ def test_details_that_have_no_place_go_to_the_temporary_folder_or_are_said(
     ],
 )
 def test_what_the_system_refuses_and_a_user_can_mend_is_no_fault(
-    number: int,
-    said: str,
-    broken: Callable[[BaseException], None],
-    state: Path,
-    capfd: pytest.CaptureFixture[str],
+    number: int, said: str, broken: Callable[[BaseException], None], state: Path, capfd: Said
 ) -> None:
     broken(OSError(number, os.strerror(number), "plan.html"))
     assert main(SHOW) == 2
@@ -227,7 +221,7 @@ def test_a_file_that_has_no_room_is_named_and_leaves_nothing(
     number: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    capfd: Said,
 ) -> None:
     *action, name = words
 
@@ -244,7 +238,7 @@ def test_a_file_that_has_no_room_is_named_and_leaves_nothing(
 
 
 def test_a_copy_that_has_no_room_names_where_it_should_have_gone(
-    broken: Callable[[BaseException], None], capfd: pytest.CaptureFixture[str]
+    broken: Callable[[BaseException], None], capfd: Said
 ) -> None:
     broken(OSError(errno.ENOSPC, "No space left on device", "source", None, "target"))
     assert main(SHOW) == 2
@@ -255,7 +249,7 @@ def test_a_copy_that_has_no_room_names_where_it_should_have_gone(
 
 
 def test_one_faulty_point_of_a_sweep_does_not_end_the_others(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     def run(arguments: object) -> ActionResult:
         seed = arguments.values["budget.seed"]  # type: ignore[attr-defined]  # Arguments
@@ -274,9 +268,7 @@ def test_one_faulty_point_of_a_sweep_does_not_end_the_others(
     assert "[recipe=teuken7b action=show budget.seed=2] budget.seed: two" in said.err
 
 
-def test_an_interrupt_ends_a_sweep(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_ends_a_sweep(monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     begun = []
 
     def run(arguments: object) -> ActionResult:
@@ -290,7 +282,7 @@ def test_an_interrupt_ends_a_sweep(
 
 
 def test_an_interrupt_that_a_library_took_for_a_failure_is_one(
-    broken: Callable[[BaseException], None], capfd: pytest.CaptureFixture[str]
+    broken: Callable[[BaseException], None], capfd: Said
 ) -> None:
     """As Hydra does of whatever is raised while it composes."""
     wrapped = RecipeError("recipe", "cannot be composed")
@@ -359,8 +351,6 @@ def test_there_is_one_place_that_takes_whatever_is_raised() -> None:
 
 
 @pytest.mark.parametrize("word", ["run=b\udcff", "recipe=\udcff", "name=b\udcff"])
-def test_an_argument_that_is_no_utf8_text_is_refused(
-    word: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_argument_that_is_no_utf8_text_is_refused(word: str, capfd: Said) -> None:
     assert main([word, "action=train"]) == 2
     assert "is not UTF-8 text" in capfd.readouterr().err

@@ -14,13 +14,11 @@ RECIPE = ("recipe=teuken7b", "action=show")
 @pytest.mark.parametrize(
     "words",
     [
-        *(["--hydra-help"], ["--cfg", "hydra"], ["--cfg=all"], ["-c", "walnut"], ["--cfg"]),
-        *(["--package", "model"], ["-p", "model"], ["--info", "config"], ["-i"]),
-        *(["--config-name=mula1b"], ["-cn", "mula1b"], ["--config-dir", "mine"], ["-cp", "x"]),
-        *(["--experimental-rerun", "job.pickle"], ["hydra.run.dir=x"], ["hydra.verbose=true"]),
-        *(["hydra/launcher=submitit_slurm"], ["+hydra.run.dir=x"], ["++hydra.mode=MULTIRUN"]),
-        *(["~hydra.run.dir"], ["~optimizer.eps"], ["~tracking=none"], ["~budget.seed=5"]),
-        *(["precision@model=fp8"], ["+precision@model=fp8"], ["override /precision=fp8"]),
+        *(["--hydra-help"], ["--cfg", "hydra"], ["--cfg=all"], ["--package", "model"], ["-i"]),
+        *(["--config-name=mula1b"], ["-cn", "mula1b"], ["--experimental-rerun", "job.pickle"]),
+        *(["hydra.run.dir=x"], ["hydra/launcher=submitit_slurm"], ["++hydra.mode=MULTIRUN"]),
+        *(["~hydra.run.dir"], ["~budget.seed=5"], ["precision@model=fp8"]),
+        *(["+precision@model=fp8"], ["override /precision=fp8"]),
     ],
     ids=" ".join,
 )

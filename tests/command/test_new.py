@@ -16,6 +16,8 @@ from components.command_line import command_line
 from components.config.recipe import Recipe
 from components.config.schema.types import to_plain
 
+Said = pytest.CaptureFixture[str]
+
 WORDS = ("the", "miller", "carries", "flour", "over", "a", "bridge", "every", "morning", "and")
 
 
@@ -56,7 +58,7 @@ def composed(file: str = "recipes/mine.yaml") -> Recipe:
     return compose_recipe(read_point([f"recipe={file}", "scale=full"]))
 
 
-def refused(capfd: pytest.CaptureFixture[str], *words: str) -> str:
+def refused(capfd: Said, *words: str) -> str:
     before = sorted(Path.cwd().rglob("*"))
     assert main(["action=new", *words]) == 2
     assert sorted(Path.cwd().rglob("*")) == before
@@ -64,7 +66,7 @@ def refused(capfd: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_it_writes_one_file_that_trains_on_the_text_at_its_own_size(
-    home: Path, capfd: pytest.CaptureFixture[str]
+    home: Path, capfd: Said
 ) -> None:
     before = {*home.rglob("*")}
     new("data=texts/*.txt")
@@ -139,7 +141,7 @@ def test_text_elsewhere_is_named_by_its_whole_path_in_a_trusted_recipe(
     home: Path,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    capfd: Said,
 ) -> None:
     folder = tmp_path_factory.mktemp("scratch") / "texts"
     write_texts(folder)
@@ -162,16 +164,14 @@ def test_without_text_the_standard_library_stands_in(home: Path) -> None:
     assert sources == {"python/source", "python/docs"}
 
 
-def test_nothing_is_written_over_a_file_that_exists(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_written_over_a_file_that_exists(home: Path, capfd: Said) -> None:
     (home / "mine.yaml").write_text("mine: it was here")
     assert "mine.yaml already exists" in refused(capfd, "name=a", "file=mine.yaml")
     assert (home / "mine.yaml").read_text() == "mine: it was here"
 
 
 def test_a_file_that_comes_while_it_writes_is_left_alone(
-    home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    home: Path, capfd: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def come(*_: object) -> None:
         (home / "recipes" / "mine.yaml").write_text("mine: it came")
@@ -204,14 +204,12 @@ def test_a_file_that_comes_while_it_writes_is_left_alone(
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_written(
-    words: tuple[str, ...], said: str, home: Path, capfd: pytest.CaptureFixture[str]
+    words: tuple[str, ...], said: str, home: Path, capfd: Said
 ) -> None:
     assert said in refused(capfd, *words)
 
 
-def test_a_tokenizer_that_no_recipe_describes_is_refused(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tokenizer_that_no_recipe_describes_is_refused(home: Path, capfd: Said) -> None:
     folder = home / "tok"
     engine = save_tokenizer(folder)
     engine.enable_truncation(8)
@@ -229,9 +227,7 @@ def test_a_tokenizer_that_no_recipe_describes_is_refused(
     assert said in refused(capfd, "name=a", "tokenizer=tok")
 
 
-def test_a_tokenizer_that_training_cannot_use_is_refused(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tokenizer_that_training_cannot_use_is_refused(home: Path, capfd: Said) -> None:
     file = home / "tok" / "tokenizer.json"
     for change, message in (
         (lambda tree: tree["model"]["vocab"].update(zzz=900), "has a gap in its ids"),
@@ -246,7 +242,7 @@ def test_a_tokenizer_that_training_cannot_use_is_refused(
         assert message in refused(capfd, "name=a", "tokenizer=tok")
 
 
-def test_a_word_is_no_end_of_document(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_word_is_no_end_of_document(home: Path, capfd: Said) -> None:
     engine = save_tokenizer(home / "tok")
     engine.add_special_tokens(["morning"])
     engine.save(str(home / "tok" / "tokenizer.json"))
@@ -255,7 +251,7 @@ def test_a_word_is_no_end_of_document(home: Path, capfd: pytest.CaptureFixture[s
 
 
 def test_a_tokenizer_without_an_end_of_document_is_refused_and_told_how_to_name_one(
-    home: Path, capfd: pytest.CaptureFixture[str]
+    home: Path, capfd: Said
 ) -> None:
     engine = ByteLevelBPETokenizer()
     engine.train_from_iterator([" ".join(WORDS)], 300, 1)

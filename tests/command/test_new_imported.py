@@ -22,6 +22,8 @@ from components.config.recipe import Recipe
 from components.config.schema.types import to_plain
 from tests.command.test_new import save_tokenizer, write_texts
 
+Said = pytest.CaptureFixture[str]
+
 PUBLISHED = Path(__file__).resolve().parents[1] / "data" / "hugging_face"
 PRINTED = r"python \S*run\.py (.*)"
 FILES = sorted(file.stem for file in PUBLISHED.glob("*.json"))
@@ -56,7 +58,7 @@ def composed(*words: str) -> Recipe:
     return compose_recipe(read_point(["recipe=recipes/mine.yaml", *words]))
 
 
-def refused(capfd: pytest.CaptureFixture[str], *words: str) -> str:
+def refused(capfd: Said, *words: str) -> str:
     before = sorted(Path.cwd().rglob("*"))
     assert main(["action=new", "like=hf", "name=mine", *words]) == 2
     assert sorted(Path.cwd().rglob("*")) == before
@@ -78,7 +80,7 @@ def parameters_of_the_class(config: Config) -> int:
 @pytest.mark.quick("llama3_2_1b", "qwen3_0_6b", "smollm3_3b")
 @pytest.mark.parametrize("name", FILES)
 def test_a_published_file_becomes_a_recipe_with_the_parameters_of_its_class(
-    name: str, home: Path, capfd: pytest.CaptureFixture[str]
+    name: str, home: Path, capfd: Said
 ) -> None:
     config = published(name)
     put(home, config)
@@ -117,7 +119,7 @@ def test_its_miniature_has_a_finite_loss_and_gradients(name: str, home: Path) ->
 
 
 @pytest.mark.long
-def test_its_miniature_trains(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_its_miniature_trains(home: Path, capfd: Said) -> None:
     """Experts and a latent attention; the recipes here train the other parts."""
     put(home, published("deepseek_v3"))
     imported()
@@ -169,7 +171,7 @@ def test_text_and_the_tokenizer_of_the_folder_are_taken(home: Path) -> None:
 
 
 def test_training_begins_with_given_weights_at_a_tenth_of_the_rate(
-    home: Path, capfd: pytest.CaptureFixture[str]
+    home: Path, capfd: Said
 ) -> None:
     put(home, published("olmo2_1b"))
     assert "hf has no *.safetensors" in refused(capfd, "weights=true")
@@ -191,7 +193,7 @@ def printed_commands(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("weights", ["false", "true"])
 def test_every_printed_command_composes_and_none_shrinks_given_weights(
-    weights: str, home: Path, capfd: pytest.CaptureFixture[str]
+    weights: str, home: Path, capfd: Said
 ) -> None:
     put(home, published("olmo2_1b"))
     (home / "hf" / "model.safetensors").touch()
@@ -207,9 +209,7 @@ def test_every_printed_command_composes_and_none_shrinks_given_weights(
 
 
 @pytest.mark.long
-def test_the_command_that_continues_from_weights_trains(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_that_continues_from_weights_trains(home: Path, capfd: Said) -> None:
     engine = save_tokenizer(home / "hf")
     saved = PreTrainedTokenizerFast(tokenizer_object=engine, eos_token="<|endoftext|>")
     saved.save_pretrained(home / "hf")
@@ -234,9 +234,7 @@ def test_learned_positions_bound_the_sequence(home: Path) -> None:
     assert recipe.decoder_spec.positions.num_positions == 384
 
 
-def test_code_of_a_folder_is_not_followed_and_that_is_said(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_code_of_a_folder_is_not_followed_and_that_is_said(home: Path, capfd: Said) -> None:
     code = {"auto_map": {"AutoModelForCausalLM": "modeling_mine.Mine"}}
     put(home, published("llama3_2_1b") | code)
     (home / "hf" / "modeling_mine.py").write_text("raise SystemExit('it ran')")
@@ -284,15 +282,13 @@ def test_older_and_newer_spellings_are_the_same_model(home: Path) -> None:
     ],
 )
 def test_a_model_that_no_part_here_computes_is_refused_by_key_and_value(
-    name: str, change: Config, said: str, home: Path, capfd: pytest.CaptureFixture[str]
+    name: str, change: Config, said: str, home: Path, capfd: Said
 ) -> None:
     put(home, published(name) | change)
     assert said in refused(capfd)
 
 
-def test_a_folder_without_the_file_or_none_at_all_is_refused(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_without_the_file_or_none_at_all_is_refused(home: Path, capfd: Said) -> None:
     assert "like: unknown recipe: 'hf'" in refused(capfd)
     (home / "hf").mkdir()
     assert "hf/config.json: cannot be read" in refused(capfd)
@@ -307,7 +303,7 @@ def test_a_folder_without_the_file_or_none_at_all_is_refused(
 
 
 def test_data_elsewhere_needs_a_recipe_in_a_place_of_ones_own(
-    home: Path, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
+    home: Path, tmp_path_factory: pytest.TempPathFactory, capfd: Said
 ) -> None:
     elsewhere = tmp_path_factory.mktemp("scratch")
     put(elsewhere, published("olmo2_1b"))

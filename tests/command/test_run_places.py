@@ -15,6 +15,8 @@ from components.run.folder import RunFolder, existing_run_folder
 from components.run.ownership import sign_file
 from tests.components.tracking.runs import START, STEPS, write_run
 
+Said = pytest.CaptureFixture[str]
+
 TEXT = "data.sources={eu: {files: ['/theirs/text/*.txt']}}"
 WORDS = ("scale=mini", TEXT, "data.shares={eu: 1.0}", "data.folder=/theirs/prepared")
 NAMED = ("data.folder=/theirs/prepared", "data.sources.eu.files=['/theirs/text/*.txt']")
@@ -77,7 +79,7 @@ def test_a_run_without_a_seal_is_a_received_one(run: Path) -> None:
 
 
 def test_resume_refuses_a_received_run_before_it_writes_anything(
-    received: Path, capsys: pytest.CaptureFixture[str]
+    received: Path, capsys: Said
 ) -> None:
     before = sorted(received.rglob("*"))
     assert main(["resume=run"]) == 2
@@ -94,7 +96,7 @@ def test_resume_refuses_a_received_run_before_it_writes_anything(
     "asked", [("pack", "file=a.lock.yaml"), ("pack", "file=a.recipe.yaml"), ("preflight",)]
 )
 def test_data_elsewhere_are_read_only_where_the_user_names_their_folder(
-    received: Path, asked: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    received: Path, asked: tuple[str, ...], capsys: Said
 ) -> None:
     action, *file = asked
     words = (f"action={action}", "run=run", *file)
@@ -110,9 +112,7 @@ def test_data_elsewhere_are_read_only_where_the_user_names_their_folder(
     assert "if you trust it, set data.folder=/theirs/prepared" in said
 
 
-def test_a_comparison_leaves_such_data_out_and_says_so(
-    received: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_comparison_leaves_such_data_out_and_says_so(received: Path, capsys: Said) -> None:
     assert main(["action=diff", "a=run", "b=run"]) == 0
     assert "run: data not compared: '/theirs/prepared' leads" in capsys.readouterr().err
 
@@ -131,18 +131,14 @@ def test_data_behind_a_link_out_of_the_named_folder_lie_elsewhere(
         check_data_place(folder, recipe, {})
 
 
-def test_the_words_in_a_run_that_name_no_recipe_are_refused(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_words_in_a_run_that_name_no_recipe_are_refused(run: Path, capsys: Said) -> None:
     environment = {"command": ["python", "run.py", "action=show"]}
     (run / "environment.json").write_text(json.dumps(environment))
     assert main(["action=pack", "run=run", "file=a"]) == 2
     assert "environment.json: the recorded command has no recipe=" in capsys.readouterr().err
 
 
-def test_of_an_own_run_another_s_data_are_not_read_either(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_an_own_run_another_s_data_are_not_read_either(run: Path, capsys: Said) -> None:
     noted = json.loads((run / "data.json").read_text("utf-8"))
     (run / "data.json").write_text(json.dumps({**noted, "folder": "/others/data"}))
     folder, recipe = opened(run)

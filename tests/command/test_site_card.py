@@ -19,6 +19,8 @@ from components.errors import RecipeError
 from components.run.site_card import CardSizes, read_card
 from tests.components.run.cards import card_tree, write_card
 
+Said = pytest.CaptureFixture[str]
+
 PLAN = ("action=plan", "recipe=teuken7b", "cluster=juwels", "output=json")
 TWO_NODES = ("cluster.nodes=2",)
 
@@ -38,7 +40,7 @@ def card(tmp_path: Path, fingerprints: dict[str, str]) -> Path:
     return write_card(tmp_path / "card.json", card_tree(**fingerprints))
 
 
-def plan(capfd: pytest.CaptureFixture[str], *words: str) -> Any:
+def plan(capfd: Said, *words: str) -> Any:
     assert main([*PLAN, *words]) == 0
     return json.loads(capfd.readouterr().out)
 
@@ -77,15 +79,13 @@ def test_a_model_of_which_no_layer_fits_has_no_card() -> None:
         shape_card(read_point([*words, "parallelism.tensor=1", "parallelism.pipeline=1"]))
 
 
-def test_a_card_is_of_a_layout_not_of_a_search(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_card_is_of_a_layout_not_of_a_search(capfd: Said) -> None:
     words = ["recipe=teuken7b", "cluster=juwels", "parallelism=auto", "action=submit"]
     assert main([*words, "card=true"]) == 2
     assert "parallelism: card=true measures the recipe's layout" in capfd.readouterr().err
 
 
-def test_verification_prints_what_a_card_holds(
-    card: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_verification_prints_what_a_card_holds(card: Path, capfd: Said) -> None:
     assert main(["action=verify", f"file={card}"]) == 0
     out = capfd.readouterr().out
     assert "intact: measured on accelerators" in out
@@ -95,18 +95,14 @@ def test_verification_prints_what_a_card_holds(
     assert json.loads(capfd.readouterr().out)["holds"] is True
 
 
-def test_verification_refuses_an_edited_card(
-    card: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_verification_refuses_an_edited_card(card: Path, capfd: Said) -> None:
     card.write_text(card.read_text().replace("1.5", "0.1"))
     for words in (["action=verify", f"file={card}"], [*PLAN, f"calibrate={card}"]):
         assert main(words) == 2
         assert "card.json was edited or damaged" in capfd.readouterr().err
 
 
-def test_a_card_narrows_the_plan_of_its_machine(
-    card: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_card_narrows_the_plan_of_its_machine(card: Path, capfd: Said) -> None:
     before = plan(capfd, *TWO_NODES)
     after = plan(capfd, *TWO_NODES, f"calibrate={card}")
     assert width(before) == pytest.approx(1.5)
@@ -115,9 +111,7 @@ def test_a_card_narrows_the_plan_of_its_machine(
     assert before["time"]["step_seconds"] != after["time"]["step_seconds"]
 
 
-def test_a_card_reproduces_the_step_that_it_measured(
-    card: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_card_reproduces_the_step_that_it_measured(card: Path, capfd: Said) -> None:
     recipe = compose_measured(read_card(card, "calibrate"))
     assert recipe is not None
     words = ["model.num_layers=16", f"budget.global_batch_tokens={65_536}"]
@@ -134,13 +128,13 @@ def test_a_card_reproduces_the_step_that_it_measured(
     ],
 )
 def test_the_interval_depends_on_how_far_the_plan_is_from_the_card(
-    card: Path, capfd: pytest.CaptureFixture[str], words: tuple[str, ...], factor: float
+    card: Path, capfd: Said, words: tuple[str, ...], factor: float
 ) -> None:
     assert width(plan(capfd, *words, f"calibrate={card}")) == pytest.approx(factor)
 
 
 def test_a_card_of_another_recipe_gives_only_its_links_and_products(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: Said
 ) -> None:
     card = write_card(tmp_path / "card.json")  # with fingerprints of no recipe here
     after = plan(capfd, *TWO_NODES, f"calibrate={card}")
@@ -148,16 +142,8 @@ def test_a_card_of_another_recipe_gives_only_its_links_and_products(
     assert width(after) == pytest.approx(1.25)
 
 
-def test_without_a_recipe_the_card_names_it(
-    card: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["action=plan", f"calibrate={card}", "cluster.nodes=2", "output=json"]) == 0
-    tree = json.loads(capfd.readouterr().out)
-    assert (tree["recipe"], tree["cluster"]) == ("teuken7b", "juwels")
-
-
 def test_a_card_of_cpus_changes_no_plan_and_says_so(
-    tmp_path: Path, fingerprints: dict[str, str], capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, fingerprints: dict[str, str], capfd: Said
 ) -> None:
     card = write_card(tmp_path / "card.json", card_tree("cpu", **fingerprints))
     before = plan(capfd, *TWO_NODES)
@@ -177,11 +163,7 @@ def test_a_card_of_cpus_changes_no_plan_and_says_so(
     ],
 )
 def test_a_card_and_words_that_contradict_it_are_refused(
-    card: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    words: tuple[str, ...],
-    told: str,
+    card: Path, capfd: Said, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], told: str
 ) -> None:
     monkeypatch.chdir(card.parent)
     own = {"recipe": "teuken7b", "calibrate": "card.json"}
@@ -191,7 +173,7 @@ def test_a_card_and_words_that_contradict_it_are_refused(
 
 
 def test_a_card_that_names_a_recipe_which_is_not_here_is_refused(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: Said
 ) -> None:
     card = write_card(tmp_path / "card.json", card_tree(recipe="teuken9b"))
     assert main(["action=plan", f"calibrate={card}"]) == 2
@@ -206,7 +188,7 @@ def test_a_card_of_an_accelerator_is_a_row_of_the_ledger(card: Path) -> None:
 
 
 def test_a_card_of_cpus_or_of_an_unknown_recipe_is_no_row(
-    tmp_path: Path, fingerprints: dict[str, str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, fingerprints: dict[str, str], capsys: Said
 ) -> None:
     card = write_card(tmp_path / "card.json", card_tree("cpu", **fingerprints))
     assert save([str(card)]) == 2

@@ -10,6 +10,8 @@ from command.main import main
 from command.study.sweep_points import split_sweep
 from components.errors import RecipeError
 
+Said = pytest.CaptureFixture[str]
+
 RECIPE = ("-m", "recipe=teuken7b")
 
 
@@ -32,7 +34,7 @@ def test_the_page_lists_the_functions_of_hydras_grammar() -> None:
 
 @pytest.mark.parametrize(("word", "stands_for"), CELLS)
 def test_what_the_page_says_of_a_value_holds_under_m_and_without(
-    word: str, stands_for: str, capfd: pytest.CaptureFixture[str]
+    word: str, stands_for: str, capfd: Said
 ) -> None:
     beside = () if word.startswith("recipe=") else RECIPE[1:]
     refused = stands_for.removeprefix("refused: ")
@@ -77,26 +79,20 @@ def test_a_glob_chooses_recipes_and_files_of_a_group() -> None:
         ("model.dim=choice(1,2,1)", "choice(1,2,1) lists 1 twice\n  keep one of them"),
     ],
 )
-def test_what_is_no_list_is_told(
-    word: str, message: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_list_is_told(word: str, message: str, capfd: Said) -> None:
     words = RECIPE if not word.startswith("recipe=") else RECIPE[:1]
     assert main([*words, word, "action=show"]) == 2
     assert message in capfd.readouterr().err
 
 
-def test_points_here_and_points_of_a_scheduler_are_two_commands(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_points_here_and_points_of_a_scheduler_are_two_commands(capfd: Said) -> None:
     assert main([*RECIPE, "cluster=local,juwels"]) == 2
     said = capfd.readouterr().err
     assert "cluster: some points need a scheduler, and others do not\n  use a" in said
     assert main([*RECIPE, "cluster=local,juwels", "action=show"]) == 0
 
 
-def test_several_recipes_without_m_are_no_name_of_one(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_several_recipes_without_m_are_no_name_of_one(capfd: Said) -> None:
     assert main(["recipe=teuken7b,mula1b", "action=show"]) == 2
     assert capfd.readouterr().err == (
         "recipe: several values in 'recipe=teuken7b,mula1b'\n  add -m to sweep over values\n"
@@ -115,13 +111,13 @@ def test_the_product_of_all_keys_is_bounded_before_it_is_made() -> None:
 
 
 @pytest.mark.parametrize("text", ["teuken7b 'x", "teuken7b \\", ""])
-def test_sides_that_are_no_words_are_told(text: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_sides_that_are_no_words_are_told(text: str, capfd: Said) -> None:
     assert main(["action=diff", f"a={text}", "b=teuken7b"]) == 2
     assert capfd.readouterr().err.startswith("a: ")
 
 
 def test_a_sweep_without_a_run_names_no_table_and_no_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["-m", "recipe=teuken7b", "optimizer.lr=-1,-2"]) == 2

@@ -16,6 +16,8 @@ from components.planner.tree import plan_tree
 from tests.cluster.conftest import programs
 from tests.cluster.programs import Programs
 
+Said = pytest.CaptureFixture[str]
+
 __all__ = ["programs"]  # the fixture
 
 EVERY = 100_000_000_000
@@ -36,16 +38,14 @@ def composed() -> tuple[Recipe, dict[str, Recipe]]:
     return composed.recipe, dict(composed.children)
 
 
-def planned(capfd: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+def planned(capfd: Said, *words: str) -> dict[str, Any]:
     capfd.readouterr()
     assert main(["action=plan", *BASE, *words, "output=json"]) == 0
     found: dict[str, Any] = json.loads(capfd.readouterr().out)
     return found
 
 
-def test_a_tree_costs_what_its_runs_cost_each_planned_alone(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_tree_costs_what_its_runs_cost_each_planned_alone(capfd: Said) -> None:
     whole, (_, runs) = planned(capfd, *NODES), composed()
     tree = whole["children"]
     assert list(tree["nodes"]) == ["root", "scored", "mean", "long", "last", "given"]
@@ -86,7 +86,7 @@ def test_a_run_without_figures_leaves_the_sum_open() -> None:
     assert tree.nodes["long"].device_hours is not None
 
 
-def test_the_table_says_what_is_not_planned(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_table_says_what_is_not_planned(capfd: Said) -> None:
     assert main(["action=plan", *BASE, *NODES]) == 0
     said = capfd.readouterr().out.splitlines()
     (row,) = (line for line in said if line.strip().startswith("given"))
@@ -97,9 +97,7 @@ def test_the_table_says_what_is_not_planned(capfd: pytest.CaptureFixture[str]) -
     assert "children" not in planned(capfd)
 
 
-def test_pages_and_proposals_have_the_trees_sums(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_pages_and_proposals_have_the_trees_sums(tmp_path: Path, capfd: Said) -> None:
     page, paper = tmp_path / "plan.html", tmp_path / "proposal.md"
     assert main(["action=plan", *BASE, *NODES, f"file={page}", "output=json"]) == 0
     tree = json.loads(capfd.readouterr().out)["children"]
@@ -120,10 +118,7 @@ def test_pages_and_proposals_have_the_trees_sums(
 
 
 def test_a_limit_of_device_hours_is_for_the_whole_tree(
-    capfd: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    programs: Programs,
+    capfd: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Programs
 ) -> None:
     """What is between the trunk's bill and the tree's is refused, and nothing is written."""
     monkeypatch.chdir(tmp_path)

@@ -102,9 +102,7 @@ def test_a_table_says_what_it_lacks(changes: dict[str, Any], path: str, problem:
     assert caught.value.path == f"s.table.{path}"
 
 
-@pytest.mark.parametrize(
-    "file", ["../secret.csv", "/etc/passwd", "a/b.csv", "rates.txt", ".csv"]
-)
+@pytest.mark.parametrize("file", ["../secret.csv", "/etc/passwd", "rates.txt"])
 def test_a_study_chooses_no_folder(file: str) -> None:
     with pytest.raises(RecipeError, match="pattern") as caught:
         cited(file=file)

@@ -89,24 +89,6 @@ def test_each_point_is_divided_by_the_one_of_its_own_series() -> None:
     )
 
 
-def test_a_point_may_name_its_recipe() -> None:
-    points = [{"recipe": name, **tree()["points"][0]} for name in ("gpt20b", "gpt175b")]
-    values = {"published": {**tree()["published"], "values": []}, "baseline": {}}
-    study = listed(points=points, **values)
-    assert study.collect_values(study.points[0])["recipe"] == "gpt20b"
-
-
-def test_a_grid_is_the_points_its_last_key_changing_fastest() -> None:
-    grid = {"parallelism.tensor": [4, 8], "parallelism.data": [1, 2], "size": ["small"]}
-    study = check_study(
-        gridded(grid, baseline={}, published={**tree()["published"], "values": []}), "g.yaml"
-    )
-    assert isinstance(study, ListedStudy)
-    keys = ("parallelism.tensor", "parallelism.data")
-    told = [tuple(point[key] for key in keys) for point in study.points]
-    assert told == [(4, 1), (4, 2), (8, 1), (8, 2)]
-
-
 @pytest.mark.parametrize(
     ("grid", "path", "problem"),
     [

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from command.study.page import study_document, study_figure
 from command.study.point_results import (
@@ -21,37 +22,28 @@ from command.study.study_file import check_study
 from components.report.document import write_document
 from tests.components.report.outline import check_outline
 
-TREE: dict[str, Any] = {
-    "name": "weak",
-    "description": "What is left & why?",
-    "recipe": "gpt175b",
-    "cluster": "smng_p2",
-    "set": {},
-    "grid": {"recipe": ["<b>a</b>", "b"], "parallelism.data": [1, 4]},
-    "products": {"tiles": [8, "parallelism.data"]},
-    "objective": {"measured": "tokens_per_second", "planned": "time.tokens_per_second"},
-    "baseline": {},
-    "published": {
-        "source": "a paper <script>alert(1)</script>",
-        "unit": "tokens a second",
-        "convention": "all devices",
-        "values": [
-            {"at": {"recipe": "b", "parallelism.data": 1}, "value": 100, "place": "table 1"},
-            {"at": {"recipe": "b", "parallelism.data": 4}, "value": "OOM", "place": "table 2"},
-            {"at": {"recipe": "<b>a</b>", "parallelism.data": 4}, "value": 40, "place": "t. 3"},
-        ],
-    },
-    "figure": {
-        "of": "figure 1",
-        "title": "Rates",
-        "x_title": "tiles",
-        "y_title": "rate",
-        "x": ["tiles"],
-        "series": ["recipe"],
-        "log": ["x"],
-    },
-    "queue": {"at_once": 1, "poll_seconds": 1},
-}
+TREE: dict[str, Any] = yaml.safe_load("""
+name: weak
+description: What is left & why?
+recipe: gpt175b
+cluster: smng_p2
+set: {}
+grid: {recipe: [<b>a</b>, b], parallelism.data: [1, 4]}
+products: {tiles: [8, parallelism.data]}
+objective: {measured: tokens_per_second, planned: time.tokens_per_second}
+baseline: {}
+published:
+  source: a paper <script>alert(1)</script>
+  unit: tokens a second
+  convention: all devices
+  values:
+    - {at: {recipe: b, parallelism.data: 1}, value: 100, place: table 1}
+    - {at: {recipe: b, parallelism.data: 4}, value: OOM, place: table 2}
+    - {at: {recipe: <b>a</b>, parallelism.data: 4}, value: 40, place: t. 3}
+figure: {of: figure 1, title: Rates, x_title: tiles, y_title: rate,
+  x: [tiles], series: [recipe], log: [x]}
+queue: {at_once: 1, poll_seconds: 1}
+""")
 
 
 def a_study(**changes: Any) -> ListedStudy:

@@ -93,8 +93,7 @@ def test_storage_is_tokens_checkpoints_and_weights() -> None:
 
 
 def test_failures_that_the_profile_knows_are_in_the_bill() -> None:
-    own = "cluster.failures.node_hours_between=50000"
-    said = proposed(*WORDS, own)
+    said = proposed(*WORDS, "cluster.failures.node_hours_between=50000")
     assert number(rows(said)["of these: failures"][0]) > 0
     assert number(rows(said)["expected failures"][0]) == pytest.approx(3.5, abs=0.3)
     assert "These values exclude failures" not in said

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,21 @@ from command.actions import train
 from command.arguments import ROOT, Arguments
 from command.main import main
 from command.outcome import ActionResult
-from components.errors import RecipeError
 from tests.life.conftest import TINY
 
 NAME = "smng_p2_search"
-RATES = {
-    "name": "rates",
-    "description": "Which rate is best.",
-    "recipe": "teuken7b",
-    "cluster": "local",
-    "set": {"budget.seed": 3},
-    "space": {
-        "optimizer.lr": [1.0e-5, 1.0e-3, 1.0e-2],
-        "budget.global_batch_tokens": [320, 256],
-    },
-    "products": {},
-    "objective": {"measured": "held_out.final", "planned": None, "direction": "minimize"},
-    "search": {"sampler": "random", "trials": 8, "at_once": 1, "seed": 1, "poll_seconds": 1},
-    "published": {},
-}
+RATES: dict[str, Any] = yaml.safe_load("""
+name: rates
+description: Which rate is best.
+recipe: teuken7b
+cluster: local
+set: {budget.seed: 3}
+space: {optimizer.lr: [1.0e-5, 1.0e-3, 1.0e-2], budget.global_batch_tokens: [320, 256]}
+products: {}
+objective: {measured: held_out.final, planned: null, direction: minimize}
+search: {sampler: random, trials: 8, at_once: 1, seed: 1, poll_seconds: 1}
+published: {}
+""")
 OWN = ("optimizer.", "budget.global_batch", "checkpoint.", "budget.total", "recipe=")
 WORDS = (
     *(word for word in TINY if not word.startswith(OWN)),
@@ -150,35 +147,17 @@ def test_a_search_tries_lists(folder: Path, capfd: pytest.CaptureFixture[str]) -
         (["study=smng_p2_searh"], "study: unknown study: 'smng_p2_searh'\n.*smng_p2_search"),
         (["study=none.yaml"], "study: none.yaml does not exist"),
         ([f"study={NAME}", "study=b"], "study: given twice"),
-        (
-            [f"study={NAME}", "parallelism.tensor=4"],
-            "parallelism.tensor: the study .* varies this key",
-        ),
+        ([f"study={NAME}", "parallelism.tensor=4"], "tensor: the study .* varies this key"),
         ([f"study={NAME}", "study.search.trails=4"], "study.search.trails: the study has no"),
         ([f"study={NAME}", "study.search.trials=0"], "search.trials: input should be greater"),
-        ([f"study={NAME}", "action=show"], "action: 'show' does not work with a study"),
         (["study=rates.yaml", "action=plan"], "action: a plan has no held_out.final"),
-        (
-            ["study=bad.yaml", *WORDS],
-            "objective.measured: held_out.finale is not a number there",
-        ),
     ],
 )
 def test_what_is_wrong_with_a_study_is_said_in_one_message(
     folder: Path, capfd: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     write(folder)
-    wrong = {"measured": "held_out.finale", "planned": None, "direction": "minimize"}
-    tree = RATES | {"objective": wrong, "name": "bad"}
-    (folder / "bad.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
-    place = [] if "action=plan" in words else [f"site.runs={folder / 'runs'}"]
-    assert main(["-m", *words, *place]) == 2
+    assert main(["-m", *words]) == 2
     said = capfd.readouterr().err
-    with pytest.raises(RecipeError, match=message):
-        raise RecipeError("", said)
+    assert re.search(message, said)
     assert "Traceback" not in said
-
-
-def test_a_study_without_m_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main([f"study={NAME}"]) == 2
-    assert "study: a study requires -m\n  add -m before study=" in capfd.readouterr().err
