@@ -61,15 +61,14 @@ def test_prints_the_entries_and_nothing_else(capsys: pytest.CaptureFixture[str])
     assert read_entry(second)[0] == "penke2025opengptx"
 
 
-def test_a_recipe_without_works_says_how_to_name_some() -> None:
-    recipe = compose_recipe(read_point(["recipe=gpt3b6", "citations=[]"]))
-    with pytest.raises(
-        RecipeError, match=r"citations: .*'gpt3b6' has no citations.*\n.*citations=\[\w+\]"
-    ):
-        read_citations(recipe)
-
-
-def test_an_unknown_work_names_the_nearest() -> None:
-    recipe = compose_recipe(read_point(["recipe=gpt3b6", "citations=[smng_p3]"]))
-    with pytest.raises(RecipeError, match=r"unknown work: 'smng_p3'\n.*smng_p2"):
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("citations=[]", r"citations: .*'gpt3b6' has no citations.*\n.*citations=\[\w+\]"),
+        ("citations=[smng_p3]", r"unknown work: 'smng_p3'\n.*smng_p2"),
+    ],
+)
+def test_a_recipe_of_no_known_works_says_how_to_name_some(word: str, said: str) -> None:
+    recipe = compose_recipe(read_point(["recipe=gpt3b6", word]))
+    with pytest.raises(RecipeError, match=said):
         read_citations(recipe)

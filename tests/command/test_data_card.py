@@ -65,20 +65,21 @@ def test_a_card_counts_what_is_in_the_files(prepared: Path, card: Any) -> None:
     assert card["totals"]["documents"] == len(paragraphs("de")) + 1 + len(paragraphs("fr"))
 
 
-def test_a_card_names_the_files_that_the_user_gave(prepared: Path, card: Any) -> None:
+def test_a_card_names_the_given_files_what_was_removed_and_the_recipes_mixture(
+    prepared: Path, card: Any
+) -> None:
     for name, source in card["sources"].items():
         (given,) = source["inputs"]
         file = prepared.parents[1] / f"{name}.jsonl"
         assert given["name"].endswith(file.name)
         assert given["bytes"] == file.stat().st_size
         assert given["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def test_a_card_says_what_was_removed_and_shows_it(card: Any) -> None:
     kept = card["stages"]["keep"]
     assert kept["sources"]["de"]["removed"] == {"exact duplicate": 3}
     (examples,) = kept["examples"].values()
     assert [one["text"] for one in examples] == [text[:200] for text in paragraphs("de")[:3]]
+    promised = {name: one["mixture"]["promised_share"] for name, one in card["sources"].items()}
+    assert promised == pytest.approx({"de": 0.25, "fr": 0.75})
 
 
 def test_fertility_is_that_of_the_tokenizer_of_the_folder(prepared: Path, card: Any) -> None:
@@ -89,11 +90,6 @@ def test_fertility_is_that_of_the_tokenizer_of_the_folder(prepared: Path, card: 
     words = sum(Counter(text.split()).total() for text in texts)
     assert card["fertility"]["fr"]["tokens_per_word"] == pytest.approx(tokens / words)
     assert set(card["fertility"]) == {"de", "fr"}
-
-
-def test_a_card_promises_the_recipes_mixture(card: Any) -> None:
-    promised = {name: one["mixture"]["promised_share"] for name, one in card["sources"].items()}
-    assert promised == pytest.approx({"de": 0.25, "fr": 0.75})
 
 
 def test_the_page_says_it_all_and_fetches_nothing(prepared: Path, card: Any) -> None:

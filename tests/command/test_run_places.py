@@ -47,10 +47,13 @@ def opened(run: Path) -> tuple[RunFolder, Recipe]:
     return folder, read_recipe(folder.recipe)
 
 
-def test_in_a_run_of_one_s_own_every_place_is_honoured(run: Path) -> None:
+def test_every_place_is_honoured_where_the_run_has_this_users_seal(run: Path) -> None:
     folder, recipe = opened(run)
     check_run_places(folder, recipe, read_point([]))
     check_data_place(folder, recipe, {})
+    (run / "recipe.json.mac").unlink()
+    with pytest.raises(RecipeError, match="was received"):
+        check_run_places(*opened(run), read_point([]))
 
 
 @pytest.mark.parametrize(
@@ -70,12 +73,6 @@ def test_a_received_run_goes_on_only_where_the_user_names_its_places(
     assert caught.value.path == key
     assert f"if you trust it, set {key.partition('[')[0]}=..." in caught.value.remedy
     check_run_places(folder, recipe, read_point(NAMED))
-
-
-def test_a_run_without_a_seal_is_a_received_one(run: Path) -> None:
-    (run / "recipe.json.mac").unlink()
-    with pytest.raises(RecipeError, match="was received"):
-        check_run_places(*opened(run), read_point([]))
 
 
 def test_resume_refuses_a_received_run_before_it_writes_anything(
@@ -110,9 +107,6 @@ def test_data_elsewhere_are_read_only_where_the_user_names_their_folder(
     said = capsys.readouterr().err
     assert "run/data.json: /theirs/prepared/walnut is not inside data.folder" in said
     assert "if you trust it, set data.folder=/theirs/prepared" in said
-
-
-def test_a_comparison_leaves_such_data_out_and_says_so(received: Path, capsys: Said) -> None:
     assert main(["action=diff", "a=run", "b=run"]) == 0
     assert "run: data not compared: '/theirs/prepared' leads" in capsys.readouterr().err
 

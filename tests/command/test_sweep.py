@@ -11,6 +11,7 @@ import pytest
 from command.arguments import ROOT
 from command.main import main
 from command.study.sweep_points import LONGEST, label_points, name_of, split_sweep
+from components.errors import RecipeError
 from tests.life.conftest import TINY
 
 HERE = (
@@ -71,27 +72,17 @@ def test_a_point_is_named_by_what_not_all_points_have() -> None:
     assert named("recipe=teuken7b,mula1b", "at_most=2") == ["recipe=teuken7b", "recipe=mula1b"]
 
 
-def test_a_label_can_be_a_folder() -> None:
-    first, second = named("data.folder=/a/b,'c d'")
-    assert (first, second) == ("data.folder=_a_b", "data.folder=_c_d_")
-
-
-def test_a_label_too_long_for_a_folder_is_cut_and_stays_its_own() -> None:
+def test_a_label_is_the_name_of_one_folder() -> None:
+    assert named("recipe=teuken7b") == ["only"]
+    assert named("data.folder=/a/b,'c d'") == ["data.folder=_a_b", "data.folder=_c_d_"]
+    first, second = named("data.folder=/a,_a")  # one name, were it not for what is behind it
+    assert first != second
+    assert {one.rpartition("-")[0] for one in (first, second)} == {"data.folder=_a"}
     words = [f"budget.seed={number}{'0' * 300}{number}" for number in (1, 2)]
     found = label_points([[word] for word in words])
     assert len(set(found)) == 2
     assert all(len(label) == LONGEST + len("-12345678") for label in found)
     assert label_points([[word] for word in words]) == found
-
-
-def test_two_words_that_are_one_to_a_folder_have_two() -> None:
-    first, second = named("data.folder=/a,_a")
-    assert first != second
-    assert {one.rpartition("-")[0] for one in (first, second)} == {"data.folder=_a"}
-
-
-def test_a_sweep_of_one_point_has_a_folder_for_it() -> None:
-    assert named("recipe=teuken7b") == ["only"]
 
 
 def test_a_sweep_is_named_after_its_recipe_and_its_points() -> None:
@@ -111,21 +102,14 @@ def test_the_folder_is_found_again_whatever_again_and_at_most_say(
     points = ("optimizer.lr=1e-4,3e-4",)
     assert sweep(tmp_path, *points) == 0
     (folder,) = (tmp_path / "runs").iterdir()
-    assert folder.name.startswith("teuken7b-sweep-")
-    assert {path.name for path in folder.iterdir()} == {
-        "optimizer.lr=0.0001",
-        "optimizer.lr=0.0003",
-    }
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"optimizer.lr=0.0001", "optimizer.lr=0.0003"}
     capfd.readouterr()
     assert sweep(tmp_path, *points, "at_most=1") == 0
-    said = capfd.readouterr().err
-    assert said.count("not submitted: ") == 2
-    assert len(submitted(queue)) == 2
+    assert capfd.readouterr().err.count("not submitted: ") == 2
     assert sweep(tmp_path, *points, "again=true", "at_most=1", "action=submit") == 0
     assert submitted(queue) == ["", "", "", "--dependency=afterany:3"]
     assert list((tmp_path / "runs").iterdir()) == [folder]
-    assert sweep(tmp_path, "optimizer.lr=1e-4,1e-3") == 0
-    assert len(list((tmp_path / "runs").iterdir())) == 2  # other points are another sweep
 
 
 def test_a_sweep_submits_what_its_queue_takes_of_one_user(
@@ -148,47 +132,32 @@ def test_a_sweep_submits_what_its_queue_takes_of_one_user(
 def test_each_run_waits_for_the_one_at_most_places_before_it(
     queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert sweep(tmp_path, "budget.seed=1,2,3,4,5", "at_most=2") == 0
+    words = ("at_most=2", "output=json")
+    assert sweep(tmp_path, "budget.seed=1,2,3,4,5", *words) == 0
     after = "--dependency=afterany:"
     assert submitted(queue) == ["", "", f"{after}1", f"{after}2", f"{after}3"]
     said = capfd.readouterr()
     assert "[budget.seed=3] submitted 3, after 1\n" in said.err
-    assert re.findall(r"^ *(\d) ", said.out, re.M)[:5] == ["1", "2", "3", "4", "5"]
+    points = json.loads(said.out)["points"]
+    assert [one["point"] for one in points] == [{"budget.seed": str(n)} for n in range(1, 6)]
+    assert [Path(one["run"]).name for one in points][:2] == ["budget.seed=1", "budget.seed=2"]
 
 
 def test_points_that_cannot_be_are_explained_and_the_others_submitted(
     queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = f"run={tmp_path / 'mine'}"
-    assert sweep(tmp_path, "budget.global_batch_tokens=512,320,256", run) == 2
-    said = capfd.readouterr()
-    assert (
-        "[budget.global_batch_tokens=320] budget.global_batch_tokens: 5 sequences" in said.err
-    )
-    assert "Traceback" not in said.err
-    assert len(submitted(queue)) == 2
-    assert {path.name for path in (tmp_path / "mine").iterdir()} == {
-        "budget.global_batch_tokens=512",
-        "budget.global_batch_tokens=256",
-    }
-
-
-def test_runs_with_children_are_submitted_one_by_one(
-    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    assert sweep(tmp_path, "budget.global_batch_tokens=512,320", run) == 2
+    said = capfd.readouterr().err
+    assert "[budget.global_batch_tokens=320] budget.global_batch_tokens: 5 sequences" in said
+    assert "Traceback" not in said
+    assert len(submitted(queue)) == 1
+    names = [path.name for path in (tmp_path / "mine").iterdir()]
+    assert names == ["budget.global_batch_tokens=512"]
     tree = "children.given={at_tokens: 3_072, export: {}}"
-    assert sweep(tmp_path, "budget.seed=1,2", tree, f"run={tmp_path / 'mine'}") == 2
+    assert sweep(tmp_path, "budget.seed=1,2", tree, f"run={tmp_path / 'other'}") == 2
     assert "children: a sweep does not support children" in capfd.readouterr().err
-    assert submitted(queue) == []
-
-
-def test_a_sweep_can_be_told_as_json(
-    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert sweep(tmp_path, "budget.seed=1,2", "output=json") == 0
-    points = json.loads(capfd.readouterr().out)["points"]
-    assert [Path(one["run"]).name for one in points] == ["budget.seed=1", "budget.seed=2"]
-    assert [one["point"] for one in points] == [{"budget.seed": "1"}, {"budget.seed": "2"}]
+    assert len(submitted(queue)) == 1
 
 
 def test_a_point_that_the_scheduler_refuses_does_not_stop_the_others(
@@ -273,3 +242,106 @@ def test_a_layout_that_was_searched_is_submitted_as_it_was_found(
     kept = json.loads((tmp_path / "mine" / "recipe.json").read_text())
     assert kept["parallelism"] == shown["parallelism"]
     assert kept["cluster"]["ranks"] == 4
+
+
+RECIPE = ("-m", "recipe=teuken7b")
+
+
+def points_of(*words: str) -> list[str]:
+    return [point[-1].partition("=")[2] for point in split_sweep(words)[1]]
+
+
+CELLS = re.findall(
+    r"^\| `(\S[^`]*=[^`]*)` \| (`.*|refused: .*) \|$",
+    (ROOT / "docs" / "hydra.md").read_text("utf-8").partition("## Values of a sweep")[2],
+    re.M,
+)
+
+
+def test_the_page_lists_the_functions_of_hydras_grammar() -> None:
+    functions = ["choice", "range", "float", "sort", "tag", "glob", "interval", "shuffle"]
+    written = " ".join(word for word, _ in CELLS)
+    assert [name for name in functions if f"{name}(" not in written] == []
+
+
+@pytest.mark.parametrize(("word", "stands_for"), CELLS)
+def test_what_the_page_says_of_a_value_holds_under_m_and_without(
+    word: str, stands_for: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    beside = () if word.startswith("recipe=") else RECIPE[1:]
+    refused = stands_for.removeprefix("refused: ")
+    if refused == stands_for:
+        assert points_of("-m", *beside, word) == re.findall("`([^`]*)`", stands_for)
+        assert main([*beside, word, "action=show"]) == 2
+        assert "add -m to sweep over values" in capfd.readouterr().err
+        return
+    said = []
+    for words in (["-m", *beside, word], [*beside, word]):
+        assert main([*words, "action=show"]) == 2
+        said.append(capfd.readouterr().err)
+    assert refused in said[0]
+    assert said[0] == said[1] or "add -m" in said[1]
+
+
+def test_a_glob_chooses_recipes_and_files_of_a_group() -> None:
+    bloom = ["bloom176b", "bloom1b1", "bloom1b7", "bloom3b", "bloom560m", "bloom7b1"]
+    assert points_of("-m", "recipe=glob(bloom*)") == bloom
+    assert points_of("-m", "recipe=glob([bloom*,gpt3*],exclude=*b1)") == [
+        *("bloom176b", "bloom1b7", "bloom3b", "bloom560m", "gpt3b6")
+    ]
+    assert points_of(*RECIPE, "tracking=glob(*)") == ["both", "mlflow", "none", "wandb"]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("optimizer.lr=interval(1e-4,1e-3)", "is not a list of values\n  write values or "),
+        ("optimizer.lr=glob(1*)", "requires a group, but optimizer.lr is not a group"),
+        ("recipe=glob(walnut*)", "recipe: glob(walnut*) has no values"),
+        ("model.dim=range(3,1)", "model.dim: range(3,1) has no values"),
+        ("model.dim=range(1,9,0)", "model.dim: range(1,9,0) cannot be listed: range() arg 3"),
+        ("model.dim=choice(choice(1,2),3)", "cannot be listed: "),
+        ("model.dim=shuffle(1,2)", "needs the same order of points\n  remove shuffle"),
+        ("model.dim=range(0,1e18)", "model.dim: a sweep can have at most 10,000 points"),
+        ("model.dim=walnut(1)", "Unknown function 'walnut'"),
+        ("model.dim=choice(1,2,1)", "choice(1,2,1) lists 1 twice\n  keep one of them"),
+    ],
+)
+def test_what_is_no_list_is_told(
+    word: str, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = RECIPE if not word.startswith("recipe=") else RECIPE[:1]
+    assert main([*words, word, "action=show"]) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_points_here_and_points_of_a_scheduler_are_two_commands(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*RECIPE, "cluster=local,juwels"]) == 2
+    said = capfd.readouterr().err
+    assert "cluster: some points need a scheduler, and others do not\n  use a" in said
+    assert main([*RECIPE, "cluster=local,juwels", "action=show"]) == 0
+
+
+def test_the_product_of_all_keys_is_bounded_before_it_is_made() -> None:
+    words = [*(f"model.{n}=range(0,1000)" for n in "ab"), "budget.seed=range(1001)"]
+    with pytest.raises(RecipeError, match=r"budget\.seed: a sweep can have at most 10,000"):
+        split_sweep([*RECIPE, *words])
+
+
+@pytest.mark.parametrize("text", ["teuken7b 'x", "teuken7b \\", ""])
+def test_sides_that_are_no_words_are_told(text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["action=diff", f"a={text}", "b=teuken7b"]) == 2
+    assert capfd.readouterr().err.startswith("a: ")
+
+
+def test_a_sweep_without_a_run_names_no_table_and_no_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["-m", "recipe=teuken7b", "optimizer.lr=-1,-2"]) == 2
+    said = capfd.readouterr()
+    assert said.out.count("should be greater than 0") == 2
+    assert "repeat the command to continue" not in said.err
+    assert list(tmp_path.iterdir()) == []

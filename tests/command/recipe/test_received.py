@@ -8,9 +8,19 @@ from typing import Any
 import pytest
 import yaml
 
+from command.arguments import read_point
+from command.evaluate.queue import evaluate_in_jobs
 from command.main import main
+from command.received_site import check_received_site
 from command.recipe.lock_file import ReceivedLock, read_given
+from components.checkpoint.metadata import MARKER
+from components.config.check import check_recipe
+from components.config.recipe import Recipe
+from components.errors import RecipeError
+from components.run.folder import RunFolder, create_run_folder
+from components.run.ownership import seal_of
 from components.sharing.lock import is_sealed, write_text
+from tests.cluster.jobs import recipe_of
 from tests.command.study.test_listed import RATES
 
 SMALL = ("recipe=bloom560m", "model.dim=64")
@@ -237,3 +247,67 @@ def test_a_plan_may_end_after_the_calendar(capfd: Said) -> None:
     words = ["recipe=teuken7b", "cluster=juwels", "budget.total_tokens=1" + "0" * 18]
     assert main([*words, "action=plan"]) == 0
     assert "after the year 9999" in capfd.readouterr().out
+
+
+TOUCH = "touch ran"
+
+
+def with_commands(recipe: Recipe, key: str) -> Recipe:
+    """Put a command where it would reach a job script or the start of its tasks."""
+    tree: dict[str, Any] = recipe.model_dump(mode="json")
+    site = tree["cluster"]["site"]
+    match key:
+        case "setup":
+            site["setup"] = [{"run": TOUCH, "reason": "x"}]
+        case "environment":
+            site["environment"]["LD_PRELOAD"] = {"value": "/tmp/x.so", "reason": "x"}
+        case "launch" | "modules" | "directives" | "rank_wrapper":
+            site[key] = [f"--task-prolog={TOUCH}"]
+        case "queues":
+            tree["cluster"]["queues"][0]["options"] = ["--mail-user=x"]
+        case "name":
+            tree["cluster"]["name"] = "elsewhere"
+    return check_recipe(tree)
+
+
+def received_run(recipe: Recipe, folder: Path) -> RunFolder:
+    run = create_run_folder(recipe, folder / "run")
+    seal_of(run.recipe).unlink(missing_ok=True)
+    (run.checkpoints / "tokens-000000000000001").mkdir(parents=True)
+    (run.checkpoints / "tokens-000000000000001" / MARKER).touch()
+    return run
+
+
+KEYS = ["setup", "environment", "launch", "modules", "directives", "rank_wrapper", "queues"]
+
+
+@pytest.mark.parametrize("key", [*KEYS, "name"])
+def test_commands_of_a_received_recipe_reach_no_script(key: str, tmp_path: Path) -> None:
+    run = received_run(
+        with_commands(recipe_of("recipe=teuken7b", "cluster=juwels"), key), tmp_path
+    )
+    point = read_point(["action=evaluate", "executor=array", f"run={run.path}"])
+    with pytest.raises(RecipeError, match=r"cluster\.site: differs from the profile"):
+        evaluate_in_jobs(point)
+    assert not (run.path / "evaluation").exists()
+
+
+def test_tasks_in_an_allocation_are_not_started_as_a_received_recipe_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = received_run(
+        with_commands(recipe_of("recipe=teuken7b", "cluster=juwels"), "launch"), tmp_path
+    )
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert main(["action=preflight", f"run={run.path}"]) == 2
+    assert "cluster.site: differs from the profile" in capfd.readouterr().err
+
+
+def test_a_received_run_of_a_profile_as_it_is_here_and_an_own_run_may_have_jobs(
+    tmp_path: Path,
+) -> None:
+    for name in ("juwels", "hopper_2025"):
+        recipe = recipe_of("recipe=teuken7b", f"cluster={name}", "cluster.hours=2")
+        check_received_site(received_run(recipe, tmp_path / name), recipe)
+    own = with_commands(recipe_of("recipe=teuken7b", "cluster=juwels"), "setup")
+    check_received_site(create_run_folder(own, tmp_path / "own"), own)

@@ -29,16 +29,17 @@ PRODUCTS = {
     "budget.global_batch_tokens": [64, "parallelism.microbatch_sequences", "microbatches"],
     "tiles": [8, "microbatches"],
 }
+BATCH = "budget.global_batch_tokens"
+NO_INTERVAL = ("space.optimizer.lr", "is not an interval")
+NO_TEXT = ("data.shares", "is a string.*\n  write {a: 1} or .a. without quotes")
+
+
+def no_factor(name: str) -> tuple[str, str]:
+    return "products", f"the factor '{name}' is not an integer key"
 
 
 def tree(**changes: Any) -> dict[str, Any]:
     return {**yaml.safe_load(TREE), **changes}
-
-
-def refused(path: str, problem: str, **changes: Any) -> None:
-    with pytest.raises(RecipeError, match=problem) as caught:
-        check_study(tree(**changes), "rates.yaml")
-    assert caught.value.path == f"rates.yaml.{path}"
 
 
 def test_a_point_sets_its_keys_the_fixed_ones_and_the_products() -> None:
@@ -51,43 +52,40 @@ def test_a_point_sets_its_keys_the_fixed_ones_and_the_products() -> None:
     }
 
 
-def test_an_unknown_field_is_named_with_the_nearest() -> None:
-    refused("serach", r"unknown key\n.*search", serach={})
+SPACE = tree()["space"]
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"serach": {}}, "serach", r"unknown key\n.*search"),
+    (
+        {"space": SPACE | {"optimizer.lr": {"low": 1.0, "high": 1.0, "log": False}}},
+        *NO_INTERVAL,
+    ),
+    ({"space": SPACE | {"optimizer.lr": {"low": 0.0, "high": 1.0, "log": True}}}, *NO_INTERVAL),
+    ({"products": {BATCH: ["microbatches", "microbatch"]}}, *no_factor("microbatch")),
+    ({"products": {BATCH: ["microbatches", "optimizer.lr"]}}, *no_factor("optimizer.lr")),
+    ({"products": {}}, "space.microbatches", "neither a key of a recipe nor a factor"),
+    ({"set": {"optimizer.lr": 0.1}}, "optimizer.lr", "is set twice"),
+    ({"set": {BATCH: 64}}, BATCH, "is set twice"),
+    ({"products": {"optimizer.lr": [2, "microbatches"]}}, "optimizer.lr", "is set twice"),
+    ({"products": PRODUCTS}, "products.tiles", "a study cannot set 'tiles'"),
+    ({"set": {"cluster.site.queue": "x"}}, "cluster.site.queue", "a study cannot set this key"),
+    ({"set": {"run": "x"}}, "run", "a study cannot set this key"),
+    ({"set": {"site.account": "x"}}, "site.account", "a study cannot set this key"),
+    ({"products": {}, "set": {"data.shares": "{en: 1.0}"}}, *NO_TEXT),
+    ({"products": {}, "space": {"data.shares": ["[a]"]}}, *NO_TEXT),
+]
 
 
-@pytest.mark.parametrize(("low", "high", "log"), [(1.0, 1.0, False), (0.0, 1.0, True)])
-def test_an_interval_has_an_inside(low: float, high: float, log: bool) -> None:
-    space = tree()["space"] | {"optimizer.lr": {"low": low, "high": high, "log": log}}
-    refused("space.optimizer.lr", "is not an interval", space=space)
+@pytest.mark.parametrize(("changes", "path", "problem"), WRONG)
+def test_a_study_that_cannot_be_is_refused_by_its_key(
+    changes: dict[str, Any], path: str, problem: str
+) -> None:
+    with pytest.raises(RecipeError, match=problem) as caught:
+        check_study(tree(**changes), "rates.yaml")
+    assert caught.value.path == f"rates.yaml.{path}"
 
 
-@pytest.mark.parametrize("factor", ["microbatch", "optimizer.lr", "optimizer.name"])
-def test_a_factor_is_a_whole_number_of_the_space(factor: str) -> None:
-    space = tree()["space"] | {"optimizer.name": ["a", "b"]}
-    products = {"budget.global_batch_tokens": ["microbatches", factor]}
-    refused(
-        "products",
-        f"the factor '{factor}' is not an integer key",
-        space=space,
-        products=products,
-    )
-
-
-def test_a_name_that_is_no_key_must_be_a_factor() -> None:
-    refused("space.microbatches", "neither a key of a recipe nor a factor", products={})
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"set": {"optimizer.lr": 0.1}},
-        {"set": {"budget.global_batch_tokens": 64}},
-        {"products": {"optimizer.lr": [2, "microbatches"]}},
-    ],
-)
-def test_no_key_is_set_twice(changes: dict[str, Any]) -> None:
-    (key,) = next(iter(changes.values()))
-    refused(key, "is set twice", **changes)
+def test_a_study_may_set_how_much_of_the_machine() -> None:
+    check_study(tree(set={"cluster.nodes": 4}), "x.yaml")
 
 
 def test_a_study_tries_one_kind_of_points() -> None:
@@ -99,21 +97,3 @@ def test_a_study_tries_one_kind_of_points() -> None:
         RecipeError, match=r"nothing to try; unknown key: mixture\n.*keep one of"
     ):
         check_study({"name": "rates", "mixture": {"runs": 13}}, "rates.yaml")
-
-
-def test_a_search_counts_nothing_for_a_figure() -> None:
-    refused("products.tiles", "a study cannot set 'tiles'", products=PRODUCTS)
-
-
-@pytest.mark.parametrize("key", ["cluster.site.queue", "run", "hydra.run.dir", "site.account"])
-def test_a_study_sets_keys_of_a_recipe_and_of_the_machine_only_how_much(key: str) -> None:
-    refused(key, "a study cannot set this key", set={key: "x"})
-    check_study(tree(set={"cluster.nodes": 4}), "x.yaml")
-
-
-def test_a_mapping_or_a_list_is_no_text() -> None:
-    remedy = "write {a: 1} or [a] without quotes"
-    for given in ({"set": {"data.shares": "{en: 1.0}"}}, {"space": {"data.shares": ["[a]"]}}):
-        with pytest.raises(RecipeError, match="is a string") as caught:
-            check_study(tree(products={}, **given), "rates.yaml")
-        assert (caught.value.path, caught.value.remedy) == ("rates.yaml.data.shares", remedy)
