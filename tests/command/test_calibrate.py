@@ -101,9 +101,7 @@ def plan(capfd: Said, *words: str) -> Any:
 
 
 @pytest.mark.long
-def test_plans_agree_with_what_was_measured_once_runs_have_taught_them(
-    profiles: Path, taught: str, capfd: Said
-) -> None:
+def test_calibrated_plan_is_accurate(profiles: Path, taught: str, capfd: Said) -> None:
     unseen, count = points()[UNSEEN], len(points()) - 1
     words = [f"{key}={value}" for key, value in unseen.items()]
     before = plan(capfd, *words)
@@ -178,9 +176,7 @@ def test_a_calibration_that_is_none_is_named(profiles: Path, capfd: Said) -> Non
 
 
 @pytest.mark.long
-def test_only_the_calibration_of_this_device_and_of_known_constants_counts(
-    profiles: Path, taught: str, capfd: Said
-) -> None:
+def test_other_calibration_is_not_used(profiles: Path, taught: str, capfd: Said) -> None:
     file = profiles / "hopper.calibration.yaml"
     file.write_text(taught.replace("NVIDIA H100-80GB", "NVIDIA H200"))
     assert plan(capfd, "recipe=playbook1b")["calibration"] is None

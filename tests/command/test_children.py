@@ -20,6 +20,8 @@ from components.config.key_groups import KeyGroup, split_by_group
 from components.config.recipe import Recipe
 from components.errors import RecipeError
 
+Said = pytest.CaptureFixture[str]
+
 BASE = ("recipe=teuken7b", "scale=full", "cluster=juwels")
 EVERY = 100_000_000_000
 SAVING = (f"checkpoint.every_tokens={EVERY}", "checkpoint.keep=1")
@@ -64,9 +66,7 @@ def test_a_recipe_without_children_says_nothing_of_them() -> None:
     assert needed_tokens(trunk()) == frozenset()
 
 
-def test_children_are_no_mathematics_of_their_trunk(
-    found: tuple[Recipe, dict[str, Recipe]],
-) -> None:
+def test_children_leave_mathematics_alone(found: tuple[Recipe, dict[str, Recipe]]) -> None:
     recipe, _ = found
     assert compute_fingerprint(recipe) == compute_fingerprint(trunk())
     leaves = split_by_group(recipe.model_dump(mode="json"))
@@ -75,9 +75,7 @@ def test_children_are_no_mathematics_of_their_trunk(
     assert check_recipe(recipe.model_dump(mode="json")) == recipe
 
 
-def test_a_childs_recipe_is_the_trunks_with_its_keys_and_its_parent(
-    found: tuple[Recipe, dict[str, Recipe]],
-) -> None:
+def test_child_has_trunk_keys_and_parent(found: tuple[Recipe, dict[str, Recipe]]) -> None:
     recipe, runs = found
     assert set(runs) == {"cooled", "long"}
     cooled, long = runs["cooled"], runs["long"]
@@ -94,9 +92,7 @@ def test_a_childs_recipe_is_the_trunks_with_its_keys_and_its_parent(
     assert list(long.children) == ["given"]
 
 
-def test_what_children_need_stays_whatever_retention_says(
-    found: tuple[Recipe, dict[str, Recipe]],
-) -> None:
+def test_needed_checkpoints_stay(found: tuple[Recipe, dict[str, Recipe]]) -> None:
     recipe, _ = found
     saved = saved_tokens(recipe)
     cooled, mean = (recipe.children[name].at_tokens for name in ("cooled", "mean"))
@@ -117,9 +113,7 @@ def test_a_command_line_changes_a_node(tmp_path: Path, monkeypatch: pytest.Monke
     assert 20 * EVERY <= at < 21 * EVERY
 
 
-def test_a_miniature_has_the_whole_tree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_miniature_has_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words({"cooled": COOLS})
     composed = compose_run(read_point(["recipe=./tree.yaml"]))
@@ -187,25 +181,21 @@ def test_a_tree_that_cannot_grow_is_refused_by_the_name_of_its_node(message: str
     assert message in str(refused.value)
 
 
-def test_a_tree_that_is_no_mapping_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_tree_is_a_mapping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["action=show", *BASE, "children=7"]) == 2
     assert "children: 7 is not a mapping" in capsys.readouterr().err
 
 
-def test_a_tree_and_a_searched_layout_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tree_refuses_auto_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RecipeError, match="does not support children"):
         compose_recipe(read_point([*words({"cooled": COOLS}), "parallelism=auto"]))
 
 
-def test_the_part_of_a_tree_below_a_node_has_that_node_as_its_root(
-    found: tuple[Recipe, dict[str, Recipe]],
-) -> None:
+def test_subtree_is_what_lies_below(found: tuple[Recipe, dict[str, Recipe]]) -> None:
     children = found[0].children
     assert list(select_subtree(children, "long")) == ["given"]
     assert select_subtree(children, "mean") == {}

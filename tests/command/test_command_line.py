@@ -15,6 +15,8 @@ from command.actions import jobs
 from command.main import main
 from command.words import ACTIONS, OF_JOBS
 
+Said = pytest.CaptureFixture[str]
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALLEST_PIPE = 4_096
 
@@ -33,9 +35,7 @@ def test_show_alone_lists_the_recipes_one_line_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lines", [0, 1])
-def test_a_reader_that_has_seen_enough_ends_the_command_without_a_word(
-    lines: int, tmp_path: Path
-) -> None:
+def test_closed_pipe_ends_command_silently(lines: int, tmp_path: Path) -> None:
     words = ("recipe=teuken7b", "action=show", "full=true")
     program = [sys.executable, str(ROOT / "run.py"), *words]
     pipe = subprocess.PIPE
@@ -54,8 +54,8 @@ def test_a_reader_that_has_seen_enough_ends_the_command_without_a_word(
     assert running.returncode == 141
 
 
-def test_a_broken_pipe_that_is_not_standard_output_is_not_hidden(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_other_broken_pipe_is_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Said
 ) -> None:
     def broken(arguments: object) -> None:
         raise BrokenPipeError("to another process")
@@ -66,9 +66,7 @@ def test_a_broken_pipe_that_is_not_standard_output_is_not_hidden(
     assert "BrokenPipeError: to another process" in capfd.readouterr().err
 
 
-def test_a_run_that_is_misspelt_is_offered_the_runs_beside_it(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_misspelled_run_offers_nearby_runs(tmp_path: Path, capfd: Said) -> None:
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "recipe.json").touch()
     assert main(["action=export", f"run={tmp_path}/frist"]) == 2
@@ -88,9 +86,7 @@ def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sweep_prints_one_object_a_line_reports_bad_points_and_runs_the_rest(
-    tmp_path: Path,
-) -> None:
+def test_sweep_prints_one_object_a_line_and_reports_bad_points(tmp_path: Path) -> None:
     words = ("-m", "recipe=teuken7b", "action=show", "output=json", "cluster.ranks=2,nine,1")
     done = call(*words, cwd=tmp_path)
     ranks = [json.loads(line)["derived"]["ranks"] for line in done.stdout.splitlines()]
@@ -131,11 +127,7 @@ def test_every_action_has_its_module() -> None:
     ],
 )
 def test_wrong_input_gets_one_message_and_status_two(
-    words: str,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     own = ("recipe=", "resume=", "action=report", "action=verify", "action=diff", "run action")
     first = [] if words.startswith(own) else ["recipe=teuken7b"]

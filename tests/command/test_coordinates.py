@@ -132,9 +132,7 @@ def test_what_the_check_sets_itself_is_refused() -> None:
         ("change", (1.0, 2.0, 4.0), 1.0),
     ],
 )
-def test_sizes_that_are_zero_or_not_finite_have_no_slope(
-    of: str, sizes: tuple[float, ...], slope: float
-) -> None:
+def test_slope_needs_finite_sizes(of: str, sizes: tuple[float, ...], slope: float) -> None:
     row = Coordinates("mlp", of, "width", dict(zip((2, 4, 8), sizes, strict=True)))
     assert row.growth_exponent == pytest.approx(slope, nan_ok=True)
     assert row.is_flat == (slope == 0.0)

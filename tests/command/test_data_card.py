@@ -65,9 +65,7 @@ def test_a_card_counts_what_is_in_the_files(prepared: Path, card: Any) -> None:
     assert card["totals"]["documents"] == len(paragraphs("de")) + 1 + len(paragraphs("fr"))
 
 
-def test_a_card_names_the_given_files_what_was_removed_and_the_recipes_mixture(
-    prepared: Path, card: Any
-) -> None:
+def test_card_names_files_removals_and_mixture(prepared: Path, card: Any) -> None:
     for name, source in card["sources"].items():
         (given,) = source["inputs"]
         file = prepared.parents[1] / f"{name}.jsonl"

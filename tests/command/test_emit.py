@@ -17,6 +17,8 @@ from components.build import build_node
 from components.config.recipe import Recipe
 from components.config.schema.types import to_plain
 
+Said = pytest.CaptureFixture[str]
+
 DATA = Path(__file__).resolve().parents[1] / "data" / "torchtitan"
 KINDS: dict[str, Any] = {"int": int, "bool": bool, "str": str, "float": (float, int)}
 # A recipe of Llama's parts whose every key torchtitan can say.
@@ -65,9 +67,7 @@ def rate_of(folder: Path) -> Callable[[int], float]:
         ("precision.compute=float32", "data.tokenizer_folder=tokens"),
     ],
 )
-def test_every_key_is_one_of_its_configuration_and_has_a_value_of_its_kind(
-    words: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_every_key_is_known_with_its_type(words: tuple[str, ...], tmp_path: Path) -> None:
     folder = emit(tmp_path / "out", *words)
     known = json.loads((DATA / "job_config.json").read_text("utf-8"))
     tree = tomllib.loads((folder / "playbook1b.toml").read_text("utf-8"))
@@ -127,7 +127,7 @@ def test_first_weights_are_cut_where_the_recipes_are(tmp_path: Path) -> None:
     ast.parse(module)
 
 
-def refused(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str:
+def refused(capfd: Said, folder: Path, *words: str) -> str:
     assert main(["action=export", "engine=torchtitan", f"file={folder}", *words]) == 2
     assert not folder.exists()
     return capfd.readouterr().err
@@ -238,9 +238,7 @@ CANNOT: dict[str, tuple[list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", CANNOT)
-def test_what_it_cannot_say_is_refused_by_its_key_with_what_it_can(
-    case: str, tmp_path: Path, capfd: Any
-) -> None:
+def test_unsupported_key_has_remedy(case: str, tmp_path: Path, capfd: Any) -> None:
     words, offered = CANNOT[case]
     err = refused(capfd, tmp_path / "out", *said(*words))
     assert "torchtitan 0.2.2 cannot train this recipe" in err

@@ -143,9 +143,7 @@ def test_memory_that_ends_while_an_error_is_told_is_said_in_one_message(
     assert "Traceback" not in message
 
 
-def test_an_input_error_that_speaks_of_memory_stays_as_it_is(
-    broken: Callable[[BaseException], None], capfd: Said
-) -> None:
+def test_input_error_stays(broken: Callable[[BaseException], None], capfd: Said) -> None:
     broken(RecipeError("cluster.ranks", "a rank runs out of memory", "use more ranks"))
     assert main(SHOW) == 2
     assert capfd.readouterr().err.startswith("cluster.ranks: a rank runs out of memory\n")
@@ -237,9 +235,7 @@ def test_a_file_that_has_no_room_is_named_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_copy_that_has_no_room_names_where_it_should_have_gone(
-    broken: Callable[[BaseException], None], capfd: Said
-) -> None:
+def test_full_disk_names_target(broken: Callable[[BaseException], None], capfd: Said) -> None:
     broken(OSError(errno.ENOSPC, "No space left on device", "source", None, "target"))
     assert main(SHOW) == 2
     assert capfd.readouterr().err.startswith("target: No space left on device\n")
@@ -248,9 +244,7 @@ def test_a_copy_that_has_no_room_names_where_it_should_have_gone(
     assert capfd.readouterr().err.startswith("source: No such file or directory\n")
 
 
-def test_one_faulty_point_of_a_sweep_does_not_end_the_others(
-    monkeypatch: pytest.MonkeyPatch, capfd: Said
-) -> None:
+def test_faulty_point_leaves_sweep_alive(monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     def run(arguments: object) -> ActionResult:
         seed = arguments.values["budget.seed"]  # type: ignore[attr-defined]  # Arguments
         if seed == 1:
@@ -281,7 +275,7 @@ def test_an_interrupt_ends_a_sweep(monkeypatch: pytest.MonkeyPatch, capfd: Said)
     assert capfd.readouterr().err == "stopped; incomplete files were removed\n"
 
 
-def test_an_interrupt_that_a_library_took_for_a_failure_is_one(
+def test_wrapped_interrupt_ends_it(
     broken: Callable[[BaseException], None], capfd: Said
 ) -> None:
     """As Hydra does of whatever is raised while it composes."""
@@ -315,9 +309,7 @@ def test_nothing_is_said_where_nobody_hears(monkeypatch: pytest.MonkeyPatch) -> 
         (SHOW, {"RLIMIT_AS": 200 << 20}),
     ],
 )
-def test_with_few_open_files_or_little_memory_there_is_a_message_and_no_traceback(
-    words: tuple[str, ...], limit: dict[str, int]
-) -> None:
+def test_low_limit_gives_no_traceback(words: tuple[str, ...], limit: dict[str, int]) -> None:
     done = call(*words, **limit)
     assert done.returncode in {0, 2}, done.stderr
     assert "Traceback" not in done.stderr

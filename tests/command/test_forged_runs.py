@@ -19,6 +19,8 @@ from components.run.folder import RunFolder
 from components.train.launch import how_it_ended
 from tests.life.conftest import TINY, act
 
+Said = pytest.CaptureFixture[str]
+
 CHAIN = (
     {"kind": "submit", "at": "2026-01-01", "words": [], "jobs": 2},
     {"kind": "submitted", "at": "2026-01-01", "chain": "7"},
@@ -107,7 +109,7 @@ def run(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     os.environ.update(before)
 
 
-def ask(action: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
+def ask(action: str, capfd: Said) -> tuple[int, str]:
     """Act in this process: a traceback would be this test's."""
     capfd.readouterr()
     threads = torch.get_num_threads()
@@ -139,9 +141,7 @@ def untouched(run: Path) -> bool:
 )
 @pytest.mark.parametrize("forgery", FORGERIES)
 @pytest.mark.parametrize("name", READERS)
-def test_a_forged_file_is_refused_by_whoever_reads_it(
-    run: Path, name: str, forgery: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_forged_file_is_refused(run: Path, name: str, forgery: str, capfd: Said) -> None:
     FORGERIES[forgery](run / name)
     if name != "results.json":
         (run / "results.json").unlink()  # so that it can be resumed
@@ -156,9 +156,7 @@ def test_a_forged_file_is_refused_by_whoever_reads_it(
 
 @pytest.mark.parametrize("forgery", FORGERIES)
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "jobs/chain.jsonl"])
-def test_lines_that_are_none_end_in_a_message_or_are_left_out(
-    run: Path, name: str, forgery: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_lines_are_left_out(run: Path, name: str, forgery: str, capfd: Said) -> None:
     FORGERIES[forgery](run / name)
     others = ("lock", "diff", "report", "sync" if forgery == "a pipe" else "pack")
     for action in ("status", "cancel", "readmit") if "chain" in name else others:
@@ -178,9 +176,7 @@ def test_the_error_of_a_rank_is_read_as_data_too(run: Path, forgery: str) -> Non
         how_it_ended(RunFolder(run), 1)
 
 
-def test_a_line_that_a_kill_cut_ends_no_comparison(
-    run: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_cut_line_ends_no_comparison(run: Path, capfd: Said) -> None:
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     lines.insert(1, '{"kind": "step", "st\n')
     (run / "metrics.jsonl").write_text("".join(lines))
@@ -201,9 +197,7 @@ def test_a_line_that_a_kill_cut_ends_no_comparison(
         ("results.json", "../theirs/victim"),
     ],
 )
-def test_no_action_follows_a_link_out_of_a_run(
-    run: Path, link: str, target: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_no_action_follows_a_link(run: Path, link: str, target: str, capfd: Said) -> None:
     (run / link).unlink(missing_ok=True)
     (run / link).symlink_to(target)
     for action in ACTIONS:
@@ -213,9 +207,7 @@ def test_no_action_follows_a_link_out_of_a_run(
     assert untouched(run)
 
 
-def test_a_marker_that_names_a_file_elsewhere_is_damaged(
-    run: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_marker_of_other_file_is_damaged(run: Path, capfd: Said) -> None:
     from components.checkpoint.metadata import MARKER, read_marker
 
     (checkpoint,) = (run / "checkpoints").iterdir()
@@ -228,9 +220,7 @@ def test_a_marker_that_names_a_file_elsewhere_is_damaged(
     assert "files" in said
 
 
-def test_a_resumed_run_reads_the_data_that_were_checked_not_where_its_folder_says(
-    run: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_reads_checked_data(run: Path, capfd: Said) -> None:
     (run / "results.json").unlink()
     kept = json.loads((run / "data.json").read_text())
     (run / "data.json").write_text(json.dumps(kept | {"folder": str(run.parent / "theirs")}))

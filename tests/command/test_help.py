@@ -11,6 +11,8 @@ from command.main import main
 from command.options import OPTIONS
 from command.words import ACTION_FORMS, ACTIONS, check_words, keys_of
 
+Said = pytest.CaptureFixture[str]
+
 
 @pytest.mark.parametrize(
     "words",
@@ -20,9 +22,7 @@ from command.words import ACTION_FORMS, ACTIONS, check_words, keys_of
         ["recipe=teuken7b", "action=plan", "-h"],
     ],
 )
-def test_an_action_is_explained_however_it_is_asked(
-    words: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_action_is_explained_however_it_is_asked(words: list[str], capfd: Said) -> None:
     assert main(words) == 0
     said = capfd.readouterr()
     assert said.out == describe_action("plan") + "\n"
@@ -75,9 +75,7 @@ def test_a_word_of_some_ways_says_of_which() -> None:
     assert f"  at_most=      {OPTIONS['at_most']} (under -m)\n" in text
 
 
-def test_the_versions_are_those_of_this_code_and_of_what_it_runs_on(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_the_versions_are_those_of_this_code_and_of_what_it_runs_on(capfd: Said) -> None:
     assert main(["--version"]) == 0
     said = capfd.readouterr().out
     assert re.match(r"kochbuch \d+\.\d+\.\d+", said)

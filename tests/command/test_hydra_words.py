@@ -8,6 +8,8 @@ import pytest
 from command.hydra_words import PAGE, REASON, SHORT, completion_query, plain_words
 from command.main import main
 
+Said = pytest.CaptureFixture[str]
+
 RECIPE = ("recipe=teuken7b", "action=show")
 
 
@@ -23,10 +25,7 @@ RECIPE = ("recipe=teuken7b", "action=show")
     ids=" ".join,
 )
 def test_what_is_not_supported_gets_one_message(
-    words: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*RECIPE, *words]) == 2
@@ -65,14 +64,14 @@ def test_a_shell_asks_how_words_go_on(words: list[str], query: str | None) -> No
     assert completion_query(words) == query
 
 
-def test_an_unknown_flag_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_flag_is_refused(capfd: Said) -> None:
     for words in (["--walnut"], ["--cfg", "job", "action=plan"]):
         assert main(["recipe=teuken7b", *words]) == 2
         assert capfd.readouterr().err
 
 
 @pytest.mark.parametrize("sign", ["+", "++"])
-def test_a_key_with_a_plus_is_the_key(sign: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_key_with_a_plus_is_the_key(sign: str, capfd: Said) -> None:
     words = ["recipe=teuken7b", "action=show", "output=json"]
     assert main([*words, f"{sign}budget.seed=7"]) == 0
     assert json.loads(capfd.readouterr().out)["recipe"]["budget"]["seed"] == 7
@@ -84,9 +83,7 @@ def test_a_key_with_a_plus_is_the_key(sign: str, capfd: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("word", ["hydra.searchpath=[x]", "~optimizer.lr"])
-def test_a_recipe_that_is_compared_has_no_features_of_hydra(
-    word: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_compared_recipe_has_no_hydra_words(word: str, capfd: Said) -> None:
     assert main(["action=diff", "a=teuken7b", f"b=teuken7b {word}"]) == 2
     assert capfd.readouterr().err
 

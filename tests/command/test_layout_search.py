@@ -132,9 +132,7 @@ def test_the_fewest_nodes_in_time_are_found() -> None:
         ),
     ],
 )
-def test_a_search_without_a_layout_says_why_and_what_to_do(
-    words: tuple[str, ...], begin: str, end: str
-) -> None:
+def test_search_says_why_it_failed(words: tuple[str, ...], begin: str, end: str) -> None:
     text = refused(*words)
     assert text.startswith(begin)
     assert text.endswith(end)

@@ -26,7 +26,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_it_has_to_be_told_what_becomes_what(
+def test_merge_needs_its_words(
     message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -77,7 +77,7 @@ def _train_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @each
 @pytest.mark.usefixtures("_train_nothing")
-def test_a_mistake_is_answered_as_the_page_says(
+def test_mistake_has_its_answer(
     mistake: Mistake, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(tmp_path.iterdir())

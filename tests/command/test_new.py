@@ -65,9 +65,7 @@ def refused(capfd: Said, *words: str) -> str:
     return capfd.readouterr().err
 
 
-def test_it_writes_one_file_that_trains_on_the_text_at_its_own_size(
-    home: Path, capfd: Said
-) -> None:
+def test_new_writes_one_file_that_composes(home: Path, capfd: Said) -> None:
     before = {*home.rglob("*")}
     new("data=texts/*.txt")
     file = home / "recipes" / "mine.yaml"
@@ -111,9 +109,7 @@ def test_the_folder_of_a_tokenizer_decides_vocabulary_and_end_of_document(home: 
     assert recipe.decoder_spec.padded_vocab_size % 64 == 0
 
 
-def test_the_end_of_a_document_may_be_the_last_piece_and_is_the_one_that_is_named(
-    home: Path,
-) -> None:
+def test_document_end_may_be_the_last_piece(home: Path) -> None:
     engine = save_tokenizer(home / "tok")
     engine.add_special_tokens(["<stop>", "<pad>"])
     engine.save(str(home / "tok" / "tokenizer.json"))
@@ -125,9 +121,7 @@ def test_the_end_of_a_document_may_be_the_last_piece_and_is_the_one_that_is_name
     assert recipe.tokenizer["eod"] == "<stop>"
 
 
-def test_each_pattern_is_a_source_and_all_are_read_in_proportion_to_their_tokens(
-    home: Path,
-) -> None:
+def test_each_pattern_is_a_source(home: Path) -> None:
     for language in ("de", "no"):  # the second is a boolean where YAML is not quoted
         write_texts(home / language)
     new("data=[de/*.txt,no/*.txt,texts/0.txt,texts/1.txt]")
@@ -170,7 +164,7 @@ def test_nothing_is_written_over_a_file_that_exists(home: Path, capfd: Said) -> 
     assert (home / "mine.yaml").read_text() == "mine: it was here"
 
 
-def test_a_file_that_comes_while_it_writes_is_left_alone(
+def test_new_file_of_others_is_kept(
     home: Path, capfd: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def come(*_: object) -> None:
@@ -250,9 +244,7 @@ def test_a_word_is_no_end_of_document(home: Path, capfd: Said) -> None:
     assert "'morning' is an added word" in refused(capfd, "name=a", "tokenizer=tok")
 
 
-def test_a_tokenizer_without_an_end_of_document_is_refused_and_told_how_to_name_one(
-    home: Path, capfd: Said
-) -> None:
+def test_tokenizer_without_document_end_is_refused(home: Path, capfd: Said) -> None:
     engine = ByteLevelBPETokenizer()
     engine.train_from_iterator([" ".join(WORDS)], 300, 1)
     (home / "tok").mkdir()
@@ -281,9 +273,7 @@ RECIPES = published_recipes()
 
 @pytest.mark.quick("teuken7b", "mula7b_a1b", "gpt3b6", "nemotron_h_8b")
 @pytest.mark.parametrize("like", RECIPES)
-def test_like_keeps_the_architecture_and_changes_size_text_and_tokenizer(
-    like: str, home: Path
-) -> None:
+def test_like_keeps_architecture(like: str, home: Path) -> None:
     new(f"like={like}", "data=texts/*.txt", "parameters=20M")
     recipe = composed()
     theirs = compose_recipe(read_point([f"recipe={like}", "scale=full"]), anywhere=True)

@@ -79,9 +79,7 @@ def parameters_of_the_class(config: Config) -> int:
 
 @pytest.mark.quick("llama3_2_1b", "qwen3_0_6b", "smollm3_3b")
 @pytest.mark.parametrize("name", FILES)
-def test_a_published_file_becomes_a_recipe_with_the_parameters_of_its_class(
-    name: str, home: Path, capfd: Said
-) -> None:
+def test_published_file_gives_same_size(name: str, home: Path, capfd: Said) -> None:
     config = published(name)
     put(home, config)
     imported()
@@ -170,9 +168,7 @@ def test_text_and_the_tokenizer_of_the_folder_are_taken(home: Path) -> None:
     assert composed("scale=full").data.tokenizer_folder == "none"
 
 
-def test_training_begins_with_given_weights_at_a_tenth_of_the_rate(
-    home: Path, capfd: Said
-) -> None:
+def test_given_weights_lower_the_rate(home: Path, capfd: Said) -> None:
     put(home, published("olmo2_1b"))
     assert "hf has no *.safetensors" in refused(capfd, "weights=true")
     imported()
@@ -192,9 +188,7 @@ def printed_commands(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("weights", ["false", "true"])
-def test_every_printed_command_composes_and_none_shrinks_given_weights(
-    weights: str, home: Path, capfd: Said
-) -> None:
+def test_every_printed_command_composes(weights: str, home: Path, capfd: Said) -> None:
     put(home, published("olmo2_1b"))
     (home / "hf" / "model.safetensors").touch()
     imported(f"weights={weights}", "file=my own.yaml")
@@ -302,7 +296,7 @@ def test_a_folder_without_the_file_or_none_at_all_is_refused(home: Path, capfd: 
     assert "action=new does not accept recipe keys" in refused(capfd, "budget.seed=3")
 
 
-def test_data_elsewhere_needs_a_recipe_in_a_place_of_ones_own(
+def test_data_elsewhere_need_trusted_recipe(
     home: Path, tmp_path_factory: pytest.TempPathFactory, capfd: Said
 ) -> None:
     elsewhere = tmp_path_factory.mktemp("scratch")

@@ -62,9 +62,7 @@ def test_a_short_text_is_read_four_times_and_a_long_one_as_often_as_the_size_wan
 
 
 @pytest.mark.parametrize(("parameters", "std"), [(500_000, 0.056), (1_000_000, 0.046)])
-def test_first_weights_of_a_narrow_model_are_as_large_as_its_width_wants(
-    parameters: int, std: float
-) -> None:
+def test_narrow_model_has_larger_first_weights(parameters: int, std: float) -> None:
     shape = choose_shape(compose_group("model", FAMILY), parameters, 512)
     assert shape["initialization"]["std"] == std == round((2 / (5 * shape["dim"])) ** 0.5, 3)
 
@@ -91,9 +89,7 @@ def test_a_warm_up_has_forty_steps_at_least(text_tokens: int, steps: int) -> Non
     ("num_documents", "fraction"),
     [(None, 0.005), (10**6, 0.005), (1_280, 0.05), (100, 0.1), (1, 0.1)],
 )
-def test_few_documents_are_held_out_in_number_not_in_tokens_alone(
-    num_documents: int | None, fraction: float
-) -> None:
+def test_few_documents_hold_out_more(num_documents: int | None, fraction: float) -> None:
     sizes = choose_sizes(
         compose_group("model", FAMILY),
         text_tokens=10**8,

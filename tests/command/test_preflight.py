@@ -13,6 +13,8 @@ from components.run.folder import RunFolder
 from components.run.provenance import describe_software
 from tests.life.conftest import TINY
 
+Said = pytest.CaptureFixture[str]
+
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -20,9 +22,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_this_node_is_looked_at_and_nothing_is_left_of_it(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_this_node_is_checked(home: Path, capsys: Said) -> None:
     status = main([*TINY, "action=preflight", "output=json"])
     found = json.loads(capsys.readouterr().out)
     (node,) = found["nodes"]
@@ -33,9 +33,7 @@ def test_this_node_is_looked_at_and_nothing_is_left_of_it(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
-def test_without_the_profiles_devices_the_table_says_what_to_do(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_missing_devices_have_remedy(capsys: Said) -> None:
     words = ("cluster=juwels", "scale=mini", "cluster.nodes=1", "cluster.devices_per_node=1")
     assert main([*TINY, *words, "action=preflight"]) == 1
     out = capsys.readouterr().out
@@ -43,9 +41,7 @@ def test_without_the_profiles_devices_the_table_says_what_to_do(
     assert "report this to the site if other nodes have 1, or load a torch" in out
 
 
-def test_a_run_that_is_named_is_held_against_what_it_was_made_with(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_is_compared_with_its_software(home: Path, capsys: Said) -> None:
     folder = RunFolder(home / "run")
     folder.path.mkdir()
     folder.write_recipe(compose_recipe(read_point(TINY)))

@@ -50,9 +50,7 @@ def test_a_circle_of_references_is_refused(tree: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["teuken7b", "mula20b_a2b", "apertus_8b"])
-def test_a_recipe_resolves_as_omegaconf_resolves_it(
-    recipe: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resolves_as_omegaconf(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trees: list[dict[str, Any]] = []
 
     def record(tree: dict[str, Any]) -> dict[str, Any]:

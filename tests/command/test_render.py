@@ -62,9 +62,7 @@ def test_a_run_whose_path_no_file_system_takes_is_refused(path: str) -> None:
         run(read_point(words))
 
 
-def test_a_file_is_written_where_one_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_script_is_written_to_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "recipe=bloom176b",
         "cluster=jean_zay",
@@ -76,7 +74,7 @@ def test_a_file_is_written_where_one_is_named(
     assert "--account=a@a100" in (tmp_path / "job.sh").read_text("utf-8")
 
 
-def test_a_note_says_what_the_plan_does_not_know(
+def test_note_says_what_is_unknown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

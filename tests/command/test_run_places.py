@@ -64,9 +64,7 @@ def test_every_place_is_honoured_where_the_run_has_this_users_seal(run: Path) ->
         (NAMED[:1], r"data.sources.eu.files[0]"),
     ],
 )
-def test_a_received_run_goes_on_only_where_the_user_names_its_places(
-    received: Path, named: tuple[str, ...], key: str
-) -> None:
+def test_received_run_needs_places(received: Path, named: tuple[str, ...], key: str) -> None:
     folder, recipe = opened(received)
     with pytest.raises(RecipeError, match="run was received") as caught:
         check_run_places(folder, recipe, read_point(named))
@@ -75,9 +73,7 @@ def test_a_received_run_goes_on_only_where_the_user_names_its_places(
     check_run_places(folder, recipe, read_point(NAMED))
 
 
-def test_resume_refuses_a_received_run_before_it_writes_anything(
-    received: Path, capsys: Said
-) -> None:
+def test_resume_refuses_received_run(received: Path, capsys: Said) -> None:
     before = sorted(received.rglob("*"))
     assert main(["resume=run"]) == 2
     said = capsys.readouterr().err
@@ -92,9 +88,7 @@ def test_resume_refuses_a_received_run_before_it_writes_anything(
 @pytest.mark.parametrize(
     "asked", [("pack", "file=a.lock.yaml"), ("pack", "file=a.recipe.yaml"), ("preflight",)]
 )
-def test_data_elsewhere_are_read_only_where_the_user_names_their_folder(
-    received: Path, asked: tuple[str, ...], capsys: Said
-) -> None:
+def test_data_elsewhere_need_name(received: Path, asked: tuple[str, ...], capsys: Said) -> None:
     action, *file = asked
     words = (f"action={action}", "run=run", *file)
     assert main(words) == 2
@@ -111,9 +105,7 @@ def test_data_elsewhere_are_read_only_where_the_user_names_their_folder(
     assert "run: data not compared: '/theirs/prepared' leads" in capsys.readouterr().err
 
 
-def test_data_behind_a_link_out_of_the_named_folder_lie_elsewhere(
-    run: Path, tmp_path: Path
-) -> None:
+def test_data_behind_link_lie_elsewhere(run: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     Path("prepared").mkdir()
     Path("prepared/walnut").symlink_to(tmp_path / "outside")

@@ -112,9 +112,7 @@ def test_a_lock_holds_until_something_changes(folder: Path, answer: Json) -> Non
         ("clip_norm: 1.0", "clip_norm: 2.0", "optimizer.clip_norm"),
     ],
 )
-def test_an_edited_lock_is_told_and_so_is_where(
-    old: str, new: str, key: str, answer: Json
-) -> None:
+def test_edited_lock_is_told(old: str, new: str, key: str, answer: Json) -> None:
     give("x.lock.yaml")
     file = Path("x.lock.yaml")
     text = (
@@ -237,9 +235,7 @@ def test_a_bundle_needs_no_file_of_its_recipe(monkeypatch: pytest.MonkeyPatch) -
         ("lock: 1", "lock: 2", "lock: input should be 1"),
     ],
 )
-def test_a_hostile_bundle_is_refused_by_line(
-    old: str, new: str, message: str, capfd: Said
-) -> None:
+def test_hostile_bundle_is_refused(old: str, new: str, message: str, capfd: Said) -> None:
     give("x.recipe.yaml")
     head, composed, tail = Path("x.recipe.yaml").read_text("utf-8").partition("composed:\n")
     parts = [head, composed + tail]

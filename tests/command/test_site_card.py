@@ -133,16 +133,14 @@ def test_the_interval_depends_on_how_far_the_plan_is_from_the_card(
     assert width(plan(capfd, *words, f"calibrate={card}")) == pytest.approx(factor)
 
 
-def test_a_card_of_another_recipe_gives_only_its_links_and_products(
-    tmp_path: Path, capfd: Said
-) -> None:
+def test_card_of_other_recipe_gives_only_links(tmp_path: Path, capfd: Said) -> None:
     card = write_card(tmp_path / "card.json")  # with fingerprints of no recipe here
     after = plan(capfd, *TWO_NODES, f"calibrate={card}")
     assert after["calibration"] is None
     assert width(after) == pytest.approx(1.25)
 
 
-def test_a_card_of_cpus_changes_no_plan_and_says_so(
+def test_card_of_cpus_is_no_plan(
     tmp_path: Path, fingerprints: dict[str, str], capfd: Said
 ) -> None:
     card = write_card(tmp_path / "card.json", card_tree("cpu", **fingerprints))
@@ -172,9 +170,7 @@ def test_a_card_and_words_that_contradict_it_are_refused(
     assert told in capfd.readouterr().err
 
 
-def test_a_card_that_names_a_recipe_which_is_not_here_is_refused(
-    tmp_path: Path, capfd: Said
-) -> None:
+def test_card_of_unknown_recipe_is_refused(tmp_path: Path, capfd: Said) -> None:
     card = write_card(tmp_path / "card.json", card_tree(recipe="teuken9b"))
     assert main(["action=plan", f"calibrate={card}"]) == 2
     assert "the card names 'teuken9b', which is not here" in capfd.readouterr().err

@@ -14,6 +14,8 @@ from command.study.sweep_points import LONGEST, label_points, name_of, split_swe
 from components.errors import RecipeError
 from tests.life.conftest import TINY
 
+Said = pytest.CaptureFixture[str]
+
 HERE = (
     *("cluster=juwels", "scale=mini", "cluster.device=cpu", "cluster.hardware=none"),
     *("cluster.nodes=1", "cluster.devices_per_node=1", "cluster.hours=0.5"),
@@ -96,9 +98,7 @@ def test_a_sweep_is_named_after_its_recipe_and_its_points() -> None:
 
 
 @pytest.mark.long
-def test_the_folder_is_found_again_whatever_again_and_at_most_say(
-    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_sweep_folder_is_found_again(queue: Path, tmp_path: Path, capfd: Said) -> None:
     points = ("optimizer.lr=1e-4,3e-4",)
     assert sweep(tmp_path, *points) == 0
     (folder,) = (tmp_path / "runs").iterdir()
@@ -112,9 +112,7 @@ def test_the_folder_is_found_again_whatever_again_and_at_most_say(
     assert list((tmp_path / "runs").iterdir()) == [folder]
 
 
-def test_a_sweep_submits_what_its_queue_takes_of_one_user(
-    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_sweep_respects_queue_limit(queue: Path, tmp_path: Path, capfd: Said) -> None:
     words = ("budget.seed=1,2,3", "cluster.jobs=1", "site.queue=debug")
     assert sweep(tmp_path, *words, cluster=AURORA) == 0
     assert len(submitted(queue)) == 1
@@ -129,9 +127,7 @@ def test_a_sweep_submits_what_its_queue_takes_of_one_user(
     assert len(submitted(queue)) == 2 + 5  # capacity takes five
 
 
-def test_each_run_waits_for_the_one_at_most_places_before_it(
-    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_wait_for_earlier_ones(queue: Path, tmp_path: Path, capfd: Said) -> None:
     words = ("at_most=2", "output=json")
     assert sweep(tmp_path, "budget.seed=1,2,3,4,5", *words) == 0
     after = "--dependency=afterany:"
@@ -143,9 +139,7 @@ def test_each_run_waits_for_the_one_at_most_places_before_it(
     assert [Path(one["run"]).name for one in points][:2] == ["budget.seed=1", "budget.seed=2"]
 
 
-def test_points_that_cannot_be_are_explained_and_the_others_submitted(
-    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_points_are_explained(queue: Path, tmp_path: Path, capfd: Said) -> None:
     run = f"run={tmp_path / 'mine'}"
     assert sweep(tmp_path, "budget.global_batch_tokens=512,320", run) == 2
     said = capfd.readouterr().err
@@ -160,9 +154,7 @@ def test_points_that_cannot_be_are_explained_and_the_others_submitted(
     assert len(submitted(queue)) == 1
 
 
-def test_a_point_that_the_scheduler_refuses_does_not_stop_the_others(
-    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_refused_point_stops_no_other(queue: Path, tmp_path: Path, capfd: Said) -> None:
     sbatch = queue.parent / "sbatch"
     refusal = 'case "$*" in *seed=2*) echo "no such node" >&2; exit 1;; esac\n'
     sbatch.write_text(sbatch.read_text().replace("\n", f"\n{refusal}", 1))
@@ -172,9 +164,7 @@ def test_a_point_that_the_scheduler_refuses_does_not_stop_the_others(
     assert submitted(queue) == ["", "--dependency=afterany:1"]
 
 
-def test_interrupted_between_two_submissions_it_submits_no_more_and_then_what_is_missing(
-    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_interrupted_sweep_continues(queue: Path, tmp_path: Path, capfd: Said) -> None:
     sbatch = queue.parent / "sbatch"
     usual = sbatch.read_text()
     sbatch.write_text(
@@ -190,9 +180,7 @@ def test_interrupted_between_two_submissions_it_submits_no_more_and_then_what_is
     assert "[budget.seed=1] not submitted: " in said
 
 
-def test_a_scheduler_that_does_not_answer_is_no_reason_to_leave_a_point(
-    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_silent_scheduler_is_an_error(queue: Path, tmp_path: Path, capfd: Said) -> None:
     assert sweep(tmp_path, "budget.seed=1,2") == 0
     (queue.parent / "squeue").write_text("#!/bin/sh\necho no answer >&2; exit 1\n")
     assert sweep(tmp_path, "budget.seed=1,2") == 2
@@ -201,9 +189,7 @@ def test_a_scheduler_that_does_not_answer_is_no_reason_to_leave_a_point(
     assert "not submitted" not in said
 
 
-def test_pbs_throttles_runs_of_one_job_only(
-    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_pbs_throttles_single_jobs(queue: Path, tmp_path: Path, capfd: Said) -> None:
     words = ("budget.seed=1,2", "at_most=1")
     assert sweep(tmp_path, *words, "cluster.jobs=2", cluster=AURORA) == 2
     said = capfd.readouterr().err
@@ -216,9 +202,7 @@ def test_pbs_throttles_runs_of_one_job_only(
     assert second.startswith("-W depend=afterany:1 ")
 
 
-def test_without_a_batch_cluster_a_sweep_is_not_submitted(
-    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_local_sweep_is_not_submitted(queue: Path, tmp_path: Path, capfd: Said) -> None:
     words = ("budget.seed=1,2", "action=submit", f"run={tmp_path / 'mine'}")
     assert main(["-m", *TINY, *words]) == 2
     assert capfd.readouterr().err.count("local has no scheduler") == 2
@@ -226,9 +210,7 @@ def test_without_a_batch_cluster_a_sweep_is_not_submitted(
     assert not any((ROOT / "runs").glob("teuken7b-sweep-*/budget.seed=1"))
 
 
-def test_a_layout_that_was_searched_is_submitted_as_it_was_found(
-    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_found_layout_is_submitted(queue: Path, tmp_path: Path, capfd: Said) -> None:
     words = [
         *(word for word in TINY if not word.startswith("parallelism.")),
         *("parallelism=auto", "cluster=juwels", "cluster.device=cpu"),
@@ -265,9 +247,7 @@ def test_the_page_lists_the_functions_of_hydras_grammar() -> None:
 
 
 @pytest.mark.parametrize(("word", "stands_for"), CELLS)
-def test_what_the_page_says_of_a_value_holds_under_m_and_without(
-    word: str, stands_for: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_page_value_holds_in_sweep(word: str, stands_for: str, capfd: Said) -> None:
     beside = () if word.startswith("recipe=") else RECIPE[1:]
     refused = stands_for.removeprefix("refused: ")
     if refused == stands_for:
@@ -307,17 +287,13 @@ def test_a_glob_chooses_recipes_and_files_of_a_group() -> None:
         ("model.dim=choice(1,2,1)", "choice(1,2,1) lists 1 twice\n  keep one of them"),
     ],
 )
-def test_what_is_no_list_is_told(
-    word: str, message: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_list_is_told(word: str, message: str, capfd: Said) -> None:
     words = RECIPE if not word.startswith("recipe=") else RECIPE[:1]
     assert main([*words, word, "action=show"]) == 2
     assert message in capfd.readouterr().err
 
 
-def test_points_here_and_points_of_a_scheduler_are_two_commands(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_local_and_scheduled_points_are_two_commands(capfd: Said) -> None:
     assert main([*RECIPE, "cluster=local,juwels"]) == 2
     said = capfd.readouterr().err
     assert "cluster: some points need a scheduler, and others do not\n  use a" in said
@@ -331,13 +307,13 @@ def test_the_product_of_all_keys_is_bounded_before_it_is_made() -> None:
 
 
 @pytest.mark.parametrize("text", ["teuken7b 'x", "teuken7b \\", ""])
-def test_sides_that_are_no_words_are_told(text: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_sides_that_are_no_words_are_told(text: str, capfd: Said) -> None:
     assert main(["action=diff", f"a={text}", "b=teuken7b"]) == 2
     assert capfd.readouterr().err.startswith("a: ")
 
 
-def test_a_sweep_without_a_run_names_no_table_and_no_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_sweep_without_run_has_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["-m", "recipe=teuken7b", "optimizer.lr=-1,-2"]) == 2

@@ -16,6 +16,8 @@ from components.run.writer_lock import lock_folder
 from components.tracking import run_export
 from tests.components.tracking.runs import START, STEPS, write_run
 
+Said = pytest.CaptureFixture[str]
+
 WANDB = "tracking=wandb"
 
 
@@ -71,16 +73,14 @@ def test_the_words_of_the_command_come_before_the_recipe(recipe: Recipe) -> None
         (["run=nowhere"], "run: nowhere is not a run folder"),
     ],
 )
-def test_what_cannot_be_sent_is_refused_with_a_way_out(
-    run: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unsent_run_has_reason(run: Path, words: list[str], said: str, capsys: Said) -> None:
     own = [] if words == ["run=nowhere"] else [f"run={run}"]
     assert main(["action=report", "sync=true", *own, *words]) == 2
     assert capsys.readouterr().err.startswith(said)
 
 
-def test_a_library_that_is_missing_is_named_before_anything_is_written(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_missing_library_is_named(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
 ) -> None:
     monkeypatch.setattr(run_export, "find_spec", lambda name: None)
     assert main(["action=report", "sync=true", f"run={run}", WANDB]) == 2
@@ -95,9 +95,7 @@ def test_a_url_is_taken_as_it_stands() -> None:
     assert read_point(["action=report", "sync=true", f"to={url}"]).to == url
 
 
-def test_two_commands_do_not_send_a_run_at_once(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_run_is_sent_once(run: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     monkeypatch.setattr(sync, "WAIT_SECONDS", 0.0)
 
     def refused(_: object) -> RecipeError:

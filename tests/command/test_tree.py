@@ -73,9 +73,7 @@ def test_a_run_below_a_trunk_is_known_as_its_own(nodes: dict[str, TreeNode]) -> 
     assert f"file={nodes['mean'].folder_path}" in nodes["mean"].command_words
 
 
-def test_a_node_waits_for_its_checkpoint_and_is_handed_over_once(
-    nodes: dict[str, TreeNode],
-) -> None:
+def test_node_waits_and_is_submitted_once(nodes: dict[str, TreeNode]) -> None:
     cooled = nodes["cooled"]
     assert {state_of(node) for node in nodes.values()} == {"waiting"}
     save(cooled.root, cooled.child.at_tokens)
@@ -89,9 +87,7 @@ def test_a_node_waits_for_its_checkpoint_and_is_handed_over_once(
     assert state_of(cooled) == "submitted"
 
 
-def test_status_has_the_tree(
-    nodes: dict[str, TreeNode], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_has_the_tree(nodes: dict[str, TreeNode], capsys: Said) -> None:
     trunk = nodes["cooled"].root
     assert main(["action=status", f"run={trunk}", "output=json"]) == 0
     tree = json.loads(capsys.readouterr().out)["children"]

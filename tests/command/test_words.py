@@ -14,6 +14,8 @@ from components.config.schema.types import fields_of
 from components.errors import RecipeError
 from tests.components.tracking.runs import START, STEPS, write_run
 
+Said = pytest.CaptureFixture[str]
+
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = "recipe=teuken7b"
 
@@ -72,9 +74,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("-m study=mula_weak again=true", "again: not used by action=train under -m\n"),
     ],
 )
-def test_a_word_that_would_be_ignored_is_refused_with_the_way_out(
-    words: str | list[str], message: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_unused_word_has_remedy(words: str | list[str], message: str, capfd: Said) -> None:
     assert main(words.split() if isinstance(words, str) else words) == 2
     said = capfd.readouterr()
     assert message in said.err
@@ -82,9 +82,7 @@ def test_a_word_that_would_be_ignored_is_refused_with_the_way_out(
     assert said.out == ""
 
 
-def test_a_sweep_to_a_queue_takes_words_that_one_submission_does_not(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_sweep_takes_further_words(capfd: Said) -> None:
     words = [RECIPE, "cluster=juwels", "at_most=2"]
     assert main(words) == 2
     assert "at_most: not used by action=submit\n" in capfd.readouterr().err
@@ -94,9 +92,7 @@ def test_a_sweep_to_a_queue_takes_words_that_one_submission_does_not(
     assert "at_most" not in said
 
 
-def test_runs_and_locks_that_are_compared_take_no_key_of_a_recipe(
-    run: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_compared_runs_take_no_recipe_key(run: Path, capfd: Said) -> None:
     assert main(["action=diff", f"a={run}", f"b={run}"]) == 0
     assert main(["action=diff", f"a={run}", f"b={run}", "budget.seed=7"]) == 2
     assert "budget.seed: a= and b= are both runs or locks" in capfd.readouterr().err
@@ -145,9 +141,7 @@ def test_what_an_action_reads_it_may_be_given(action: str) -> None:
         assert any(way.uses_key(key) for way in ACTION_FORMS if way.action == action), key
 
 
-def test_a_side_takes_the_search_that_both_sides_are_asked_for(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_each_side_takes_common_search(capfd: Said) -> None:
     """Which no cluster can answer that nobody has measured."""
     words = ["action=diff", "a=teuken7b", "b=teuken7b parallelism=auto"]
     assert main(words) == 2
@@ -162,9 +156,7 @@ FORMS += [("help={}", next(iter(RENAMED))), ("-m action={} study=ladder", next(i
 
 
 @pytest.mark.parametrize(("words", "name"), FORMS)
-def test_an_action_of_an_earlier_version_is_answered_with_its_command(
-    name: str, words: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_renamed_action_has_its_command(name: str, words: str, capfd: Said) -> None:
     assert main(words.format(name).split()) == 2
     said = capfd.readouterr().err
     assert said.endswith(f": {name!r} has been replaced\n  write {RENAMED[name]}\n")

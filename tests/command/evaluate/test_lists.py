@@ -80,9 +80,7 @@ def test_a_new_list_is_one_new_file(mine: Path) -> None:
         ("num_fewshot: 25", "num_fewshot: -1", r"mine.yaml:12: tasks.arc.num_fewshot"),
     ],
 )
-def test_a_list_that_is_wrong_names_its_line(
-    old: str, new: str, message: str, mine: Path
-) -> None:
+def test_wrong_list_names_its_line(old: str, new: str, message: str, mine: Path) -> None:
     (mine / "mine.yaml").write_text(LIST.replace(old, new, 1))
     with pytest.raises(RecipeError, match=message):
         read_list("mine")

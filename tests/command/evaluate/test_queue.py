@@ -18,9 +18,7 @@ def recipe() -> Recipe:
     return recipe_of("recipe=teuken7b", "cluster=juwels")
 
 
-def test_an_element_asks_the_question_alone_and_finds_the_users_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_array_element_keeps_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     where = ("run=few", "checkpoints=all", "executor=array", "output=json", "site.account=a")
     asked = ("action=evaluate", "tasks=[choice]", "ranks=2", "precision.compute=float32")

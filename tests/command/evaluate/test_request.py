@@ -66,9 +66,7 @@ def test_a_file_named_as_a_list_is_the_task_that_is_meant(tmp_path: Path) -> Non
         ("task: animals", "task: birds", "yaml:1: task: 'birds' differs from the file name"),
     ],
 )
-def test_what_is_more_than_data_is_refused(
-    old: str, new: str, message: str, tmp_path: Path
-) -> None:
+def test_task_is_only_data(old: str, new: str, message: str, tmp_path: Path) -> None:
     folder = write(tmp_path, PLAIN.replace(old, new, 1))
     (folder / "linked").symlink_to("/etc/passwd")
     with pytest.raises(RecipeError, match=message):
@@ -99,9 +97,7 @@ PLAIN_TEXT = 'doc_to_text: "The {{ animal }} says"'
         ("{{ animal", "cannot be read"),
     ],
 )
-def test_a_template_that_could_run_or_grow_without_end_is_refused(
-    template: str, message: str, tmp_path: Path
-) -> None:
+def test_endless_template_is_refused(template: str, message: str, tmp_path: Path) -> None:
     text = PLAIN.replace("doc_to_choice: [woof, meow]\n", "").replace(PLAIN_TEXT + "\n", "")
     for key in ("doc_to_text", "description", "doc_to_choice"):
         value = [template] if key == "doc_to_choice" else template

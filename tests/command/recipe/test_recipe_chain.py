@@ -12,6 +12,8 @@ from command.main import main
 from components.config.recipe import Recipe
 from components.errors import RecipeError
 
+Said = pytest.CaptureFixture[str]
+
 
 def write(file: Path, text: str) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -44,9 +46,7 @@ def test_the_example_of_the_page_works_by_path_and_by_name(clone: Path, work: Pa
     assert by_name.optimizer["lr"] == composed("recipe=teuken7b").optimizer["lr"] / 2
 
 
-def test_the_page_s_recipe_on_one_s_own_text_shows_and_plans(
-    clone: Path, work: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_page_recipe_shows_and_plans(clone: Path, work: Path, capfd: Said) -> None:
     write(clone / "recipes" / "mine.yaml", example("mine"))
     recipe = composed("recipe=mine", "cluster=juwels")
     assert set(recipe.data.sources) == set(recipe.data.shares) == {"mine"}
@@ -56,9 +56,7 @@ def test_the_page_s_recipe_on_one_s_own_text_shows_and_plans(
 
 @pytest.mark.quick("6e-4", "+6e-4")
 @pytest.mark.parametrize("text", ["6e-4", "6.0e-4", "6E-4", "0.0006", "+6e-4", "6_0e-5"])
-def test_a_float_is_read_as_one_however_it_is_written(
-    text: str, clone: Path, work: Path
-) -> None:
+def test_every_spelling_of_a_float_is_one(text: str, clone: Path, work: Path) -> None:
     content = f"defaults: [bloom560m]\nname: r\noptimizer: {{lr: {text}}}\n"
     write(work / "r.yaml", content)
     write(clone / "recipes" / "r.yaml", content)
@@ -123,9 +121,7 @@ def test_self_says_where_a_recipe_s_own_keys_are_merged(work: Path) -> None:
         ("name: r", "defaults: no tokenizer is selected\n  write defaults: [NAME] with"),
     ],
 )
-def test_a_start_that_is_wrong_is_told_with_the_way_out(
-    text: str, message: str, work: Path
-) -> None:
+def test_wrong_start_is_refused_with_remedy(text: str, message: str, work: Path) -> None:
     write(work / "r.yaml", text)
     write(work / "base.yaml", CHAIN["base"])
     write(work / "broken.yaml", "nmae: x\n")
@@ -175,9 +171,7 @@ def test_shares_of_a_phase_are_whole_and_the_phase_is_merged(work: Path) -> None
     assert (late.from_fraction, dict(late.shares)) == (0.5, {"fr": 1.0})
 
 
-def test_a_marked_mapping_takes_the_place_of_the_one_below_and_the_next_is_merged_in(
-    work: Path,
-) -> None:
+def test_marked_mapping_replaces_the_one_below(work: Path) -> None:
     sources = (
         "data: {sources: {_replace_: true, mine: {placeholder: eu24/de}}, shares: {mine: 1.0}}"
     )
@@ -193,9 +187,7 @@ def test_a_marked_mapping_takes_the_place_of_the_one_below_and_the_next_is_merge
     assert dict(one_.published) == dict(two.published) == {}
 
 
-def test_a_mark_is_no_key_of_the_command_line_nor_of_a_list(
-    work: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_mark_is_refused_elsewhere(work: Path, capfd: Said) -> None:
     assert main(["recipe=bloom560m", "data.sources._replace_=true", "action=show"]) == 2
     tree: dict[str, Any] = {"defaults": ["bloom560m"], "name": "r"}
     tree["citations"] = [{"_replace_": True}]

@@ -36,18 +36,14 @@ def files_of(word: str) -> list[str]:
 
 
 @pytest.mark.parametrize("route", ["name", "path", "link"])
-def test_a_recipe_in_the_clone_names_the_user_s_data_however_it_is_named(
-    route: str, clone: Path, work: Path
-) -> None:
+def test_clone_recipe_is_trusted_by_any_name(route: str, clone: Path, work: Path) -> None:
     file = write(clone / "recipes" / "mine.yaml")
     (work / "link.yaml").symlink_to(file)
     word = {"name": "mine", "path": str(file), "link": "./link.yaml"}[route]
     assert files_of(word) == ["/scratch/me/text.jsonl"]
 
 
-def test_a_private_recipe_is_named_and_listed_like_the_house_s(
-    clone: Path, private: Path, work: Path, capfd: Said
-) -> None:
+def test_private_recipe_is_listed(clone: Path, private: Path, work: Path, capfd: Said) -> None:
     write(private / "recipes" / "mine.yaml", OWN_TEXT + "description: Mine.\n")
     write(private / "recipes" / "broken.yaml", "a: [")
     assert files_of("mine") == ["/scratch/me/text.jsonl"]
@@ -58,9 +54,7 @@ def test_a_private_recipe_is_named_and_listed_like_the_house_s(
     assert "juwels" in lines["teuken7b"]
 
 
-def test_a_received_recipe_is_adopted_in_the_folder_of_its_message(
-    clone: Path, work: Path
-) -> None:
+def test_moved_recipe_is_trusted(clone: Path, work: Path) -> None:
     file = write(work / "mine.yaml")
     with pytest.raises(RecipeError) as caught:
         files_of("./mine.yaml")
@@ -79,9 +73,7 @@ def test_a_file_in_the_root_of_the_clone_was_received(clone: Path) -> None:
         files_of(str(write(clone / "mine.yaml")))
 
 
-def test_a_link_in_the_clone_to_a_received_file_makes_it_nobody_s_own(
-    clone: Path, work: Path
-) -> None:
+def test_link_to_received_file_is_not_trusted(clone: Path, work: Path) -> None:
     (clone / "recipes" / "mine.yaml").symlink_to(write(work / "sent.yaml"))
     for word in ("mine", str(clone / "recipes" / "mine.yaml")):
         with pytest.raises(RecipeError, match=r"and mine.yaml was received"):
@@ -98,9 +90,7 @@ def test_one_received_file_of_a_chain_makes_the_whole_received(clone: Path, work
         files_of("over")
 
 
-def test_a_bundle_in_the_clone_names_the_user_s_data_and_one_elsewhere_does_not(
-    clone: Path, work: Path, capfd: Said
-) -> None:
+def test_bundle_is_trusted_only_in_the_clone(clone: Path, work: Path, capfd: Said) -> None:
     write(clone / "recipes" / "mine.yaml")
     assert main(["recipe=mine", "action=pack", "file=sent.recipe.yaml"]) == 0
     file = work / "sent.recipe.yaml"
@@ -113,7 +103,7 @@ def test_a_bundle_in_the_clone_names_the_user_s_data_and_one_elsewhere_does_not(
     assert files_of(f"{clone}/recipes/sent.recipe.yaml") == ["/scratch/me/text.jsonl"]
 
 
-def test_a_lock_of_the_user_s_own_may_be_of_a_recipe_anywhere(
+def test_own_lock_names_any_recipe(
     clone: Path, work: Path, tmp_path: Path, capfd: Said
 ) -> None:
     elsewhere = write(tmp_path / "elsewhere" / "r.yaml", "defaults: [bloom560m]\nname: r\n")
@@ -125,9 +115,7 @@ def test_a_lock_of_the_user_s_own_may_be_of_a_recipe_anywhere(
     assert main(["action=verify", f"file={own}"]) == 0
 
 
-def test_values_of_a_study_are_not_trusted_though_its_recipe_is(
-    clone: Path, work: Path
-) -> None:
+def test_study_values_are_not_trusted(clone: Path, work: Path) -> None:
     write(clone / "recipes" / "mine.yaml")
     own = read_point(["recipe=mine"])
     with pytest.raises(RecipeError, match=r"data.folder: '/x' leads out"):
@@ -136,9 +124,7 @@ def test_values_of_a_study_are_not_trusted_though_its_recipe_is(
     assert recipe.data.sources["mine"].files == ("/scratch/me/text.jsonl",)
 
 
-def test_a_relative_configuration_folder_is_no_place(
-    monkeypatch: pytest.MonkeyPatch, work: Path
-) -> None:
+def test_relative_config_folder_is_ignored(monkeypatch: pytest.MonkeyPatch, work: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", ".")
     monkeypatch.setenv("HOME", str(work / "home"))
     file = write(work / "kochbuch" / "recipes" / "mine.yaml")
@@ -146,9 +132,7 @@ def test_a_relative_configuration_folder_is_no_place(
     assert "mine" not in list_config_groups()["recipe"]
 
 
-def test_a_name_that_the_house_has_is_refused_where_it_is_chosen(
-    private: Path, work: Path
-) -> None:
+def test_second_recipe_of_a_name_is_refused(private: Path, work: Path) -> None:
     file = write(private / "recipes" / "teuken7b.yaml")
     with pytest.raises(RecipeError, match="recipe: two files define 'teuken7b'") as caught:
         compose_recipe(read_point(["recipe=teuken7b"]))
@@ -162,9 +146,7 @@ def test_a_name_that_the_house_has_is_refused_where_it_is_chosen(
 PROFILE = "defaults: [juwels]\nname: mine\n"
 
 
-def test_a_private_cluster_is_planned_for_and_submitted_to(
-    private: Path, work: Path, capfd: Said
-) -> None:
+def test_private_cluster_is_submitted_to(private: Path, work: Path, capfd: Said) -> None:
     write(private / "conf" / "cluster" / "mine.yaml", PROFILE)
     recipe = compose_recipe(read_point(["recipe=teuken7b", "cluster=mine"]))
     assert (recipe.cluster.name, recipe.cluster.scheduler) == ("mine", "slurm")
@@ -219,18 +201,14 @@ def test_a_private_option_is_read_as_data_and_breaks_only_who_names_it(
     compose_recipe(read_point(["recipe=bloom560m", "model=bloom1b1"]))
 
 
-def test_a_private_option_of_the_house_s_name_is_refused_where_it_is_chosen(
-    private: Path, work: Path
-) -> None:
+def test_second_option_of_a_name_is_refused(private: Path, work: Path) -> None:
     write(private / "conf" / "model" / "bloom1b1.yaml", "defaults: [bloom560m]\n")
     with pytest.raises(RecipeError, match="model: two files define 'bloom1b1'"):
         compose_recipe(read_point(["recipe=bloom560m", "model=bloom1b1"]))
     compose_recipe(read_point(["recipe=teuken7b", "cluster=juwels"]))
 
 
-def test_a_link_in_the_private_conf_to_somebody_s_file_is_refused(
-    private: Path, work: Path
-) -> None:
+def test_private_link_to_other_file_is_refused(private: Path, work: Path) -> None:
     link = private / "conf" / "cluster" / "mine.yaml"
     link.parent.mkdir(parents=True)
     link.symlink_to(write(work / "sent.yaml", PROFILE))
@@ -238,9 +216,7 @@ def test_a_link_in_the_private_conf_to_somebody_s_file_is_refused(
         compose_recipe(read_point(["recipe=teuken7b", "cluster=mine"]))
 
 
-def test_a_family_in_a_folder_of_its_own_is_found_by_name_alone(
-    clone: Path, private: Path
-) -> None:
+def test_model_in_subfolder_is_found_by_name(clone: Path, private: Path) -> None:
     folder = clone / "conf" / "model" / "bloom"
     write(folder / "bloom3b_wide.yaml", "defaults: [bloom3b]\nnum_layers: 7\n")
     recipe = compose_recipe(read_point(["recipe=bloom3b", "scale=full", "model=bloom3b_wide"]))

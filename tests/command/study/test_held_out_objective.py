@@ -29,9 +29,7 @@ def ending(folder: Path, results: dict[str, Any], key: str) -> PointOutcome | No
     return result_in(request, POINT)
 
 
-def test_the_objective_is_the_loss_weighted_as_the_mixture_or_the_plain_mean(
-    tmp_path: Path,
-) -> None:
+def test_objective_is_weighted_or_plain_mean(tmp_path: Path) -> None:
     found = results_tree(60)
     for key in ("final", "final_unweighted"):
         given = ending(tmp_path, found, f"held_out.{key}")
@@ -39,9 +37,7 @@ def test_the_objective_is_the_loss_weighted_as_the_mixture_or_the_plain_mean(
 
 
 @pytest.mark.parametrize("key", ["held_out.final", "held_out.final_unweighted"])
-def test_a_point_without_an_evaluation_after_its_first_step_has_no_figure(
-    tmp_path: Path, key: str
-) -> None:
+def test_point_without_evaluation_has_no_figure(tmp_path: Path, key: str) -> None:
     found = results_tree(2)
     found["held_out"] |= {"final": None, "final_unweighted": None, "by_source": {}}
     assert ending(tmp_path, found, key) == PointOutcome(

@@ -117,9 +117,7 @@ CHOICES = '{"name": "CategoricalDistribution", "attributes": {"choices": [%s]}}'
         {"op_code": None},
     ],
 )
-def test_what_the_study_cannot_have_written_is_refused_with_its_line(
-    record: dict[str, Any], file: Path
-) -> None:
+def test_forged_record_is_refused_by_line(record: dict[str, Any], file: Path) -> None:
     lines = len(file.read_bytes().splitlines())
     forge(file, record)
     with pytest.raises(RecipeError) as refused:

@@ -89,9 +89,7 @@ def test_a_point_does_not_take_the_run_of_another_recipe(folder: Path) -> None:
         ("local", {"cluster.nodes": 2}, "this machine is not 2 nodes of local"),
     ],
 )
-def test_a_point_that_training_refuses_writes_nothing(
-    folder: Path, cluster: str, keys: dict[str, int], message: str
-) -> None:
+def test_refused_point(folder: Path, cluster: str, keys: dict[str, int], message: str) -> None:
     study = RATES | {"cluster": cluster, "grid": {"budget.seed": [1]}, "set": keys}
     study |= {"products": {}, "published": RATES["published"] | {"values": []}}
     study["figure"] = RATES["figure"] | {"x": ["budget.seed"]}
@@ -136,9 +134,7 @@ def test_brackets_of_a_value_are_printed_as_they_are(folder: Path, capfd: Said) 
     assert " [flash] " in printed
 
 
-def test_a_planned_study_says_what_each_plan_says_against_the_baseline(
-    folder: Path, capfd: Said
-) -> None:
+def test_planned_study_divides_by_baseline(folder: Path, capfd: Said) -> None:
     tree = shipped(WEAK)
     tree["grid"] = {"parallelism.data": [1, 8]}
     assert main(["-m", write(folder, tree), "action=plan", "output=json"]) == 0
@@ -160,9 +156,7 @@ def test_a_planned_study_says_what_each_plan_says_against_the_baseline(
     assert [path.name for path in folder.iterdir()] == [f"{WEAK}.yaml"]
 
 
-def test_points_that_are_refused_or_do_not_fit_are_told_and_the_rest_is_planned(
-    folder: Path, capfd: Said
-) -> None:
+def test_bad_points_are_told_and_others_planned(folder: Path, capfd: Said) -> None:
     tree = shipped("bloom_nodes")
     tree["points"] = [*tree["points"][:1], tree["points"][-1]]
     tree["points"].append({**tree["points"][0], "parallelism.pipeline": 2})
@@ -183,7 +177,7 @@ def test_points_that_are_refused_or_do_not_fit_are_told_and_the_rest_is_planned(
 
 
 @pytest.mark.long
-def test_a_listed_study_runs_each_point_once_and_its_report_measures_them(
+def test_each_point_runs_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     grid = {"budget.global_batch_tokens": [256, 512, 320]}
@@ -218,7 +212,7 @@ def test_a_listed_study_runs_each_point_once_and_its_report_measures_them(
     assert len(begun) == 3
 
 
-def test_an_error_of_one_point_does_not_end_the_study(
+def test_error_of_one_point_is_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     """A full disk, a fault of this program, and a point that the recipe refuses."""
@@ -272,9 +266,7 @@ VARIES = "the study .* varies"
         ("-m study=none.yaml action=plan", r"none.yaml.table: not a mapping"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_message(
-    folder: Path, capfd: Said, words: str, message: str
-) -> None:
+def test_wrong_study_has_message(folder: Path, capfd: Said, words: str, message: str) -> None:
     write(folder, RATES)
     for name, planned in {"plans": "time.step_seconds", "neither": None}.items():
         write(

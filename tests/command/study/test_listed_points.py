@@ -102,9 +102,7 @@ def test_each_point_is_divided_by_the_one_of_its_own_series() -> None:
         ),
     ],
 )
-def test_a_grid_is_lists_of_values_and_not_endless(
-    grid: object, path: str, problem: str
-) -> None:
+def test_grid_is_finite_lists(grid: object, path: str, problem: str) -> None:
     refused(gridded(grid), path, problem)
 
 
@@ -120,9 +118,7 @@ FIRST, SECOND = tree()["points"]
         ([{**FIRST, "cluster.site.queue": "x"}], "cluster.site.queue", "a study cannot set"),
     ],
 )
-def test_points_are_alike_distinct_and_of_a_recipe(
-    points: list[dict[str, Any]], path: str, problem: str
-) -> None:
+def test_points_are_alike(points: list[dict[str, Any]], path: str, problem: str) -> None:
     refused(tree(points=points), path, problem)
 
 
@@ -151,9 +147,7 @@ def test_what_is_published_is_of_one_point(at: dict[str, Any], count: int) -> No
         ),
     ],
 )
-def test_a_figure_draws_keys_of_the_points(
-    changes: dict[str, Any], path: str, problem: str
-) -> None:
+def test_figure_draws_known_keys(changes: dict[str, Any], path: str, problem: str) -> None:
     refused(tree(figure={**tree()["figure"], **changes}), path, problem)
 
 

@@ -50,7 +50,7 @@ def write(folder: Path, **changes: Any) -> str:
 
 
 @pytest.mark.long
-def test_the_best_of_a_planned_study_is_the_best_of_all_plans(
+def test_best_of_planned_study_is_best_of_plans(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tree = yaml.safe_load((ROOT / "studies" / f"{NAME}.yaml").read_text())
@@ -89,7 +89,7 @@ def test_the_best_of_a_planned_study_is_the_best_of_all_plans(
 
 
 @pytest.mark.long
-def test_a_study_trained_here_goes_on_and_repeats_nothing(
+def test_local_study_continues(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = ["-m", write(folder), *WORDS, f"run={folder / 'runs'}"]

@@ -76,9 +76,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("changes", "path", "problem"), WRONG)
-def test_a_study_that_cannot_be_is_refused_by_its_key(
-    changes: dict[str, Any], path: str, problem: str
-) -> None:
+def test_wrong_study_is_refused(changes: dict[str, Any], path: str, problem: str) -> None:
     with pytest.raises(RecipeError, match=problem) as caught:
         check_study(tree(**changes), "rates.yaml")
     assert caught.value.path == f"rates.yaml.{path}"
