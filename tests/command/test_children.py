@@ -104,8 +104,7 @@ def test_needed_checkpoints_stay(found: tuple[Recipe, dict[str, Recipe]]) -> Non
     assert needed == {cooled, *ends, *fifth}
 
 
-def test_a_command_line_changes_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_command_line_changes_a_node(folder: Path) -> None:
     asked = (*words({"cooled": COOLS}), f"children.cooled.at_tokens={20 * EVERY}")
     recipe = compose_recipe(read_point(asked))
     at = recipe.children["cooled"].at_tokens
@@ -113,8 +112,7 @@ def test_a_command_line_changes_a_node(tmp_path: Path, monkeypatch: pytest.Monke
     assert 20 * EVERY <= at < 21 * EVERY
 
 
-def test_miniature_has_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_miniature_has_tree(folder: Path) -> None:
     words({"cooled": COOLS})
     composed = compose_run(read_point(["recipe=./tree.yaml"]))
     recipe, runs = composed.recipe, composed.children
@@ -181,16 +179,12 @@ def test_a_tree_that_cannot_grow_is_refused_by_the_name_of_its_node(message: str
     assert message in str(refused.value)
 
 
-def test_tree_is_a_mapping(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_tree_is_a_mapping(folder: Path, capsys: Said) -> None:
     assert main(["action=show", *BASE, "children=7"]) == 2
     assert "children: 7 is not a mapping" in capsys.readouterr().err
 
 
-def test_tree_refuses_auto_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_tree_refuses_auto_layout(folder: Path) -> None:
     with pytest.raises(RecipeError, match="does not support children"):
         compose_recipe(read_point([*words({"cooled": COOLS}), "parallelism=auto"]))
 

@@ -127,16 +127,15 @@ def test_every_action_has_its_module() -> None:
     ],
 )
 def test_wrong_input_gets_one_message_and_status_two(
-    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
+    words: str, message: str, folder: Path, capfd: Said
 ) -> None:
     own = ("recipe=", "resume=", "action=report", "action=verify", "action=diff", "run action")
     first = [] if words.startswith(own) else ["recipe=teuken7b"]
     shown = [] if re.search("action=|resume=|cluster=", words) else ["action=show"]
-    monkeypatch.chdir(tmp_path)
     # In this process: that a process exits with the status is shown beside.
     assert main([*first, *words.split(" "), *shown]) == 2
     said = capfd.readouterr()
     assert message in said.err
     assert "Traceback" not in said.err
     assert said.out == ""
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []

@@ -76,14 +76,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     ],
 )
 def test_each_recipe_is_composed_resolved_and_validated_once(
-    words: tuple[str, ...],
-    recipes: int,
-    by_hydra: int,
-    calls: Counter[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...], recipes: int, by_hydra: int, calls: Counter[str], folder: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     arguments = read_point(words)
     with suppress(ReachedError):
         run_action(arguments.action, arguments)

@@ -16,6 +16,8 @@ from command.main import main
 from command.outcome import ActionResult, call_and_report
 from components.errors import RecipeError
 
+Patch = pytest.MonkeyPatch
+
 Said = pytest.CaptureFixture[str]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,14 +25,14 @@ SHOW = ("recipe=teuken7b", "action=show")
 
 
 @pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def state(tmp_path: Path, monkeypatch: Patch) -> Path:
     """Where the details of faults are kept."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "state" / "kochbuch" / "faults"
 
 
 @pytest.fixture
-def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
+def broken(monkeypatch: Patch) -> Callable[[BaseException], None]:
     """Let ``action=show`` raise something."""
 
     def breaks(error: BaseException) -> None:
@@ -74,7 +76,7 @@ def test_a_fault_is_one_message_with_a_file_of_details(
     said: str,
     broken: Callable[[BaseException], None],
     state: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
     capfd: Said,
 ) -> None:
     monkeypatch.setenv("WALNUT_TOKEN", "hunter2")
@@ -130,7 +132,7 @@ def test_too_little_memory_is_a_limit_of_the_system_and_no_fault(
 
 
 def test_memory_that_ends_while_an_error_is_told_is_said_in_one_message(
-    broken: Callable[[BaseException], None], monkeypatch: pytest.MonkeyPatch, capfd: Said
+    broken: Callable[[BaseException], None], monkeypatch: Patch, capfd: Said
 ) -> None:
     def say(text: str) -> None:
         raise MemoryError
@@ -151,7 +153,7 @@ def test_input_error_stays(broken: Callable[[BaseException], None], capfd: Said)
 
 @pytest.mark.parametrize("read", [Path.read_bytes, Path.read_text])
 def test_an_error_while_an_open_file_is_read_names_the_file(
-    read: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch, capfd: Said
+    read: Callable[[Path], object], monkeypatch: Patch, capfd: Said
 ) -> None:
     """The memory of a process is a file whose first page cannot be read."""
 
@@ -165,10 +167,7 @@ def test_an_error_while_an_open_file_is_read_names_the_file(
 
 
 def test_details_that_have_no_place_go_to_the_temporary_folder_or_are_said(
-    broken: Callable[[BaseException], None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: Said,
+    broken: Callable[[BaseException], None], tmp_path: Path, monkeypatch: Patch, capfd: Said
 ) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "temporary").mkdir()
@@ -215,11 +214,7 @@ def test_what_the_system_refuses_and_a_user_can_mend_is_no_fault(
     ],
 )
 def test_a_file_that_has_no_room_is_named_and_leaves_nothing(
-    words: tuple[str, ...],
-    number: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: Said,
+    words: tuple[str, ...], number: int, tmp_path: Path, monkeypatch: Patch, capfd: Said
 ) -> None:
     *action, name = words
 
@@ -244,7 +239,7 @@ def test_full_disk_names_target(broken: Callable[[BaseException], None], capfd: 
     assert capfd.readouterr().err.startswith("source: No such file or directory\n")
 
 
-def test_faulty_point_leaves_sweep_alive(monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
+def test_faulty_point_leaves_sweep_alive(monkeypatch: Patch, capfd: Said) -> None:
     def run(arguments: object) -> ActionResult:
         seed = arguments.values["budget.seed"]  # type: ignore[attr-defined]  # Arguments
         if seed == 1:
@@ -262,7 +257,7 @@ def test_faulty_point_leaves_sweep_alive(monkeypatch: pytest.MonkeyPatch, capfd:
     assert "[recipe=teuken7b action=show budget.seed=2] budget.seed: two" in said.err
 
 
-def test_an_interrupt_ends_a_sweep(monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
+def test_an_interrupt_ends_a_sweep(monkeypatch: Patch, capfd: Said) -> None:
     begun = []
 
     def run(arguments: object) -> ActionResult:
@@ -287,7 +282,7 @@ def test_wrapped_interrupt_ends_it(
     assert capfd.readouterr().err == "stopped; incomplete files were removed\n"
 
 
-def test_nothing_is_said_where_nobody_hears(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_said_where_nobody_hears(monkeypatch: Patch) -> None:
     class Gone:
         def write(self, text: str) -> int:
             raise BrokenPipeError

@@ -25,13 +25,12 @@ RECIPE = ("recipe=teuken7b", "action=show")
     ids=" ".join,
 )
 def test_what_is_not_supported_gets_one_message(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
+    words: list[str], folder: Path, capfd: Said
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert main([*RECIPE, *words]) == 2
     name = words[0].split("=")[0].split(" ")[0]
     assert capfd.readouterr().err == f"{SHORT.get(name, name)}: {REASON}\n  {PAGE}\n"
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize(

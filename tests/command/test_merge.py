@@ -26,10 +26,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_merge_needs_its_words(
-    message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_merge_needs_its_words(message: str, folder: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         run(read_point(["action=merge", *WRONG[message]]))
     assert str(caught.value).startswith(message)

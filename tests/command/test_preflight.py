@@ -16,20 +16,17 @@ from tests.life.conftest import TINY
 Said = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
-def test_this_node_is_checked(home: Path, capsys: Said) -> None:
+def test_this_node_is_checked(folder: Path, capsys: Said) -> None:
     status = main([*TINY, "action=preflight", "output=json"])
     found = json.loads(capsys.readouterr().out)
     (node,) = found["nodes"]
     checks = {one["check"]: one for one in node["findings"]}
     assert (status == 0) == found["holds"] == (checks["packages"]["verdict"] == "ok")
     assert checks["run folder"]["verdict"] == "ok"
-    assert list(home.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
@@ -41,14 +38,14 @@ def test_missing_devices_have_remedy(capsys: Said) -> None:
     assert "report this to the site if other nodes have 1, or load a torch" in out
 
 
-def test_run_is_compared_with_its_software(home: Path, capsys: Said) -> None:
-    folder = RunFolder(home / "run")
-    folder.path.mkdir()
-    folder.write_recipe(compose_recipe(read_point(TINY)))
+def test_run_is_compared_with_its_software(folder: Path, capsys: Said) -> None:
+    run = RunFolder(folder / "run")
+    run.path.mkdir()
+    run.write_recipe(compose_recipe(read_point(TINY)))
     software = describe_software().model_dump(mode="json")
-    folder.write_json("software.json", software)
+    run.write_json("software.json", software)
     assert main(["action=preflight", "run=run"]) == 0
     software["packages"]["numpy"] = "0.0.1"
-    folder.write_json("software.json", software)
+    run.write_json("software.json", software)
     assert main(["action=preflight", "run=run"]) == 1
     assert ", not 0.0.1" in capsys.readouterr().out

@@ -46,9 +46,8 @@ def test_the_script_is_printed_and_what_is_missing_is_said_beside(tmp_path: Path
     ],
 )
 def test_what_has_no_script_or_no_place_for_it_is_refused(
-    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], said: str, folder: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     with pytest.raises(RecipeError) as caught:
         run(read_point(words))

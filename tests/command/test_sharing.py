@@ -21,10 +21,7 @@ MADE: dict[str, str] = {}
 SMALL = ("recipe=bloom560m", "model.dim=64")
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.fixture

@@ -312,12 +312,9 @@ def test_sides_that_are_no_words_are_told(text: str, capfd: Said) -> None:
     assert capfd.readouterr().err.startswith("a: ")
 
 
-def test_sweep_without_run_has_no_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_sweep_without_run_has_no_table(folder: Path, capfd: Said) -> None:
     assert main(["-m", "recipe=teuken7b", "optimizer.lr=-1,-2"]) == 2
     said = capfd.readouterr()
     assert said.out.count("should be greater than 0") == 2
     assert "repeat the command to continue" not in said.err
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []

@@ -226,14 +226,13 @@ def test_pages_and_proposals_have_the_trees_sums(tmp_path: Path, capfd: Said) ->
 
 
 def test_a_limit_of_device_hours_is_for_the_whole_tree(
-    capfd: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Programs
+    capfd: Said, folder: Path, programs: Programs
 ) -> None:
     """What is between the trunk's bill and the tree's is refused, and nothing is written."""
-    monkeypatch.chdir(tmp_path)
     programs.add("sbatch", says="77\n")
     trunk = planned(capfd, *NODES)["bill"]["device_hours"]
     words = ("action=submit", *BASE, *NODES, "site.account=kitchen", "run=trunk")
     assert main([*words, f"site.device_hours={trunk * 1.01}"]) == 2
     assert "site.device_hours: " in capfd.readouterr().err
-    assert not (tmp_path / "trunk").exists()
+    assert not (folder / "trunk").exists()
     assert programs.calls() == []

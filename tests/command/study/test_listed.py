@@ -50,11 +50,7 @@ OWN = ("budget.global_batch", "checkpoint.", "budget.total")
 WORDS = (*(word for word in TINY if not word.startswith(OWN)), "checkpoint.every_tokens=512")
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def write(folder: Path, tree: dict[str, Any]) -> str:

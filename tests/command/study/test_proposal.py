@@ -46,10 +46,7 @@ def proposed(*words: str) -> str:
     return Path("page.md").read_text("utf-8")
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def test_the_rows_are_the_plans(capfd: pytest.CaptureFixture[str]) -> None:

@@ -37,13 +37,6 @@ WORDS = (
 )
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    return tmp_path
-
-
 def write(folder: Path, **changes: Any) -> str:
     (folder / "rates.yaml").write_text(yaml.safe_dump(RATES | changes, sort_keys=False))
     return "study=rates.yaml"

@@ -158,28 +158,22 @@ def test_incomplete_study_is_refused(changes: dict[str, Any], path: str, problem
     assert caught.value.path == f"few.yaml.{path}"
 
 
-def test_unknown_source_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_unknown_source_is_told(folder: Path, capfd: Said) -> None:
     grid = {
         "trained_on": ["xx", "fi"],
         "tokenizer": ["bpe_bloom"],
         "tokenizer.vocab_size": [640],
     }
     given = tree(grid=grid, columns={})
-    assert main([*words(tmp_path, given), "output=json"]) == 2
+    assert main([*words(folder, given), "output=json"]) == 2
     first, second = json.loads(capfd.readouterr().out)["points"]
     assert "unknown source 'xx'" in first["why"]
     assert (first["measured"], "columns" in first) == (None, False)
     assert second["measured"] > 1
 
 
-def test_no_plan_knows_fertility(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    asked = [one for one in words(tmp_path, tree()) if not one.startswith("run=")]
+def test_no_plan_knows_fertility(folder: Path, capfd: Said) -> None:
+    asked = [one for one in words(folder, tree()) if not one.startswith("run=")]
     assert main([*asked, "action=plan"]) == 2
     assert "a plan has no mean.tokens_per_word" in capfd.readouterr().err
 
