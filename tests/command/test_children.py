@@ -12,15 +12,12 @@ import yaml
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe, compose_run
-from command.main import main
 from components.config.check import check_recipe
 from components.config.children import needed_tokens, saved_tokens, select_subtree
 from components.config.fingerprint import compute_fingerprint
 from components.config.key_groups import KeyGroup, split_by_group
 from components.config.recipe import Recipe
 from components.errors import RecipeError
-
-Said = pytest.CaptureFixture[str]
 
 BASE = ("recipe=teuken7b", "scale=full", "cluster=juwels")
 EVERY = 100_000_000_000
@@ -61,14 +58,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, dict[str, R
         return composed.recipe, dict(composed.children)
 
 
-def test_a_recipe_without_children_says_nothing_of_them() -> None:
-    assert "children" not in trunk().model_dump(mode="json")
-    assert needed_tokens(trunk()) == frozenset()
-
-
 def test_children_leave_mathematics_alone(found: tuple[Recipe, dict[str, Recipe]]) -> None:
     recipe, _ = found
     assert compute_fingerprint(recipe) == compute_fingerprint(trunk())
+    assert "children" not in trunk().model_dump(mode="json")
+    assert needed_tokens(trunk()) == frozenset()
     leaves = split_by_group(recipe.model_dump(mode="json"))
     groups = {group for group, keys in leaves.items() for key in keys if "children" in key}
     assert groups == {KeyGroup.RECORD}
@@ -90,6 +84,8 @@ def test_child_has_trunk_keys_and_parent(found: tuple[Recipe, dict[str, Recipe]]
     assert list(cooled.children) == ["long", "given"]
     assert cooled.children["long"].of is None
     assert list(long.children) == ["given"]
+    assert list(select_subtree(recipe.children, "long")) == ["given"]
+    assert select_subtree(recipe.children, "mean") == {}
 
 
 def test_needed_checkpoints_stay(found: tuple[Recipe, dict[str, Recipe]]) -> None:
@@ -179,17 +175,8 @@ def test_a_tree_that_cannot_grow_is_refused_by_the_name_of_its_node(message: str
     assert message in str(refused.value)
 
 
-def test_tree_is_a_mapping(folder: Path, capsys: Said) -> None:
-    assert main(["action=show", *BASE, "children=7"]) == 2
-    assert "children: 7 is not a mapping" in capsys.readouterr().err
-
-
-def test_tree_refuses_auto_layout(folder: Path) -> None:
+def test_tree_is_a_mapping_with_a_given_layout(folder: Path) -> None:
+    with pytest.raises(RecipeError, match="children: 7 is not a mapping"):
+        compose_recipe(read_point([*BASE, "children=7"]))
     with pytest.raises(RecipeError, match="does not support children"):
         compose_recipe(read_point([*words({"cooled": COOLS}), "parallelism=auto"]))
-
-
-def test_subtree_is_what_lies_below(found: tuple[Recipe, dict[str, Recipe]]) -> None:
-    children = found[0].children
-    assert list(select_subtree(children, "long")) == ["given"]
-    assert select_subtree(children, "mean") == {}

@@ -18,12 +18,8 @@ INSTALL = f'eval "$({sys.executable} {ROOT}/run.py --shell-completion install=ba
     ("line", "words"),
     [
         ("recipe=teu", ["recipe=teuken7b"]),
-        ("rec", ["recipe="]),
         ("recipe=teuken7b clu", ["cluster="]),
-        (
-            "recipe=teuken7b cluster=jean",
-            ["cluster=jean_zay", "cluster=jean_zay_h100", "cluster=jean_zay_v100"],
-        ),
+        ("cluster=jean_zay_", ["cluster=jean_zay_h100", "cluster=jean_zay_v100"]),
         ("recipe=teuken7b action=di", ["action=diff"]),
         ("action=export rows=", ["rows=padded", "rows=published"]),
         ("action=show cite=", ["cite=false", "cite=true"]),

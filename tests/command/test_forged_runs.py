@@ -176,19 +176,6 @@ def test_the_error_of_a_rank_is_read_as_data_too(run: Path, forgery: str) -> Non
         how_it_ended(RunFolder(run), 1)
 
 
-def test_cut_line_ends_no_comparison(run: Path, capfd: Said) -> None:
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    lines.insert(1, '{"kind": "step", "st\n')
-    (run / "metrics.jsonl").write_text("".join(lines))
-    for action in ("lock", "pack", "diff", "verify", "report"):
-        assert ask(action, capfd) == (0, ask(action, capfd)[1]), action
-    good, now = (
-        (run.parent / name).read_text().partition("losses:")[2]
-        for name in ("good.lock.yaml", "a.lock.yaml")
-    )
-    assert now[:200] == good[:200]
-
-
 @pytest.mark.parametrize(
     ("link", "target"),
     [

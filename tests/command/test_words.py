@@ -11,7 +11,6 @@ from command.options import OPTIONS
 from command.words import ACTION_FORMS, ACTIONS, RENAMED, check_words, is_own, keys_of
 from components.config.recipe import Recipe
 from components.config.schema.types import fields_of
-from components.errors import RecipeError
 from tests.components.tracking.runs import START, STEPS, write_run
 
 Said = pytest.CaptureFixture[str]
@@ -109,13 +108,10 @@ def test_every_word_of_the_command_is_used_by_an_action() -> None:
         assert not plain.given
 
 
-def test_every_section_of_a_recipe_is_taken_where_a_recipe_is_composed() -> None:
+def test_every_section_of_a_recipe_is_taken_and_every_option_explained() -> None:
     sections = set(fields_of(Recipe)) - {"name", "description", "reference_cluster"}
     for action in ("show", "plan", "dryrun", "parity", "prepare", "render", "submit"):
         check_words(action, [*(f"{section}.x" for section in sections), "recipe", "scale"])
-
-
-def test_every_option_is_explained_and_some_way_takes_it() -> None:
     assert all(OPTIONS.values())
     assert {option for way in ACTION_FORMS for option in way.options.split()} == {*OPTIONS}
 
@@ -163,9 +159,3 @@ def test_renamed_action_has_its_command(name: str, words: str, capfd: Said) -> N
     command = RENAMED[name].partition(",")[0].split()
     action = command.pop(0).removeprefix("action=") if "action=" in command[0] else "train"
     check_words(action, keys_of(command))
-
-
-def test_check_words_names_the_first_word_that_is_refused() -> None:
-    with pytest.raises(RecipeError) as caught:
-        check_words("show", ["recipe", "model.dim", "a", "b"])
-    assert caught.value.path == "a"

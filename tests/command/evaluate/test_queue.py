@@ -40,7 +40,6 @@ def test_a_record_is_read_as_it_was_written_and_refused_if_it_is_none(tmp_path: 
 @pytest.mark.parametrize(
     ("words", "kept", "message"),
     [
-        ((), (), "run: .* has no complete checkpoint\n"),
         (("checkpoints=all",), (), "run: .* has no complete checkpoint\n"),
         (
             ("at_tokens=9",),

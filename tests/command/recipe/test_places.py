@@ -103,15 +103,14 @@ def test_a_place_of_a_received_tree_is_seen_in_every_form(path: str) -> None:
         assert found.startswith(path.replace("*", "eu"))
 
 
-@pytest.mark.parametrize("word", ["stop_words", "flagged_words"])
-def test_a_word_list_of_a_received_recipe_lies_below_the_working_folder(
-    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+def test_a_word_list_of_a_received_recipe_lies_below(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     outside, here = tmp_path / "outside.json", tmp_path / "here"
     outside.write_text('{"en": ["the"]}')
     here.mkdir()
     monkeypatch.chdir(here)
-    ratios = {word: str(outside)}
+    ratios = {"stop_words": str(outside)}
     tree = {
         "defaults": ["bloom176b", {"override /preparation": "roots"}],
         "name": "mine",
@@ -119,7 +118,7 @@ def test_a_word_list_of_a_received_recipe_lies_below_the_working_folder(
         "data": {"preparation": {"filters": {"text_ratios": ratios}}},
     }
     (here / "r.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
-    key = f"data.preparation.filters.text_ratios.{word}"
+    key = "data.preparation.filters.text_ratios.stop_words"
     assert main(["recipe=./r.yaml", "action=show"]) == 2
     assert f"{key}: '{outside}' leads out" in capfd.readouterr().err.replace("\n", " ")
     assert main(["recipe=./r.yaml", "action=show", f"{key}={outside}"]) == 0

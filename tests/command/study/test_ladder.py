@@ -208,13 +208,6 @@ def test_a_planted_law_predicts_the_large_run(ladder: Path, capfd: Said) -> None
     assert f"python run.py {' '.join(PREDICT)}<" in page.read_text("utf-8")
 
 
-def test_a_study_of_ones_own_is_told_to_be_run_by_its_path(tmp_path: Path, capfd: Said) -> None:
-    own = tmp_path / "my ladder.yaml"
-    shutil.copy(ROOT / "studies" / "ladder.yaml", own)
-    assert main(["action=plan", f"study={own}", *PREDICT[2:], f"run={tmp_path}"]) == 2
-    assert command_line("-m", f"study={own}") in capfd.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "path", "problem"),
     [
@@ -230,6 +223,13 @@ def test_what_cannot_be_predicted_is_refused(
     said = capfd.readouterr().err
     assert f"{path}: " in said
     assert problem in said
+
+
+def test_own_study_is_named_by_its_path(tmp_path: Path, capfd: Said) -> None:
+    own = tmp_path / "my ladder.yaml"
+    shutil.copy(ROOT / "studies" / "ladder.yaml", own)
+    assert main(["action=plan", f"study={own}", *PREDICT[2:], f"run={tmp_path}"]) == 2
+    assert command_line("-m", f"study={own}") in capfd.readouterr().err
 
 
 def test_a_run_of_another_size_than_the_file_says_is_refused(ladder: Path, capfd: Said) -> None:

@@ -150,6 +150,11 @@ def test_planned_study_divides_by_baseline(folder: Path, capfd: Said) -> None:
     assert quote["deviation"] == last["planned"] / 0.93 - 1 == found["median_deviation"]
     assert last["point"] == {"parallelism.data": 8, "tiles": 1_024}
     assert [path.name for path in folder.iterdir()] == [f"{WEAK}.yaml"]
+    words = ["parallelism.zero=0", "study.grid={parallelism.data: [1, 8, 9]}"]
+    assert main(["-m", f"study={WEAK}.yaml", "action=plan", *words]) == 0
+    said = " ".join(capfd.readouterr().out.split())
+    assert f"changed by {' '.join(words)}: published values are for the file" in said
+    assert "3 points, 1 published figures" in said
 
 
 def test_bad_points_are_told_and_others_planned(folder: Path, capfd: Said) -> None:
@@ -277,16 +282,6 @@ def test_wrong_study_has_message(folder: Path, capfd: Said, words: str, message:
     said = capfd.readouterr().err
     assert re.search(message, said)
     assert "Traceback" not in said
-
-
-def test_changed_words_are_told_beside_what_is_published(folder: Path, capfd: Said) -> None:
-    tree = shipped(WEAK)
-    tree["grid"] = {"parallelism.data": [1, 8]}
-    words = ["parallelism.zero=0", "study.grid={parallelism.data: [1, 8, 9]}"]
-    assert main(["-m", write(folder, tree), "action=plan", *words]) == 0
-    said = " ".join(capfd.readouterr().out.split())
-    assert f"changed by {' '.join(words)}: published values are for the file" in said
-    assert "3 points, 1 published figures" in said
 
 
 def test_the_table_of_best_layouts_is_the_fastest_row_of_each_cell() -> None:

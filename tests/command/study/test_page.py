@@ -88,10 +88,7 @@ def test_marks_lie_where_points_and_figures_say() -> None:
     assert (crossed.x, crossed.y, crossed.marker.symbol) == ((32,), (20.0,), "x-thin")
     assert (drawn["b, published"].x, drawn["b, published"].y) == ((8,), (100.0,))
     assert drawn[f"{first}, measured"].y == (12.5,)
-
-
-def test_the_legend_shows_a_planned_mark_even_where_the_first_point_does_not_fit() -> None:
-    study = a_study()
+    # The legend shows a planned mark even where the first point does not fit.
     tried = [replace(one, fits=False) for one in tries(study)]
     drawn = {trace.name: trace for trace in study_figure(study, tried).data}
     assert drawn["b, planned"].marker.symbol == "circle-open"

@@ -170,10 +170,7 @@ def test_unknown_source_is_told(folder: Path, capfd: Said) -> None:
     assert "unknown source 'xx'" in first["why"]
     assert (first["measured"], "columns" in first) == (None, False)
     assert second["measured"] > 1
-
-
-def test_no_plan_knows_fertility(folder: Path, capfd: Said) -> None:
-    asked = [one for one in words(folder, tree()) if not one.startswith("run=")]
+    asked = [one for one in words(folder, given) if not one.startswith("run=")]
     assert main([*asked, "action=plan"]) == 2
     assert "a plan has no mean.tokens_per_word" in capfd.readouterr().err
 
