@@ -59,9 +59,7 @@ def test_the_standard_form_grows_and_is_not_judged(capsys: Said) -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_rates_that_do_not_follow_the_width_are_found(
-    capsys: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_rates_are_not_flat(capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("components.engine.optimizer.scale_groups", lambda *_: None)
     assert main(["action=parity", "kind=coordinates", "recipe=teuken7b", MUP]) == 1
     shown = capsys.readouterr().out

@@ -45,9 +45,7 @@ sys.exit(entry.run_with_signals(sys.argv[1:]))
 @pytest.mark.quick("0-2", "0.3-15", "0.8-2")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("seconds", [0, 0.1, 0.3, 0.8])
-def test_a_signal_at_any_moment_ends_it_with_one_word(
-    number: signal.Signals, seconds: float, tmp_path: Path
-) -> None:
+def test_signal_at_any_moment(number: signal.Signals, seconds: float, tmp_path: Path) -> None:
     with start(*LONG, folder=tmp_path) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "heard\n"

@@ -239,7 +239,9 @@ def test_faulty_point_leaves_sweep_alive(monkeypatch: Patch, capfd: Said) -> Non
         if seed == 1:
             raise KeyError("walnuts")
         if seed == 2:
-            raise RecipeError("budget.seed", "a rank runs out of memory")  # no limit of this machine
+            raise RecipeError(
+                "budget.seed", "a rank runs out of memory"
+            )  # no limit of this machine
         sys.stdout.write(f"seed {seed}\n")
         return ActionResult()
 
@@ -248,7 +250,10 @@ def test_faulty_point_leaves_sweep_alive(monkeypatch: Patch, capfd: Said) -> Non
     said = capfd.readouterr()
     assert said.out == "seed 3\n"
     assert "[recipe=teuken7b action=show budget.seed=1] internal error" in said.err
-    assert "[recipe=teuken7b action=show budget.seed=2] budget.seed: a rank runs out of" in said.err
+    assert (
+        "[recipe=teuken7b action=show budget.seed=2] budget.seed: a rank runs out of"
+        in said.err
+    )
 
 
 def test_an_interrupt_ends_a_sweep(monkeypatch: Patch, capfd: Said) -> None:
@@ -264,9 +269,7 @@ def test_an_interrupt_ends_a_sweep(monkeypatch: Patch, capfd: Said) -> None:
     assert capfd.readouterr().err == "stopped; incomplete files were removed\n"
 
 
-def test_wrapped_interrupt_ends_it(
-    broken: Callable[[BaseException], None], capfd: Said
-) -> None:
+def test_wrapped_interrupt_ends(broken: Callable[[BaseException], None], capfd: Said) -> None:
     """As Hydra does of whatever is raised while it composes."""
     wrapped = RecipeError("recipe", "cannot be composed")
     wrapped.__context__ = ValueError("in a merge")

@@ -24,9 +24,7 @@ RECIPE = ("recipe=teuken7b", "action=show")
     ],
     ids=" ".join,
 )
-def test_what_is_not_supported_gets_one_message(
-    words: list[str], folder: Path, capfd: Said
-) -> None:
+def test_unsupported_word_is_refused(words: list[str], folder: Path, capfd: Said) -> None:
     assert main([*RECIPE, *words]) == 2
     name = words[0].split("=")[0].split(" ")[0]
     assert capfd.readouterr().err == f"{SHORT.get(name, name)}: {REASON}\n  {PAGE}\n"

@@ -145,9 +145,7 @@ def test_the_size_of_a_text_does_not_depend_on_its_format(suffix: str, home: Pat
     assert find_text(f"a{suffix}").num_bytes == pytest.approx(expected, abs=10)
 
 
-def test_a_text_beyond_what_is_counted_is_estimated(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_text_is_estimated(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = find_text("texts/*.txt").num_bytes
     one = (home / "long.txt").write_bytes(b"text of 20 characters\n\n" * 9_000)
     monkeypatch.setattr("command.new_recipe.material.COUNTED_BYTES", 10_000)

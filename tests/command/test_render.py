@@ -45,9 +45,7 @@ def test_the_script_is_printed_and_what_is_missing_is_said_beside(tmp_path: Path
         ((*WORDS, "file=./pipe"), "file: pipe is not a regular file"),
     ],
 )
-def test_what_has_no_script_or_no_place_for_it_is_refused(
-    words: tuple[str, ...], said: str, folder: Path
-) -> None:
+def test_no_script_without_place(words: tuple[str, ...], said: str, folder: Path) -> None:
     os.mkfifo("pipe")
     with pytest.raises(RecipeError) as caught:
         run(read_point(words))

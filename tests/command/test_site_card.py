@@ -134,9 +134,7 @@ def test_the_interval_depends_on_how_far_the_plan_is_from_the_card(
     assert width(plan(capfd, *words, f"calibrate={card}")) == pytest.approx(factor)
 
 
-def test_card_of_cpus_is_no_plan(
-    tmp_path: Path, fingerprints: dict[str, str], capfd: Said
-) -> None:
+def test_cpu_card_is_no_plan(tmp_path: Path, fingerprints: dict[str, str], capfd: Said) -> None:
     card = write_card(tmp_path / "card.json", card_tree("cpu", **fingerprints))
     before = plan(capfd, *TWO_NODES)
     assert main([*PLAN, *TWO_NODES, f"calibrate={card}"]) == 0
@@ -170,9 +168,7 @@ def test_a_card_of_an_accelerator_is_a_row_of_the_ledger(card: Path) -> None:
     assert "model.num_layers" in row["changed"]
 
 
-def test_a_card_of_cpus_or_of_an_unknown_recipe_is_no_row(
-    tmp_path: Path, fingerprints: dict[str, str], capsys: Said
-) -> None:
+def test_cpu_card_is_no_row(tmp_path: Path, fingerprints: dict[str, str], capsys: Said) -> None:
     card = write_card(tmp_path / "card.json", card_tree("cpu", **fingerprints))
     assert save([str(card)]) == 2
     assert "measured on CPUs" in capsys.readouterr().err

@@ -79,9 +79,7 @@ def test_unsent_run_has_reason(run: Path, words: list[str], said: str, capsys: S
     assert capsys.readouterr().err.startswith(said)
 
 
-def test_missing_library_is_named(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
-) -> None:
+def test_library_is_missing(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
     monkeypatch.setattr(run_export, "find_spec", lambda name: None)
     assert main(["action=report", "sync=true", f"run={run}", WANDB]) == 2
     said = capsys.readouterr().err

@@ -225,9 +225,7 @@ def test_pages_and_proposals_have_the_trees_sums(tmp_path: Path, capfd: Said) ->
     assert rows["storage of children"] == f"{below / 1e9:,.1f} GB"
 
 
-def test_a_limit_of_device_hours_is_for_the_whole_tree(
-    capfd: Said, folder: Path, programs: Programs
-) -> None:
+def test_hour_limit_counts_whole_tree(capfd: Said, folder: Path, programs: Programs) -> None:
     """What is between the trunk's bill and the tree's is refused, and nothing is written."""
     programs.add("sbatch", says="77\n")
     trunk = planned(capfd, *NODES)["bill"]["device_hours"]

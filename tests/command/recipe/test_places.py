@@ -103,9 +103,7 @@ def test_a_place_of_a_received_tree_is_seen_in_every_form(path: str) -> None:
         assert found.startswith(path.replace("*", "eu"))
 
 
-def test_a_word_list_of_a_received_recipe_lies_below(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
+def test_word_list_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     outside, here = tmp_path / "outside.json", tmp_path / "here"
     outside.write_text('{"en": ["the"]}')
     here.mkdir()

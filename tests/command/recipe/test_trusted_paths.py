@@ -99,9 +99,7 @@ def test_bundle_is_trusted_only_in_the_clone(clone: Path, work: Path, capfd: Sai
     assert files_of(f"{clone}/recipes/sent.recipe.yaml") == ["/scratch/me/text.jsonl"]
 
 
-def test_own_lock_names_any_recipe(
-    clone: Path, work: Path, tmp_path: Path, capfd: Said
-) -> None:
+def test_own_lock_of_any_recipe(clone: Path, work: Path, tmp_path: Path, capfd: Said) -> None:
     elsewhere = write(tmp_path / "elsewhere" / "r.yaml", "defaults: [bloom560m]\nname: r\n")
     lock = work / "r.lock.yaml"
     assert main([f"recipe={elsewhere}", "action=pack", f"file={lock}"]) == 0

@@ -178,9 +178,7 @@ def test_bad_points_are_told_and_others_planned(folder: Path, capfd: Said) -> No
 
 
 @pytest.mark.long
-def test_each_point_runs_once(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
-) -> None:
+def test_each_point_once(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     grid = {"budget.global_batch_tokens": [256, 512, 320]}
     words = [write(folder, {**RATES, "grid": grid}), *WORDS, f"run={folder / 'runs'}"]
     begun: list[tuple[str, ...]] = []
@@ -213,9 +211,7 @@ def test_each_point_runs_once(
     assert len(begun) == 3
 
 
-def test_error_of_one_point_is_told(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
-) -> None:
+def test_error_of_one_point(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     """A full disk, a fault of this program, and a point that the recipe refuses."""
     study = {**RATES, "grid": {"budget.global_batch_tokens": [256, 320, 512, 1_024]}}
     errors = {

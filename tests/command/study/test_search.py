@@ -43,9 +43,7 @@ def write(folder: Path, **changes: Any) -> str:
 
 
 @pytest.mark.long
-def test_best_of_planned_study_is_best_of_plans(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_best_point_is_best_plan(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     tree = yaml.safe_load((ROOT / "studies" / f"{NAME}.yaml").read_text())
     pipelines, tensors = [16, 32], [4, 8]
     tree["space"] |= {
