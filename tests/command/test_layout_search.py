@@ -85,7 +85,7 @@ def test_the_fewest_nodes_in_time_are_found() -> None:
     assert bill is not None
     assert bill.days <= 300
     assert found.cluster.nodes < 128
-    for nodes in range(found.cluster.nodes * 3 // 4, found.cluster.nodes):
+    for nodes in range(found.cluster.nodes * 7 // 8, found.cluster.nodes):
         try:
             fewer = plan_recipe(composed(*JUWELS, f"cluster.nodes={nodes}")).cost_estimate
         except RecipeError:

@@ -77,90 +77,63 @@ def test_each_point_is_divided_by_the_one_of_its_own_series() -> None:
     first, second, third, fourth = study.points
     assert list(map(study.find_baseline, study.points)) == [first, first, third, third]
     lacking = [first, second, {**fourth, "parallelism.data": 3}]
-    refused(
-        {
-            **tree(),
-            **{k: v for k, v in given.items() if k != "grid"},
-            "points": lacking,
-            "baseline": {"parallelism.tensor": 4},
-        },
-        "baseline",
-        "2 points have",
-    )
+    del given["grid"]
+    given |= {"points": lacking, "baseline": {"parallelism.tensor": 4}}
+    refused(given, "baseline", "2 points have")
 
 
-@pytest.mark.parametrize(
-    ("grid", "path", "problem"),
-    [
-        ([], "grid", r"\[\] is not a mapping"),
-        ({"parallelism.data": 2}, "grid.parallelism.data", "2 is not a list of values"),
-        ({"parallelism.data": []}, "grid.parallelism.data", "not a list of values"),
-        (
-            {f"optimizer.k{i}": list(range(100)) for i in range(9)},
-            "grid",
-            "1,000,000,000,000,000,000 points, more than 1,000",
-        ),
-    ],
-)
-def test_grid_is_finite_lists(grid: object, path: str, problem: str) -> None:
-    refused(gridded(grid), path, problem)
+def drawn(**changes: Any) -> dict[str, Any]:
+    return tree(figure={**tree()["figure"], **changes})
+
+
+def quoted(**at: Any) -> dict[str, Any]:
+    values = [{"at": at, "value": 1.0, "place": "table 1"}]
+    return tree(published={**tree()["published"], "values": values})
 
 
 FIRST, SECOND = tree()["points"]
+NODES = [{**FIRST, "nodes": 1}, {**SECOND, "nodes": 2}]
+ENDLESS = gridded({f"optimizer.k{i}": list(range(100)) for i in range(9)})
+GRID, POSITIVE = "grid.parallelism.data", "needs one key of positive numbers"
+CONTROL = "contains control characters"
 
 
 @pytest.mark.parametrize(
-    ("points", "path", "problem"),
+    ("given", "path", "problem"),
     [
-        ([FIRST, {"parallelism.data": 2}], "points[1]", "differs in keys from the first"),
-        ([FIRST, SECOND, FIRST], "points[2]", "is listed twice"),
-        ([{**FIRST, "nodes": 1}, {**SECOND, "nodes": 2}], "points.nodes", "no product or fig"),
-        ([{**FIRST, "cluster.site.queue": "x"}], "cluster.site.queue", "a study cannot set"),
-    ],
-)
-def test_points_are_alike(points: list[dict[str, Any]], path: str, problem: str) -> None:
-    refused(tree(points=points), path, problem)
-
-
-@pytest.mark.parametrize(
-    ("at", "count"),
-    [({"size": "small"}, 2), ({"parallelism.data": 3}, 0), ({"size": "small", "x": 1}, 0)],
-)
-def test_what_is_published_is_of_one_point(at: dict[str, Any], count: int) -> None:
-    values = [{"at": at, "value": 1.0, "place": "table 1"}]
-    given = tree(published={**tree()["published"], "values": values})
-    refused(given, "published.values[0].at", f"{count} points have")
-    if count != 1:
-        refused(tree(baseline=at), "baseline", f"{count} points have")
-
-
-@pytest.mark.parametrize(
-    ("changes", "path", "problem"),
-    [
-        ({"x": ["nodes"]}, "figure.x", "no point has 'nodes'"),
-        ({"series": ["recipes"]}, "figure.series", "no point has 'recipes'"),
-        ({"x": ["tiles", "size"]}, "figure.log", "needs one key of positive numbers"),
+        (gridded([]), "grid", r"\[\] is not a mapping"),
+        (gridded({"parallelism.data": 2}), GRID, "2 is not a list of values"),
+        (gridded({"parallelism.data": []}), GRID, "not a list of values"),
+        (ENDLESS, "grid", "1,000,000,000,000,000,000 points, more than 1,000"),
         (
-            {"x": ["size"], "series": ["tiles"]},
-            "figure.log",
-            "needs one key of positive numbers",
+            tree(points=[FIRST, {"parallelism.data": 2}]),
+            "points[1]",
+            "differs in keys from the",
         ),
+        (tree(points=[FIRST, SECOND, FIRST]), "points[2]", "is listed twice"),
+        (tree(points=NODES), "points.nodes", "no product or fig"),
+        (
+            tree(points=[{**FIRST, "cluster.site.queue": "x"}]),
+            "cluster.site.queue",
+            "cannot set",
+        ),
+        (quoted(size="small"), "published.values[0].at", "2 points have"),
+        (quoted(size="small", x=1), "published.values[0].at", "0 points have"),
+        (tree(baseline={"size": "small"}), "baseline", "2 points have"),
+        (tree(baseline={"parallelism.data": 3}), "baseline", "0 points have"),
+        (drawn(x=["nodes"]), "figure.x", "no point has 'nodes'"),
+        (drawn(series=["recipes"]), "figure.series", "no point has 'recipes'"),
+        (drawn(x=["tiles", "size"]), "figure.log", POSITIVE),
+        (drawn(x=["size"], series=["tiles"]), "figure.log", POSITIVE),
+        (tree(description="\x1b[2Jgone"), "description", CONTROL),
+        (drawn(title="a\x07"), "figure.title", CONTROL),
+        (tree(set={"budget.\x1b": 1}), "set", CONTROL),
     ],
 )
-def test_figure_draws_known_keys(changes: dict[str, Any], path: str, problem: str) -> None:
-    refused(tree(figure={**tree()["figure"], **changes}), path, problem)
-
-
-@pytest.mark.parametrize(
-    ("changes", "path"),
-    [
-        ({"description": "\x1b[2Jgone"}, "description"),
-        ({"figure": {**tree()["figure"], "title": "a\x07"}}, "figure.title"),
-        ({"set": {"budget.\x1b": 1}}, "set"),
-    ],
-)
-def test_no_text_of_a_stranger_acts_on_a_terminal(changes: dict[str, Any], path: str) -> None:
-    refused(tree(**changes), path, "contains control characters")
+def test_wrong_list_is_refused_by_its_key(
+    given: dict[str, Any], path: str, problem: str
+) -> None:
+    refused(given, path, problem)
 
 
 @pytest.mark.parametrize("value", [0, -1.0, "oom"])
