@@ -120,16 +120,8 @@ def test_the_fewest_nodes_in_time_are_found() -> None:
             "nearest valid values: 508 and 512",
         ),
         ((*JUWELS, "within_days=3"), "within_days: 3: no number of nodes of juwels gets", ""),
-        (
-            (*JUWELS, "within_days=30", "cluster.nodes=8"),
-            "within_days: 30 conflicts with cluster.n",
-            "",
-        ),
-        (
-            (*JUWELS, "within_days=30", "cluster.ranks=32"),
-            "within_days: 30 conflicts with cluster.r",
-            "",
-        ),
+        ((*JUWELS, "within_days=30", "cluster.nodes=8"), "within_days: 30 conflicts", ""),
+        ((*JUWELS, "within_days=30", "cluster.ranks=32"), "within_days: 30 conflicts", ""),
     ],
 )
 def test_search_says_why_it_failed(words: tuple[str, ...], begin: str, end: str) -> None:

@@ -262,11 +262,7 @@ def test_older_and_newer_spellings_are_the_same_model(home: Path) -> None:
         ("olmo_1b", {"clip_qkv": 8.0}, "clip_qkv: 8.0, but recipes support only None"),
         ("smollm3_3b", {"no_rope_layers": [1, 0, 1, 1] * 9}, "no_rope_layers: [1, 0, 1, 1, "),
         ("llama3_2_1b", {"num_key_value_heads": 5}, "num_kv_heads: 5 does not divide"),
-        (
-            "llama3_2_1b",
-            {"num_hidden_layers": 10**12},
-            "model.num_layers: input should be less",
-        ),
+        ("llama3_2_1b", {"num_hidden_layers": 10**12}, "model.num_layers: input should be"),
     ],
 )
 def test_a_model_that_no_part_here_computes_is_refused_by_key_and_value(

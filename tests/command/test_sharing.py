@@ -215,16 +215,8 @@ def test_a_bundle_needs_no_file_of_its_recipe(monkeypatch: pytest.MonkeyPatch) -
         ("values: {", "values: {hydra.run.dir: x, ", "a bundle cannot set its machine"),
         ("values: {", 'values: {description: "${oc.env:HOME}", ', "as ${section.key}"),
         ("components.model.mlp.MLP", "components.train.agent.Agent", "composed.model.mlp._t"),
-        (
-            "composed:\n",
-            "composed:\n  cluster: {}\n",
-            "the section cluster is not a section of",
-        ),
-        (
-            "  reference_cluster: jean_zay_v100\n",
-            "",
-            "the section reference_cluster is missing",
-        ),
+        ("composed:\n", "composed:\n  cluster: {}\n", "the section cluster is not a section"),
+        ("  reference_cluster: jean_zay_v100\n", "", "section reference_cluster is missing"),
         ("lock: 1", "lock: 2", "lock: input should be 1"),
     ],
 )

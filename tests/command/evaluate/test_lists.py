@@ -69,11 +69,7 @@ def test_a_new_list_is_one_new_file(mine: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (
-            "name: mine",
-            "name: yours",
-            r"mine.yaml:1: name: 'yours' differs from the file name 'mine'",
-        ),
+        ("name: mine", "name: yours", r"mine.yaml:1: name: 'yours' differs from the file"),
         ("    source: a paper\n", "", r"mine.yaml:7: tasks.arc.source: missing"),
         ("metric:", "metrics:", r"mine.yaml:13: tasks.arc.metrics: unknown key"),
         ("version: 1.0", "version: !function x.y", r"mine.yaml:11: .*tag !function"),

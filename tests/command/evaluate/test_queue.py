@@ -41,11 +41,7 @@ def test_a_record_is_read_as_it_was_written_and_refused_if_it_is_none(tmp_path: 
     ("words", "kept", "message"),
     [
         (("checkpoints=all",), (), "run: .* has no complete checkpoint\n"),
-        (
-            ("at_tokens=9",),
-            (1, 2),
-            "at_tokens: no checkpoint at 9 tokens .*\n  nearest checkpoints: 2",
-        ),
+        (("at_tokens=9",), (1, 2), "no checkpoint at 9 tokens .*\n  nearest checkpoints: 2"),
     ],
 )
 def test_a_checkpoint_that_is_not_there_is_refused_before_a_job(

@@ -189,10 +189,7 @@ def test_a_delta_over_a_recipe_states_only_what_is_special(work: Path) -> None:
     [
         ("defaults: [teuken7b]\nnmae: x", "did you mean name"),
         ("defaults: {model: x}", "is not a list"),
-        (
-            "defaults: [teuken7b]\nmodel: {_recursive_: false}",
-            "model._recursive_: keys of Hydra",
-        ),
+        ("defaults: [teuken7b]\nmodel: {_recursive_: false}", "_recursive_: keys of Hydra"),
         ("- a list", "is not a mapping"),
         ("[" * 5_000, "is not plain YAML"),
     ],

@@ -32,6 +32,9 @@ TABLE: dict[str, Any] = {
 }
 
 
+NAMED = {"column": "model", "names": {"1.5": "small"}}
+
+
 def cited(**changes: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return read_cited_rows(
         read_section(CitedRows, {**TABLE, **changes}, "s.table"), ROWS, "s.table"
@@ -79,21 +82,13 @@ def test_a_number_that_is_not_finite_is_never_the_best(direction: str, first: bo
 @pytest.mark.parametrize(
     ("changes", "path", "problem"),
     [
-        (
-            {"value": "speed"},
-            "value",
-            "rates.csv has no column 'speed'\n.*columns: model, nodes",
-        ),
+        ({"value": "speed"}, "value", "rates.csv has no column 'speed'\n.*columns: model, n"),
         ({"where": {"state": ["ok"]}}, "where.state", "no column 'state'"),
         ({"out_of_memory": {"gib": ["OOM"]}}, "out_of_memory.gib", "no column 'gib'"),
         ({"keys": {"nodes": "hosts"}}, "keys.nodes", "no column 'hosts'"),
         ({"where": {"status": ["none"]}}, "where", "no row of rates.csv matches"),
         ({"best": {"column": "x", "by": [], "direction": "maximize"}}, "best", "no column 'x'"),
-        (
-            {"keys": {"recipe": {"column": "model", "names": {"1.5": "small"}}}},
-            "keys.recipe",
-            "names has no value for model '3.0'",
-        ),
+        ({"keys": {"recipe": NAMED}}, "keys.recipe", "names has no value for model '3.0'"),
     ],
 )
 def test_a_table_says_what_it_lacks(changes: dict[str, Any], path: str, problem: str) -> None:

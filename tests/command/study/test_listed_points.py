@@ -105,11 +105,7 @@ CONTROL = "contains control characters"
         (gridded({"parallelism.data": 2}), GRID, "2 is not a list of values"),
         (gridded({"parallelism.data": []}), GRID, "not a list of values"),
         (ENDLESS, "grid", "1,000,000,000,000,000,000 points, more than 1,000"),
-        (
-            tree(points=[FIRST, {"parallelism.data": 2}]),
-            "points[1]",
-            "differs in keys from the",
-        ),
+        (tree(points=[FIRST, {"parallelism.data": 2}]), "points[1]", "differs in keys from"),
         (tree(points=[FIRST, SECOND, FIRST]), "points[2]", "is listed twice"),
         (tree(points=NODES), "points.nodes", "no product or fig"),
         (
