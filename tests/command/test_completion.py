@@ -33,9 +33,8 @@ def test_a_word_is_completed(line: str, words: list[str]) -> None:
 
 def test_an_empty_line_offers_what_there_is() -> None:
     offered = list_completions(" ")
-    assert {"recipe=", "action=", "run=", *(f"{name}=" for name in list_config_groups())} <= {
-        *offered
-    }
+    groups = {f"{name}=" for name in list_config_groups()}
+    assert {"recipe=", "action=", "run=", *groups} <= {*offered}
     assert list_completions(" action=") == sorted(f"action={name}" for name in ACTIONS)
 
 

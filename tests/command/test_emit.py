@@ -141,9 +141,7 @@ MTP = (
     "model.mtp={_target_: components.model.mtp.MultiTokenPrediction, "
     "_partial_: true, depth: 1, loss_weight: 0.3}"
 )
-RAMP = (
-    "budget.ramp_up={start_tokens: 524_288, increment_tokens: 524_288, over_tokens: 1_048_576}"
-)
+RAMP = "budget.ramp_up={start_tokens: 524288, increment_tokens: 524288, over_tokens: 1048576}"
 # Keys that it cannot say: with the value that is asked for, and the one that is offered.
 CANNOT = {
     "model": """tied_embeddings true false, attention.head_dim 32 64, dropout 0.1 0.0,

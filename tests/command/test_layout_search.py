@@ -46,10 +46,8 @@ def test_published_ranks_that_fill_no_nodes_give_the_best_number_around() -> Non
 @pytest.mark.parametrize("key", ["tensor=4", "zero=2", "recompute=full"])
 def test_a_named_key_is_final_and_the_rest_is_searched(key: str) -> None:
     name, _, value = key.partition("=")
-    free, narrowed = (
-        composed(*JUWELS),
-        compose_run(read_point([*JUWELS, f"parallelism.{key}"])),
-    )
+    free = composed(*JUWELS)
+    narrowed = compose_run(read_point([*JUWELS, f"parallelism.{key}"]))
     assert str(getattr(narrowed.recipe.parallelism, name)) == value
     assert compute_fingerprint(narrowed.recipe) == compute_fingerprint(free)
     best, wide = plan_recipe(narrowed.recipe).time, plan_recipe(free).time
@@ -59,9 +57,8 @@ def test_a_named_key_is_final_and_the_rest_is_searched(key: str) -> None:
 
 
 def test_gpipe_is_searched_only_where_it_is_named() -> None:
-    degrees = composed(
-        *JUWELS, "parallelism.schedule=gpipe", "parallelism.pipeline=4"
-    ).parallelism
+    words = ("parallelism.schedule=gpipe", "parallelism.pipeline=4")
+    degrees = composed(*JUWELS, *words).parallelism
     assert (degrees.schedule, degrees.stages_per_rank) == ("gpipe", 1)
 
 

@@ -114,9 +114,7 @@ def test_fields_of_which_each_may_be_the_text_are_listed(home: Path, capfd: Said
     )
     assert "column requires data" in refused(capfd, "name=a", "column=bod")
     write_records(home / "b.jsonl", "content")
-    assert "?.jsonl has text in title, body, content" in refused(
-        capfd, "name=a", "data=?.jsonl"
-    )
+    assert "?.jsonl has text in title, body, con" in refused(capfd, "name=a", "data=?.jsonl")
 
 
 def test_empty_files_are_skipped_and_counted(home: Path, capfd: Said) -> None:

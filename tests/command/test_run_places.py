@@ -93,9 +93,7 @@ def test_data_elsewhere_need_name(received: Path, asked: tuple[str, ...], capsys
     words = (f"action={action}", "run=run", *file)
     assert main(words) == 2
     said = capsys.readouterr().err
-    assert said.startswith(
-        "data.folder: '/theirs/prepared' leads out of the working directory, and"
-    )
+    assert said.startswith("data.folder: '/theirs/prepared' leads out of the working directory")
     assert main([*words, NAMED[0]]) < 2
     assert main([*words, "data.folder=/elsewhere"]) == 2
     said = capsys.readouterr().err

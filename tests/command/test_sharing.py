@@ -182,10 +182,8 @@ def test_a_bundle_of_full_size_is_of_full_size_wherever_it_is_given(capfd: Said)
     assert main(packed) == 0
     capfd.readouterr()
     here = compose_recipe(read_point(["recipe=x.recipe.yaml"]))
-    assert (
-        here.decoder_spec
-        == compose_recipe(read_point(["recipe=teuken7b", "scale=full"])).decoder_spec
-    )
+    full = compose_recipe(read_point(["recipe=teuken7b", "scale=full"]))
+    assert here.decoder_spec == full.decoder_spec
     assert main(["recipe=x.recipe.yaml", "action=show", "output=json"]) == 0
     said = capfd.readouterr().err
     assert "the bundle sets scale=full; add scale=mini to train a miniature" in said

@@ -117,9 +117,7 @@ def test_sweep_respects_queue_limit(queue: Path, tmp_path: Path, capfd: Said) ->
     assert sweep(tmp_path, *words, cluster=AURORA) == 0
     assert len(submitted(queue)) == 1
     said = capfd.readouterr().err
-    text = (
-        "not submitted: debug accepts 1 runs per user; repeat the command after other runs end"
-    )
+    text = "not submitted: debug accepts 1 runs per user; repeat the command after"
     assert [f"[budget.seed={seed}] {text}" in said for seed in (1, 2, 3)] == [False, True, True]
     assert sweep(tmp_path, *words, cluster=AURORA) == 0  # the first has ended
     assert len(submitted(queue)) == 2
@@ -168,7 +166,7 @@ def test_interrupted_sweep_continues(queue: Path, tmp_path: Path, capfd: Said) -
     sbatch = queue.parent / "sbatch"
     usual = sbatch.read_text()
     sbatch.write_text(
-        '#!/bin/sh\ncase "$*" in *seed=2*) kill -INT $PPID; exit 1;; esac\n' + usual
+        '#!/bin/sh\ncase "$*" in *seed=2*) kill -2 $PPID; exit 1;; esac\n' + usual
     )
     assert sweep(tmp_path, "budget.seed=1,2,3") == 3
     assert len(submitted(queue)) == 1

@@ -86,9 +86,8 @@ def test_a_choice_of_a_received_lock_is_an_option_that_exists(
 
 
 def test_resealed_lock_is_checked(written: dict[str, Any], folder: Path, capfd: Said) -> None:
-    save(
-        forge(written["lock"], "requested", "values", description="sealed again"), "plain.yaml"
-    )
+    forged = forge(written["lock"], "requested", "values", description="sealed again")
+    save(forged, "plain.yaml")
     given = read_given(Path("plain.yaml"))
     assert isinstance(given, ReceivedLock)
     head, seal, body = write_text(given.lock, "by somebody").partition("below: ")
@@ -212,9 +211,7 @@ def test_terminal_escape_is_refused_by_line(escape: str, folder: Path, capfd: Sa
     Path("e.yaml").write_text(text, "utf-8")
     assert main(["recipe=./e.yaml", "action=show"]) == 2
     said = capfd.readouterr().err
-    assert said.startswith(
-        "e.yaml:3: e.yaml is not plain YAML: a string contains the control char"
-    )
+    assert said.startswith("e.yaml:3: e.yaml is not plain YAML: a string contains the con")
 
 
 @pytest.mark.parametrize(

@@ -87,11 +87,8 @@ def test_the_strongest_choice_of_a_group_wins(work: Path) -> None:
 def test_self_says_where_a_recipe_s_own_keys_are_merged(work: Path) -> None:
     write(work / "base.yaml", CHAIN["base"])
     write(work / "weak.yaml", "defaults: [_self_, ./base]\nname: weak\ndescription: Weak.\n")
-    recipe = composed("recipe=./weak.yaml")
-    assert (recipe.name, recipe.description) == (
-        "base",
-        composed("recipe=bloom560m").description,
-    )
+    recipe, base = composed("recipe=./weak.yaml"), composed("recipe=bloom560m")
+    assert (recipe.name, recipe.description) == ("base", base.description)
 
 
 @pytest.mark.parametrize(
@@ -134,13 +131,11 @@ TWO = "data: {shares: {mine: 1.0}, sources: {mine: {placeholder: eu24/de}}}\n"
 
 def test_a_mixture_takes_the_place_of_the_one_below_at_each_step_of_a_chain(work: Path) -> None:
     write(work / "one.yaml", f"defaults: [mula1b]\nname: one\n{TWO}")
-    third = (
-        "data: {shares: {mine: 0.5, other: 0.5}, sources: {other: {placeholder: eu24/en}}}\n"
-    )
+    third = "data: {shares: {mine: 0.5, two: 0.5}, sources: {two: {placeholder: eu24/en}}}\n"
     write(work / "two.yaml", f"defaults: [./one]\nname: two\n{third}")
     full = ("scale=full", "cluster=aurora")
     assert dict(composed("recipe=./one.yaml", *full).data.shares) == {"mine": 1.0}
-    assert dict(composed("recipe=./two.yaml", *full).data.shares) == {"mine": 0.5, "other": 0.5}
+    assert dict(composed("recipe=./two.yaml", *full).data.shares) == {"mine": 0.5, "two": 0.5}
 
 
 def test_shares_of_a_phase_are_whole_and_the_phase_is_merged(work: Path) -> None:
@@ -159,13 +154,11 @@ def test_marked_mapping_replaces_the_one_below(work: Path) -> None:
     )
     one = f"defaults: [mula1b]\nname: one\n{sources}\npublished: {{_replace_: true}}\n"
     write(work / "one.yaml", one)
-    third = (
-        "data: {sources: {other: {placeholder: eu24/en}}, shares: {mine: 0.5, other: 0.5}}\n"
-    )
+    third = "data: {sources: {two: {placeholder: eu24/en}}, shares: {mine: 0.5, two: 0.5}}\n"
     write(work / "two.yaml", f"defaults: [./one]\nname: two\n{third}")
     full = ("scale=full", "cluster=aurora")
     one_, two = (composed(f"recipe=./{name}.yaml", *full) for name in ("one", "two"))
-    assert (set(one_.data.sources), set(two.data.sources)) == ({"mine"}, {"mine", "other"})
+    assert (set(one_.data.sources), set(two.data.sources)) == ({"mine"}, {"mine", "two"})
     assert dict(one_.published) == dict(two.published) == {}
 
 

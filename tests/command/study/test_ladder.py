@@ -114,11 +114,9 @@ def test_sizes_are_what_the_recipes_of_the_points_have() -> None:
     request = read_study_request(["study=ladder", "action=report"])
     for point in study_of(request).points[::5]:
         recipe = compose_recipe(request.arguments_of(point))
-        counted = recipe.derived_numbers.parameters
+        counted, std = recipe.derived_numbers.parameters, recipe.model["dim"] ** -0.5
         assert counted.total - counted.embedding == point["non_embedding"]
-        assert recipe.model["initialization"]["std"] == pytest.approx(
-            recipe.model["dim"] ** -0.5, rel=3e-3
-        )
+        assert recipe.model["initialization"]["std"] == pytest.approx(std, rel=3e-3)
 
 
 def flops(tree: dict[str, Any], **changes: list[int]) -> None:
@@ -162,9 +160,8 @@ def test_runs_by_flops_have_the_parabolas_of_their_budgets(ladder: Path, capfd: 
     best = found["by_budgets"]
     assert len(best["budgets"]) == 6
     for one in best["budgets"]:  # parabolas only come near the law
-        assert one["parameters"] == pytest.approx(
-            PLANTED.find_optimum(one["flops"]).parameters, rel=0.1
-        )
+        optimum = PLANTED.find_optimum(one["flops"])
+        assert one["parameters"] == pytest.approx(optimum.parameters, rel=0.1)
     assert best["exponent"] == pytest.approx(PLANTED.parameters_exponent, abs=0.05)
     assert main(list(words)) == 0
     said = capfd.readouterr().out

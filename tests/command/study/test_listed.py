@@ -89,11 +89,8 @@ def test_refused_point(folder: Path, cluster: str, keys: dict[str, int], message
     study = RATES | {"cluster": cluster, "grid": {"budget.seed": [1]}, "set": keys}
     study |= {"products": {}, "published": RATES["published"] | {"values": []}}
     study["figure"] = RATES["figure"] | {"x": ["budget.seed"]}
-    request = read_study_request([
-        write(folder, study),
-        "action=train",
-        f"run={folder / 'runs'}",
-    ])
+    words = [write(folder, study), "action=train", f"run={folder / 'runs'}"]
+    request = read_study_request(words)
     assert isinstance(request.study, ListedStudy)
     train_point = runner_of(request)
     with pytest.raises(RecipeError, match=message):
@@ -215,7 +212,7 @@ def test_error_of_one_point(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd
     """A full disk, a fault of this program, and a point that the recipe refuses."""
     study = {**RATES, "grid": {"budget.global_batch_tokens": [256, 320, 512, 1_024]}}
     errors = {
-        256: OSError(errno.ENOSPC, "No space left on device", "/full"),
+        256: OSError(errno.ENOSPC, "No space left on it", "/full"),
         512: KeyError("walnuts"),
     }
 
@@ -225,9 +222,7 @@ def test_error_of_one_point(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd
             raise errors[batch]
         assert arguments.run is not None
         arguments.run.mkdir(parents=True)
-        (arguments.run / "results.json").write_text(
-            '{"status": "finished", "step_seconds": 2.5}'
-        )
+        (arguments.run / "results.json").write_text('{"status": "finished", "step_seconds": 2}')
         return ActionResult()
 
     monkeypatch.setattr(train, "run", fail_or_finish)
@@ -236,8 +231,8 @@ def test_error_of_one_point(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd
     assert main(["-m", *words]) == 4  # as the fault alone
     said = capfd.readouterr()
     points = json.loads(said.out)["points"]
-    assert [one["measured"] for one in points] == [None, None, None, 2.5]
-    assert points[0]["why"] == "/full: No space left on device"
+    assert [one["measured"] for one in points] == [None, None, None, 2]
+    assert points[0]["why"] == "/full: No space left on it"
     assert "5 sequences per step" in points[1]["why"]
     assert points[2]["why"].endswith("KeyError: 'walnuts'")
     assert "[budget.global_batch_tokens=256] /full: No space left" in said.err
