@@ -1,4 +1,4 @@
-"""A study's file: what it sets at a point, what a list or a cited table gives, what is refused."""
+"""A study's file: what it sets at a point, what a list and a cited table give."""
 
 from typing import Any
 
