@@ -133,14 +133,14 @@ def test_text_elsewhere_is_named_by_its_whole_path_in_a_trusted_recipe(
 ) -> None:
     folder = tmp_path_factory.mktemp("scratch") / "texts"
     write_texts(folder)
+    err = refused(capfd, "name=a", f"data={folder}/*.txt", "file=here.yaml")
+    assert "here.yaml is not in a trusted folder" in err
+    assert "remove file= to write" in err
     monkeypatch.setattr("command.files.trusted_paths.private_folder", lambda: home)
     new(f"data={folder}/*.txt")
     tree = yaml.safe_load((home / "recipes" / "mine.yaml").read_text("utf-8"))
     assert tree["data"]["sources"]["text"]["files"] == [f"{folder}/*.txt"]
     assert tree["description"].endswith(", on *.txt.")  # a card is published, and quotes it
-    err = refused(capfd, "name=a", f"data={folder}/*.txt", "file=here.yaml")
-    assert "here.yaml is not in a trusted folder" in err
-    assert "remove file= to write" in err
 
 
 def test_without_text_the_standard_library_stands_in(home: Path) -> None:
