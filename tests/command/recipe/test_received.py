@@ -25,10 +25,11 @@ from tests.command.study.test_listed import RATES
 
 SMALL = ("recipe=bloom560m", "model.dim=64")
 Said = pytest.CaptureFixture[str]
+Tree = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tree]:
     """A lock and a bundle as mappings, for tests to change."""
     folder = tmp_path_factory.mktemp("written")
     found = {}
@@ -47,9 +48,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return here
 
 
-def forge(tree: dict[str, Any], *steps: str, **changes: Any) -> dict[str, Any]:
+def forge(tree: Tree, *steps: str, **changes: Any) -> Tree:
     """Copy ``tree`` with other keys in the mapping that ``steps`` lead to."""
-    copy: dict[str, Any] = yaml.safe_load(yaml.safe_dump(tree))
+    copy: Tree = yaml.safe_load(yaml.safe_dump(tree))
     inner = copy
     for step in steps:
         inner = inner[step]
@@ -57,7 +58,7 @@ def forge(tree: dict[str, Any], *steps: str, **changes: Any) -> dict[str, Any]:
     return copy
 
 
-def save(tree: dict[str, Any], name: str) -> str:
+def save(tree: Tree, name: str) -> str:
     Path(name).write_text(yaml.safe_dump(tree, sort_keys=False), "utf-8")
     return name
 
@@ -71,9 +72,7 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("group", CHOICES)
-def test_a_choice_of_a_received_lock_is_an_option_that_exists(
-    group: str, written: dict[str, Any], folder: Path, capfd: Said
-) -> None:
+def test_choice_exists(group: str, written: Tree, folder: Path, capfd: Said) -> None:
     for kind in ("lock", "recipe"):
         forged = forge(written[kind], "requested", "choices", **{group: CHOICES[group]})
         file = save(forged, "x.lock.yaml")
@@ -85,7 +84,7 @@ def test_a_choice_of_a_received_lock_is_an_option_that_exists(
             assert f"requested.choices.{group}: " in capfd.readouterr().err
 
 
-def test_resealed_lock_is_checked(written: dict[str, Any], folder: Path, capfd: Said) -> None:
+def test_resealed_lock_is_checked(written: Tree, folder: Path, capfd: Said) -> None:
     forged = forge(written["lock"], "requested", "values", description="sealed again")
     save(forged, "plain.yaml")
     given = read_given(Path("plain.yaml"))
@@ -116,9 +115,9 @@ def test_resealed_lock_is_checked(written: dict[str, Any], folder: Path, capfd: 
 )
 def test_a_forged_lock_is_refused_with_the_key(
     steps: tuple[str, ...],
-    changes: dict[str, Any],
+    changes: Tree,
     message: str,
-    written: dict[str, Any],
+    written: Tree,
     folder: Path,
     capfd: Said,
 ) -> None:
@@ -127,8 +126,8 @@ def test_a_forged_lock_is_refused_with_the_key(
     assert message in capfd.readouterr().err
 
 
-def test_verify_does_not_look_for_data_where_a_lock_points_unless_the_user_does(
-    written: dict[str, Any], folder: Path, tmp_path: Path, capfd: Said
+def test_lock_points_to_no_data(
+    written: Tree, folder: Path, tmp_path: Path, capfd: Said
 ) -> None:
     elsewhere = {"data.folder": str(tmp_path / "elsewhere")}
     file = save(forge(written["lock"], "requested", "values", **elsewhere), "x.lock.yaml")
@@ -147,7 +146,7 @@ PLACES = [
 
 @pytest.mark.parametrize(("key", "where"), PLACES)
 def test_places_of_a_bundle_and_a_recipe_stay_below_the_working_folder(
-    key: str, where: str, written: dict[str, Any], folder: Path, tmp_path: Path, capfd: Said
+    key: str, where: str, written: Tree, folder: Path, tmp_path: Path, capfd: Said
 ) -> None:
     (folder / "linked").symlink_to(tmp_path)
     section, _, name = key.partition(".")
@@ -172,7 +171,7 @@ def test_places_of_a_bundle_and_a_recipe_stay_below_the_working_folder(
 )
 @pytest.mark.parametrize("action", ["plan", "train"])
 def test_a_study_names_no_place_outside(
-    changes: dict[str, Any], message: str, action: str, folder: Path, capfd: Said
+    changes: Tree, message: str, action: str, folder: Path, capfd: Said
 ) -> None:
     objective = {"measured": "held_out.final", "planned": "time.step_seconds"}
     file = save(RATES | {"objective": objective} | changes, "s.yaml")
@@ -189,7 +188,7 @@ def test_the_user_s_own_word_beside_a_study_is_trusted(folder: Path, capfd: Said
     assert "leads out" not in "".join(capfd.readouterr())
 
 
-def bomb(levels: int) -> dict[str, Any]:
+def bomb(levels: int) -> Tree:
     entry = {"value": 1, "unit": "x", "source": "xxxx"}
     published = {"a0": entry}
     for level in range(1, levels):
@@ -224,8 +223,8 @@ def test_terminal_escape_is_refused_by_line(escape: str, folder: Path, capfd: Sa
         ({"parallelism": {"data": 999_999_999}}, "parallelism.data: input should be less"),
     ],
 )
-def test_values_that_nothing_could_be_made_of_are_told(
-    changes: dict[str, Any], message: str, folder: Path, capfd: Said
+def test_impossible_values_are_told(
+    changes: Tree, message: str, folder: Path, capfd: Said
 ) -> None:
     tree = {"defaults": ["bloom560m", "_self_"], "name": "v", **changes}
     began = time.process_time()  # other processes do not change CPU time
@@ -243,9 +242,10 @@ def test_a_plan_may_end_after_the_calendar(capfd: Said) -> None:
 TOUCH = "touch ran"
 
 
-def with_commands(recipe: Recipe, key: str) -> Recipe:
+def with_commands(key: str) -> Recipe:
     """Put a command where it would reach a job script or the start of its tasks."""
-    tree: dict[str, Any] = recipe.model_dump(mode="json")
+    recipe = recipe_of("recipe=teuken7b", "cluster=juwels")
+    tree: Tree = recipe.model_dump(mode="json")
     site = tree["cluster"]["site"]
     match key:
         case "setup":
@@ -274,9 +274,7 @@ KEYS = ["setup", "environment", "launch", "modules", "directives", "rank_wrapper
 
 @pytest.mark.parametrize("key", [*KEYS, "name"])
 def test_commands_of_a_received_recipe_reach_no_script(key: str, tmp_path: Path) -> None:
-    run = received_run(
-        with_commands(recipe_of("recipe=teuken7b", "cluster=juwels"), key), tmp_path
-    )
+    run = received_run(with_commands(key), tmp_path)
     point = read_point(["action=evaluate", "executor=array", f"run={run.path}"])
     with pytest.raises(RecipeError, match=r"cluster\.site: differs from the profile"):
         evaluate_in_jobs(point)
@@ -286,9 +284,7 @@ def test_commands_of_a_received_recipe_reach_no_script(key: str, tmp_path: Path)
 def test_received_launch_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
-    run = received_run(
-        with_commands(recipe_of("recipe=teuken7b", "cluster=juwels"), "launch"), tmp_path
-    )
+    run = received_run(with_commands("launch"), tmp_path)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert main(["action=preflight", f"run={run.path}"]) == 2
     assert "cluster.site: differs from the profile" in capfd.readouterr().err
@@ -298,5 +294,5 @@ def test_received_run_of_a_known_profile_and_own_run_have_jobs(tmp_path: Path) -
     for name in ("juwels", "hopper_2025"):
         recipe = recipe_of("recipe=teuken7b", f"cluster={name}", "cluster.hours=2")
         check_received_site(received_run(recipe, tmp_path / name), recipe)
-    own = with_commands(recipe_of("recipe=teuken7b", "cluster=juwels"), "setup")
+    own = with_commands("setup")
     check_received_site(create_run_folder(own, tmp_path / "own"), own)
