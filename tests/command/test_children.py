@@ -100,15 +100,12 @@ def test_needed_checkpoints_stay(found: tuple[Recipe, dict[str, Recipe]]) -> Non
     assert needed == {cooled, *ends, *fifth}
 
 
-def test_a_command_line_changes_a_node(folder: Path) -> None:
+def test_command_line_and_scale_change_a_tree(folder: Path) -> None:
     asked = (*words({"cooled": COOLS}), f"children.cooled.at_tokens={20 * EVERY}")
     recipe = compose_recipe(read_point(asked))
     at = recipe.children["cooled"].at_tokens
     assert at is not None
     assert 20 * EVERY <= at < 21 * EVERY
-
-
-def test_miniature_has_tree(folder: Path) -> None:
     words({"cooled": COOLS})
     composed = compose_run(read_point(["recipe=./tree.yaml"]))
     recipe, runs = composed.recipe, composed.children

@@ -97,6 +97,9 @@ def test_a_slope_is_the_exponent_of_a_power() -> None:
     assert row.growth_ratio == pytest.approx(2.0)
     assert not row.is_flat
     assert not Coordinates("mlp", "change", "width", {64: 1.0, 128: math.nan}).is_flat
+    for word in ("precision.compute=float64", "cluster.ranks=2", "model.dropout=0.1"):
+        with pytest.raises(RecipeError, match=r"kind=coordinates sets "):
+            action.compose_narrowest(read_point(["recipe=teuken7b", word]))
 
 
 def test_a_wider_model_has_more_heads_of_the_same_width() -> None:
@@ -111,12 +114,6 @@ def test_a_wider_model_has_more_heads_of_the_same_width() -> None:
     assert wide.attention.head_dim == recipe.decoder_spec.attention.head_dim
     assert wide.mlp.ffn_dim == 4 * recipe.decoder_spec.mlp.ffn_dim
     assert wide.mlp.num_experts == recipe.decoder_spec.mlp.num_experts
-
-
-def test_what_the_check_sets_itself_is_refused() -> None:
-    for word in ("precision.compute=float64", "cluster.ranks=2", "model.dropout=0.1"):
-        with pytest.raises(RecipeError, match=r"kind=coordinates sets "):
-            action.compose_narrowest(read_point(["recipe=teuken7b", word]))
 
 
 @pytest.mark.parametrize(

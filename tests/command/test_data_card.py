@@ -54,7 +54,9 @@ def card(prepared: Path) -> Any:
     return json.loads((prepared / "card.json").read_text())
 
 
-def test_a_card_counts_what_is_in_the_files(prepared: Path, card: Any) -> None:
+def test_a_card_counts_its_files_and_replaces_no_folder(
+    prepared: Path, card: Any, tmp_path: Path
+) -> None:
     manifest = Manifest.from_folder(prepared)
     for name, source in card["sources"].items():
         record = manifest.sources[name]
@@ -63,6 +65,8 @@ def test_a_card_counts_what_is_in_the_files(prepared: Path, card: Any) -> None:
         assert source["train_tokens"] + source["held_out_tokens"] == tokens
         assert source["documents"] == sum(one.documents for one in files)
     assert card["totals"]["documents"] == len(paragraphs("de")) + 1 + len(paragraphs("fr"))
+    with pytest.raises(RecipeError, match="is a folder"):
+        write_document(data_card(card), tmp_path)
 
 
 def test_card_names_files_removals_and_mixture(prepared: Path, card: Any) -> None:
@@ -100,8 +104,3 @@ def test_the_page_says_it_all_and_fetches_nothing(prepared: Path, card: Any) -> 
     assert MARKUP in page.code
     for figure in ("A & B", "the house", f"{card['sources']['fr']['train_tokens']:,}"):
         assert figure in page.text
-
-
-def test_a_card_is_not_written_over_a_folder(card: Any, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="is a folder"):
-        write_document(data_card(card), tmp_path)

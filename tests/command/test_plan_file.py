@@ -35,9 +35,6 @@ def test_json_with_page_is_one_object(tmp_path: Path, capsys: Said) -> None:
     shown = capsys.readouterr()
     assert json.loads(shown.out)["recipe"] == "teuken7b"
     assert shown.err.splitlines()[-1] == str(file)
-
-
-def test_a_folder_is_no_page(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="is a folder"):
         run(read_point([*WORDS, f"file={tmp_path}"]))
 

@@ -115,13 +115,6 @@ def test_data_behind_link_lie_elsewhere(run: Path, tmp_path: Path) -> None:
         check_data_place(folder, recipe, {})
 
 
-def test_the_words_in_a_run_that_name_no_recipe_are_refused(run: Path, capsys: Said) -> None:
-    environment = {"command": ["python", "run.py", "action=show"]}
-    (run / "environment.json").write_text(json.dumps(environment))
-    assert main(["action=pack", "run=run", "file=a"]) == 2
-    assert "environment.json: the recorded command has no recipe=" in capsys.readouterr().err
-
-
 def test_of_an_own_run_another_s_data_are_not_read_either(run: Path, capsys: Said) -> None:
     noted = json.loads((run / "data.json").read_text("utf-8"))
     (run / "data.json").write_text(json.dumps({**noted, "folder": "/others/data"}))
@@ -130,3 +123,7 @@ def test_of_an_own_run_another_s_data_are_not_read_either(run: Path, capsys: Sai
         check_data_place(folder, recipe, {})
     sign_file(run / "data.json")
     check_data_place(folder, recipe, {})
+    environment = {"command": ["python", "run.py", "action=show"]}
+    (run / "environment.json").write_text(json.dumps(environment))
+    assert main(["action=pack", "run=run", "file=a"]) == 2
+    assert "environment.json: the recorded command has no recipe=" in capsys.readouterr().err

@@ -36,11 +36,8 @@ def test_a_recipe_is_one_screen(name: str, shown: Shown) -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_it_is_the_golden_text(shown: Shown) -> None:
+def test_golden_text_and_narrow_screen(shown: Shown) -> None:
     check_text(TEXT, shown("recipe=teuken7b", "scale=full"))
-
-
-def test_a_narrow_screen_breaks_between_words_alone(shown: Shown) -> None:
     wide, narrow = (shown("recipe=teuken7b", columns=columns) for columns in (1_000, 80))
     assert max(map(len, narrow.splitlines())) <= 80
     assert narrow.split() == wide.split()
@@ -53,15 +50,12 @@ def test_a_key_of_the_user_is_there_and_a_default_is_not(shown: Shown) -> None:
     )
 
 
-def test_all_of_it_is_a_word_away(shown: Shown) -> None:
+def test_all_of_it_is_a_word_away(shown: Shown, capfd: pytest.CaptureFixture[str]) -> None:
     text = shown("recipe=teuken7b", "full=true")
     tree = yaml.safe_load(text)
     assert tree["optimizer"]["beta2"] == 0.95
     assert tree["derived"]["ranks"] == 1
     assert tree["assumed"]["warmup_tokens"]["reason"]
-
-
-def test_works_are_printed_alone_or_the_whole_recipe(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["recipe=teuken7b", "action=show", "cite=true", "full=true"]) == 2
     assert "full: not used by action=show with cite=" in capfd.readouterr().err
 

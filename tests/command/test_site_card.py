@@ -63,10 +63,7 @@ def test_a_run_of_a_card_has_full_width_and_as_many_layers_as_fit() -> None:
     assert [span.first_step for span in recipe.token_clock.spans] == [0, STEPS]
     assert recipe.checkpoint.every_tokens == STEPS * recipe.budget.global_batch_tokens
     assert recipe.cluster.hours == pytest.approx(1 / 6)
-
-
-def test_keys_of_the_user_keep_their_values_in_a_run_of_a_card() -> None:
-    words = ["recipe=teuken7b", "cluster=juwels", "scale=full"]
+    words = ["recipe=teuken7b", "cluster=juwels", "scale=full"]  # keys of the user stay
     own = ["model.num_layers=4", "cluster.nodes=1", "parallelism.microbatch_sequences=2"]
     recipe = compose_recipe(shape_card(read_point([*words, *own])))
     assert recipe.model["num_layers"] == 4
@@ -106,18 +103,14 @@ def test_a_card_narrows_the_plan_of_its_machine(card: Path, capfd: Said) -> None
     assert width(after) == pytest.approx(1.12)
     assert after["calibration"]["layouts"] == 1
     assert before["time"]["step_seconds"] != after["time"]["step_seconds"]
+    assert compose_measured(read_card(card, "calibrate")) is not None
+    words = ["model.num_layers=16", f"budget.global_batch_tokens={65_536}"]
+    same = plan(capfd, *TWO_NODES, *words, f"calibrate={card}")
+    assert same["time"]["step_seconds"] == pytest.approx(1.5, rel=1e-3)  # as it was measured
     write_card(card)  # with fingerprints of no recipe here: only its links and products count
     after = plan(capfd, *TWO_NODES, f"calibrate={card}")
     assert after["calibration"] is None
     assert width(after) == pytest.approx(1.25)
-
-
-def test_a_card_reproduces_the_step_that_it_measured(card: Path, capfd: Said) -> None:
-    recipe = compose_measured(read_card(card, "calibrate"))
-    assert recipe is not None
-    words = ["model.num_layers=16", f"budget.global_batch_tokens={65_536}"]
-    same = plan(capfd, *TWO_NODES, *words, f"calibrate={card}")
-    assert same["time"]["step_seconds"] == pytest.approx(1.5, rel=1e-3)
 
 
 @pytest.mark.parametrize(

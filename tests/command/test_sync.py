@@ -52,6 +52,8 @@ def test_the_words_of_the_command_come_before_the_recipe(recipe: Recipe) -> None
     assert mixed == {"wandb": "none", "mlflow": {"experiment": "kochbuch"}}
     own = recipe.model_copy(update={"tracking": tracking_of(recipe, read_point([WANDB]))})
     assert asked(own)["wandb"] == {"project": "kochbuch", "entity": None, "tags": ()}
+    url = "https://me:secret@mlflow.example.org/a?b=c,d"
+    assert read_point(["action=report", "sync=true", f"to={url}"]).to == url
 
 
 @pytest.mark.parametrize(
@@ -83,11 +85,6 @@ def test_library_is_missing(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert said.startswith("tracking.wandb: wandb is not installed\n")
     assert "requirements/tracking.lock" in said
     assert not (run / "wandb").exists()
-
-
-def test_a_url_is_taken_as_it_stands() -> None:
-    url = "https://me:secret@mlflow.example.org/a?b=c,d"
-    assert read_point(["action=report", "sync=true", f"to={url}"]).to == url
 
 
 def test_run_is_sent_once(run: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:

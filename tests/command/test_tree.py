@@ -40,15 +40,15 @@ WORDS = (
 
 
 @cache
-def composed() -> tuple[Recipe, dict[str, Recipe]]:
-    composed = compose_run(read_point(list(WORDS)))
-    return composed.recipe, dict(composed.children)
+def composed(*words: str) -> tuple[Recipe, dict[str, Recipe]]:
+    found = compose_run(read_point(words))
+    return found.recipe, dict(found.children)
 
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> dict[str, TreeNode]:
     """The trunk's folder and that of its one run, as submitting leaves them."""
-    recipe, runs = composed()
+    recipe, runs = composed(*WORDS)
     trunk = create_run_folder(recipe, tmp_path / "trunk")
     tree = runs["cooled"].model_dump(mode="json")
     tree["from"]["run"] = str(trunk.path)
@@ -140,12 +140,6 @@ NODES = (
 )
 
 
-@cache
-def bill_tree() -> tuple[Recipe, dict[str, Recipe]]:
-    composed = compose_run(read_point([*BASE, *NODES]))
-    return composed.recipe, dict(composed.children)
-
-
 def planned(capfd: Said, *words: str) -> dict[str, Any]:
     capfd.readouterr()
     assert main(["action=plan", *BASE, *words, "output=json"]) == 0
@@ -154,7 +148,7 @@ def planned(capfd: Said, *words: str) -> dict[str, Any]:
 
 
 def test_a_tree_costs_what_its_runs_cost_each_planned_alone(capfd: Said) -> None:
-    whole, (_, runs) = planned(capfd, *NODES), bill_tree()
+    whole, (_, runs) = planned(capfd, *NODES), composed(*BASE, *NODES)
     tree = whole["children"]
     assert list(tree["nodes"]) == ["root", "scored", "mean", "long", "last", "given"]
     bills = {name: plan_recipe(run).cost_estimate for name, run in runs.items()}
@@ -170,39 +164,23 @@ def test_a_tree_costs_what_its_runs_cost_each_planned_alone(capfd: Said) -> None
     )
     assert tree["not_planned"] == ["scored", "mean", "given"]
     assert tree["nodes"]["mean"]["device_hours"] is None
+    assert "children" not in planned(capfd)
 
 
 def test_the_longest_way_goes_from_checkpoint_to_checkpoint() -> None:
-    recipe, runs = bill_tree()
+    recipe, runs = composed(*BASE, *NODES)
     bill = plan_recipe(recipe).cost_estimate
     tree = plan_tree(recipe, bill, runs)
     assert bill is not None
     assert tree.longest_path == ("root", "long", "last")
     # 59 of 60 parts of the trunk, then 1 and 3 of its hundreds of billions of tokens.
     assert tree.longest_days == pytest.approx(bill.days * (59 + 1 + 3) / 60, rel=0.01)
-    alone = recipe.model_copy(
-        update={"cluster": recipe.cluster.model_copy(update={"scheduler": "none"})}
-    )
-    one_by_one = plan_tree(alone, bill, runs)
+    cluster = recipe.cluster.model_copy(update={"scheduler": "none"})
+    one_by_one = plan_tree(recipe.model_copy(update={"cluster": cluster}), bill, runs)
     assert one_by_one.longest_days == pytest.approx(bill.days * 65 / 60, rel=0.01)
-
-
-def test_a_run_without_figures_leaves_the_sum_open() -> None:
-    recipe, runs = bill_tree()
-    tree = plan_tree(recipe, None, runs)
-    assert (tree.device_hours, tree.longest_days) == (None, None)
-    assert tree.nodes["long"].device_hours is not None
-
-
-def test_the_table_says_what_is_not_planned(capfd: Said) -> None:
-    assert main(["action=plan", *BASE, *NODES]) == 0
-    said = capfd.readouterr().out.splitlines()
-    (row,) = (line for line in said if line.strip().startswith("given"))
-    assert row.count("not planned") == 4
-    assert any(line.strip().startswith("all ") for line in said)
-    (longest,) = (line for line in said if line.startswith("longest: "))
-    assert longest.endswith(" days, root > long > last.")
-    assert "children" not in planned(capfd)
+    unknown = plan_tree(recipe, None, runs)  # a run without figures leaves the sum open
+    assert (unknown.device_hours, unknown.longest_days) == (None, None)
+    assert unknown.nodes["long"].device_hours is not None
 
 
 def test_pages_and_proposals_have_the_trees_sums(tmp_path: Path, capfd: Said) -> None:
@@ -211,6 +189,12 @@ def test_pages_and_proposals_have_the_trees_sums(tmp_path: Path, capfd: Said) ->
     tree = json.loads(capfd.readouterr().out)["children"]
     assert "The full tree" in page.read_text()
     assert main(["action=plan", *BASE, *NODES, f"file={paper}"]) == 0
+    said = capfd.readouterr().out.splitlines()
+    (row,) = (line for line in said if line.strip().startswith("given"))
+    assert row.count("not planned") == 4
+    assert any(line.strip().startswith("all ") for line in said)
+    (longest,) = (line for line in said if line.startswith("longest: "))
+    assert longest.endswith(" days, root > long > last.")
     rows = dict(
         line.strip("| ").split(" | ")[:2]
         for line in paper.read_text().splitlines()

@@ -38,6 +38,8 @@ def test_a_name_that_is_no_file_is_left_to_lm_eval(tmp_path: Path) -> None:
     (task,) = find_tasks(["arc_easy"], write(tmp_path, PLAIN))
     assert (task.name, task.config) == ("arc_easy", None)
     assert {"animals", "mula9"} <= {*task.known}
+    with pytest.raises(RecipeError, match=r"tasks_folder: .* is not a folder"):
+        find_tasks(["animals"], tmp_path / "none")
 
 
 def test_a_file_named_as_a_list_is_the_task_that_is_meant(tmp_path: Path) -> None:
@@ -128,8 +130,3 @@ def test_a_template_of_plain_steps_is_taken(template: str, tmp_path: Path) -> No
 def test_a_value_that_no_task_has_is_refused(line: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=message):
         find_tasks(["animals"], write(tmp_path, f"{PLAIN}{line}\n"))
-
-
-def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"tasks_folder: .* is not a folder"):
-        find_tasks(["animals"], tmp_path / "none")

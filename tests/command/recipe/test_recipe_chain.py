@@ -71,6 +71,10 @@ def test_a_chain_of_the_user_s_recipes_is_merged_the_weakest_first(work: Path) -
     assert recipe.name == "top"
     assert recipe.model["dropout"] == 0.2
     assert (recipe.optimizer["beta1"], recipe.optimizer["beta2"]) == (0.7, 0.8)
+    text = "defaults: [teuken7b]\nname: sent\noptimizer: {lr: 1.0e-5}\n"
+    recipe = composed(f"recipe={write(work / 'sent.yaml', text)}")
+    assert (recipe.name, recipe.reference_cluster) == ("sent", "juwels")
+    assert recipe.optimizer["lr"] < composed("recipe=teuken7b").optimizer["lr"]
 
 
 def test_the_strongest_choice_of_a_group_wins(work: Path) -> None:
@@ -168,13 +172,6 @@ def test_mark_is_refused_elsewhere(work: Path, capfd: Said) -> None:
     tree["citations"] = [{"_replace_": True}]
     write(work / "r.yaml", yaml.safe_dump(tree))
     assert "keys of Hydra's own instantiation" in refusal("recipe=./r.yaml")
-
-
-def test_a_delta_over_a_recipe_states_only_what_is_special(work: Path) -> None:
-    text = "defaults: [teuken7b]\nname: sent\noptimizer: {lr: 1.0e-5}\n"
-    recipe = composed(f"recipe={write(work / 'sent.yaml', text)}")
-    assert (recipe.name, recipe.reference_cluster) == ("sent", "juwels")
-    assert recipe.optimizer["lr"] < composed("recipe=teuken7b").optimizer["lr"]
 
 
 @pytest.mark.parametrize(

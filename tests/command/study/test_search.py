@@ -267,10 +267,12 @@ def test_a_line_that_is_no_record_is_refused(line: str, file: Path) -> None:
         _open_trials(study_of(), file)
 
 
-def test_a_journal_of_another_search_space_is_refused(file: Path) -> None:
+def test_other_search_space_is_refused_and_old_lock_ignored(file: Path) -> None:
     wider = {**SPACE, "model.dim": [32, 64, 96, 128]}
     with pytest.raises(RecipeError, match="search space"):
         _open_trials(study_of(space=wider), file)
+    file.with_name("study.journal.lock").symlink_to("study.journal-gone")
+    assert len(_tried(search(study_of(), file))) == TRIALS
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "pipe", "folder", "device", "large"])
@@ -289,11 +291,6 @@ def test_what_is_no_file_of_the_study_s_own_is_not_opened(kind: str, tmp_path: P
     with pytest.raises(RecipeError, match=r"study\.journal"):
         _open_trials(study_of(), file)
     assert outside.read_text() == ""
-
-
-def test_a_lock_that_a_kill_left_of_an_earlier_version_holds_nobody_up(file: Path) -> None:
-    file.with_name("study.journal.lock").symlink_to("study.journal-gone")
-    assert len(_tried(search(study_of(), file))) == TRIALS
 
 
 def test_no_more_trials_are_begun_than_the_study_has(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def test_a_point_sets_its_keys_the_fixed_ones_and_the_products() -> None:
         "parallelism.microbatch_sequences": 2,
         "budget.global_batch_tokens": 1_024,
     }
+    check_study(tree(set={"cluster.nodes": 4}), "x.yaml")
 
 
 SPACE = tree()["space"]
@@ -76,10 +77,6 @@ def test_wrong_study_is_refused(changes: dict[str, Any], path: str, problem: str
     with pytest.raises(RecipeError, match=problem) as caught:
         check_study(tree(**changes), "rates.yaml")
     assert caught.value.path == f"rates.yaml.{path}"
-
-
-def test_a_study_may_set_how_much_of_the_machine() -> None:
-    check_study(tree(set={"cluster.nodes": 4}), "x.yaml")
 
 
 def test_a_study_tries_one_kind_of_points() -> None:
