@@ -58,7 +58,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, dict[str, R
         return composed.recipe, dict(composed.children)
 
 
-def test_children_leave_mathematics_alone(found: tuple[Recipe, dict[str, Recipe]]) -> None:
+def test_children_have_trunk_keys_and_parent_and_no_mathematics(
+    found: tuple[Recipe, dict[str, Recipe]],
+) -> None:
     recipe, _ = found
     assert compute_fingerprint(recipe) == compute_fingerprint(trunk())
     assert "children" not in trunk().model_dump(mode="json")
@@ -67,9 +69,6 @@ def test_children_leave_mathematics_alone(found: tuple[Recipe, dict[str, Recipe]
     groups = {group for group, keys in leaves.items() for key in keys if "children" in key}
     assert groups == {KeyGroup.RECORD}
     assert check_recipe(recipe.model_dump(mode="json")) == recipe
-
-
-def test_child_has_trunk_keys_and_parent(found: tuple[Recipe, dict[str, Recipe]]) -> None:
     recipe, runs = found
     assert set(runs) == {"cooled", "long"}
     cooled, long = runs["cooled"], runs["long"]

@@ -221,8 +221,5 @@ def test_nothing_is_written_over_and_a_folder_is_named(tmp_path: Path, capfd: An
     assert "out already exists" in capfd.readouterr().err
     assert main(["action=export", "engine=torchtitan", *SAID]) == 2
     assert "file: a new folder is required" in capfd.readouterr().err
-
-
-def test_another_trainer_is_refused(capfd: Any) -> None:
     assert main(["action=export", "engine=nanotron", *SAID]) == 2
     assert "engine: input should be 'torchtitan', got 'nanotron'" in capfd.readouterr().err

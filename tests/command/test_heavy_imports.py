@@ -77,9 +77,6 @@ def test_importing_an_action_loads_nothing_heavy() -> None:
     light = [one for one in LIGHT if one.split(".")[-1] not in COMPUTING]
     heavy = {name: new & HEAVY for name, new in newly_loaded(light).items()}
     assert {name: new for name, new in heavy.items() if new} == {}
-
-
-def test_the_signals_are_heard_before_the_rest_is_imported() -> None:
     loaded = newly_loaded(["command.entry"])["command.entry"]
     ours = {name for name in loaded if name.startswith(("command", "components"))}
     assert ours == {"command", "command.entry"}

@@ -79,12 +79,6 @@ def test_a_name_that_no_recipe_can_hold_is_refused(name: str, home: Path, capfd:
     assert "contains a character that a recipe cannot contain" in err
 
 
-def test_a_name_that_is_not_utf8_is_refused(home: Path, capfd: Said) -> None:
-    (home / "bad\udcff.txt").write_text("text " * 10_000)
-    assert "is not UTF-8" in refused(capfd, "name=a", "data=bad*.txt")
-    assert "is not UTF-8" in refused(capfd, "name=a", "data=bad\udcff.txt")
-
-
 def write_records(file: Path, *names: str) -> None:
     lines = (home.read_text("utf-8") for home in sorted(Path("texts").iterdir()))
     file.write_text(
@@ -117,12 +111,15 @@ def test_fields_of_which_each_may_be_the_text_are_listed(home: Path, capfd: Said
     assert "?.jsonl has text in title, body, con" in refused(capfd, "name=a", "data=?.jsonl")
 
 
-def test_empty_files_are_skipped_and_counted(home: Path, capfd: Said) -> None:
+def test_empty_files_are_skipped_and_other_names_refused(home: Path, capfd: Said) -> None:
     for name in "abcde":
         (home / "texts" / f"{name}.txt").write_text(" \n")
     new("data=texts/*.txt")
     said = capfd.readouterr().err
     assert "skipped 5 inputs without text: texts/a.txt, texts/b.txt, texts/c.txt, ..." in said
+    (home / "bad\udcff.txt").write_text("text " * 10_000)
+    assert "is not UTF-8" in refused(capfd, "name=a", "data=bad*.txt")
+    assert "is not UTF-8" in refused(capfd, "name=a", "data=bad\udcff.txt")
 
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow", ".md.gz"])

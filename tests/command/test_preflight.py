@@ -19,7 +19,7 @@ Said = pytest.CaptureFixture[str]
 pytestmark = pytest.mark.usefixtures("folder")
 
 
-def test_this_node_is_checked(folder: Path, capsys: Said) -> None:
+def test_this_node_is_checked_for_a_recipe_or_a_run(folder: Path, capsys: Said) -> None:
     status = main([*TINY, "action=preflight", "output=json"])
     found = json.loads(capsys.readouterr().out)
     (node,) = found["nodes"]
@@ -27,18 +27,6 @@ def test_this_node_is_checked(folder: Path, capsys: Said) -> None:
     assert (status == 0) == found["holds"] == (checks["packages"]["verdict"] == "ok")
     assert checks["run folder"]["verdict"] == "ok"
     assert list(folder.iterdir()) == []
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
-def test_missing_devices_have_remedy(capsys: Said) -> None:
-    words = ("cluster=juwels", "scale=mini", "cluster.nodes=1", "cluster.devices_per_node=1")
-    assert main([*TINY, *words, "action=preflight"]) == 1
-    out = capsys.readouterr().out
-    assert "0 of 1 nodes are good, 1 needed" in out
-    assert "report this to the site if other nodes have 1, or load a torch" in out
-
-
-def test_run_is_compared_with_its_software(folder: Path, capsys: Said) -> None:
     run = RunFolder(folder / "run")
     run.path.mkdir()
     run.write_recipe(compose_recipe(read_point(TINY)))
@@ -49,3 +37,12 @@ def test_run_is_compared_with_its_software(folder: Path, capsys: Said) -> None:
     run.write_json("software.json", software)
     assert main(["action=preflight", "run=run"]) == 1
     assert ", not 0.0.1" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
+def test_missing_devices_have_remedy(capsys: Said) -> None:
+    words = ("cluster=juwels", "scale=mini", "cluster.nodes=1", "cluster.devices_per_node=1")
+    assert main([*TINY, *words, "action=preflight"]) == 1
+    out = capsys.readouterr().out
+    assert "0 of 1 nodes are good, 1 needed" in out
+    assert "report this to the site if other nodes have 1, or load a torch" in out

@@ -56,21 +56,13 @@ def test_a_run_whose_path_no_file_system_takes_is_refused(path: str) -> None:
         run(read_point(words))
 
 
-def test_script_is_written_to_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "recipe=bloom176b",
-        "cluster=jean_zay",
-        f"file={tmp_path}/job.sh",
-        "site.account=a",
-    ]
-    assert run_action("render", read_point(words)).status == 0
+def test_script_is_written_to_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("recipe=bloom176b", "cluster=jean_zay", "site.account=a")
+    assert run_action("render", read_point([*words, f"file={tmp_path}/job.sh"])).status == 0
     assert capsys.readouterr() == (f"{tmp_path}/job.sh\n", "")
     assert "--account=a@a100" in (tmp_path / "job.sh").read_text("utf-8")
-
-
-def test_note_says_what_is_unknown(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     run(read_point(["recipe=lucie_7b", "cluster=jean_zay_h100", "site.account=a"]))
     assert capsys.readouterr().err.startswith("note: cluster.jobs: the plan lacks measurements")

@@ -79,7 +79,7 @@ def test_a_card_needs_a_layer_that_fits_and_a_layout(capfd: Said) -> None:
     assert "parallelism: card=true measures the recipe's layout" in capfd.readouterr().err
 
 
-def test_verification_prints_what_a_card_holds(card: Path, capfd: Said) -> None:
+def test_verification_prints_a_card_and_refuses_an_edited_one(card: Path, capfd: Said) -> None:
     assert main(["action=verify", f"file={card}"]) == 0
     out = capfd.readouterr().out
     assert "intact: measured on accelerators" in out
@@ -87,9 +87,6 @@ def test_verification_prints_what_a_card_holds(card: Path, capfd: Said) -> None:
     assert "all_reduce 268,435,456 bytes 8 ranks on 2 nodes" in out
     assert main(["action=verify", f"file={card}", "output=json"]) == 0
     assert json.loads(capfd.readouterr().out)["holds"] is True
-
-
-def test_verification_refuses_an_edited_card(card: Path, capfd: Said) -> None:
     card.write_text(card.read_text().replace("1.5", "0.1"))
     for words in (["action=verify", f"file={card}"], [*PLAN, f"calibrate={card}"]):
         assert main(words) == 2
@@ -154,14 +151,13 @@ def test_card_and_contradicting_words(
     assert told in capfd.readouterr().err
 
 
-def test_a_card_of_an_accelerator_is_a_row_of_the_ledger(card: Path) -> None:
+def test_accelerator_card_is_a_row(
+    card: Path, tmp_path: Path, fingerprints: dict[str, str], capsys: Said
+) -> None:
     row = card_row(card)
     assert (row["recipe"], row["cluster"], row["ranks"]) == ("teuken7b", "juwels", 8)
     assert (row["step_seconds"], row["peak_memory_bytes"]) == (1.5, 30e9)
     assert "model.num_layers" in row["changed"]
-
-
-def test_cpu_card_is_no_row(tmp_path: Path, fingerprints: dict[str, str], capsys: Said) -> None:
     card = write_card(tmp_path / "card.json", card_tree("cpu", **fingerprints))
     assert save([str(card)]) == 2
     assert "measured on CPUs" in capsys.readouterr().err

@@ -64,7 +64,7 @@ def submitted(queue: Path) -> list[str]:
     return [next((word for word in line.split() if "dependency" in word), "") for line in lines]
 
 
-def test_a_point_is_named_by_what_not_all_points_have() -> None:
+def test_a_label_is_what_points_differ_in_as_the_name_of_one_folder() -> None:
     assert named("recipe=teuken7b", "optimizer.lr=1e-4,3e-4", "budget.seed=1,2") == [
         "optimizer.lr=0.0001,budget.seed=1",
         "optimizer.lr=0.0001,budget.seed=2",
@@ -72,9 +72,6 @@ def test_a_point_is_named_by_what_not_all_points_have() -> None:
         "optimizer.lr=0.0003,budget.seed=2",
     ]
     assert named("recipe=teuken7b,mula1b", "at_most=2") == ["recipe=teuken7b", "recipe=mula1b"]
-
-
-def test_a_label_is_the_name_of_one_folder() -> None:
     assert named("recipe=teuken7b") == ["only"]
     assert named("data.folder=/a/b,'c d'") == ["data.folder=_a_b", "data.folder=_c_d_"]
     first, second = named("data.folder=/a,_a")  # one name, were it not for what is behind it

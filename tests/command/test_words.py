@@ -76,7 +76,7 @@ def test_compared_runs_take_no_recipe_key(run: Path, capfd: Said) -> None:
     assert "budget.seed: a= and b= are both runs or locks" in capfd.readouterr().err
 
 
-def test_every_word_of_the_command_is_used_by_an_action() -> None:
+def test_every_word_section_and_option_is_used() -> None:
     """And every action can be asked plainly, after what makes it another way."""
     for key in set(COMMAND_KEYS) - {"action"}:
         assert is_own(key)
@@ -85,9 +85,6 @@ def test_every_word_of_the_command_is_used_by_an_action() -> None:
         *others, plain = (way for way in ACTION_FORMS if way.action == action)
         assert all(way.given for way in others)
         assert not plain.given
-
-
-def test_every_section_of_a_recipe_is_taken_and_every_option_explained() -> None:
     sections = set(fields_of(Recipe)) - {"name", "description", "reference_cluster"}
     for action in ("show", "plan", "dryrun", "parity", "prepare", "render", "submit"):
         check_words(action, [*(f"{section}.x" for section in sections), "recipe", "scale"])

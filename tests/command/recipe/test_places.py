@@ -79,9 +79,6 @@ def test_every_key_that_takes_a_text_is_a_place_or_known_to_be_none() -> None:
     marked = {path for path in found | patterned if names_place(Recipe, path.split("."))}
     assert marked == PLACES
     assert found - marked == PLAIN
-
-
-def test_every_text_of_a_part_is_a_place_or_known_to_be_none() -> None:
     texts_of_parts = {
         (key, spec.names_place(key))
         for spec in all_specs().values()

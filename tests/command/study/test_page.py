@@ -95,14 +95,11 @@ def test_marks_lie_where_points_and_figures_say() -> None:
     assert drawn["b, does not fit"].showlegend is False
 
 
-def test_a_logarithmic_axis_names_one_two_and_five_of_each_power() -> None:
+def test_axes_are_logarithmic_or_of_categories() -> None:
     study = a_study(figure={**TREE["figure"], "log": ["y"]})
     axis = study_figure(study, tries(study)).layout.yaxis
     assert axis.tickvals[:4] == (10.0, 20.0, 50.0, 100.0)
     assert axis.ticktext[-3:] == ("1,000", "2,000", "5,000")
-
-
-def test_several_keys_are_one_label_of_a_category() -> None:
     axes = {**TREE["figure"], "x": ["recipe", "tiles"], "series": [], "log": []}
     study = a_study(figure=axes)
     figure = study_figure(study, tries(study))
@@ -124,9 +121,6 @@ def test_deviations_are_of_the_published_figure_and_the_median_absolute() -> Non
         "1 of 2 that ran do not fit in the plan, or are refused; "
         "1 of 1 that ran out of memory do not fit in the plan, or are refused"
     )
-
-
-def test_figures_are_divided_by_those_of_the_baseline() -> None:
     study = a_study(baseline={"recipe": "<b>a</b>", "parallelism.data": 1})
     divided = divide_by_baselines(study, tries(study))
     assert [one.planned for one in divided] == [1.0, 2.0, 11.0, None]
