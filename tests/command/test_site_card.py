@@ -19,6 +19,8 @@ from components.errors import RecipeError
 from components.run.site_card import CardSizes, read_card
 from tests.components.run.cards import card_tree, write_card
 
+Said = pytest.CaptureFixture[str]
+
 PLAN = ("action=plan", "recipe=teuken7b", "cluster=juwels", "output=json")
 TWO_NODES = ("cluster.nodes=2",)
 
@@ -38,7 +40,7 @@ def card(tmp_path: Path, fingerprints: dict[str, str]) -> Path:
     return write_card(tmp_path / "card.json", card_tree(**fingerprints))
 
 
-def plan(capfd: pytest.CaptureFixture[str], *words: str) -> Any:
+def plan(capfd: Said, *words: str) -> Any:
     assert main([*PLAN, *words]) == 0
     return json.loads(capfd.readouterr().out)
 
@@ -61,31 +63,23 @@ def test_a_run_of_a_card_has_full_width_and_as_many_layers_as_fit() -> None:
     assert [span.first_step for span in recipe.token_clock.spans] == [0, STEPS]
     assert recipe.checkpoint.every_tokens == STEPS * recipe.budget.global_batch_tokens
     assert recipe.cluster.hours == pytest.approx(1 / 6)
-
-
-def test_keys_of_the_user_keep_their_values_in_a_run_of_a_card() -> None:
-    words = ["recipe=teuken7b", "cluster=juwels", "scale=full"]
+    words = ["recipe=teuken7b", "cluster=juwels", "scale=full"]  # keys of the user stay
     own = ["model.num_layers=4", "cluster.nodes=1", "parallelism.microbatch_sequences=2"]
     recipe = compose_recipe(shape_card(read_point([*words, *own])))
     assert recipe.model["num_layers"] == 4
     assert (recipe.cluster.nodes, recipe.parallelism.microbatch_sequences) == (1, 2)
 
 
-def test_a_model_of_which_no_layer_fits_has_no_card() -> None:
+def test_a_card_needs_a_layer_that_fits_and_a_layout(capfd: Said) -> None:
     words = ["recipe=bloom176b", "cluster=juwels", "scale=full", "cluster.nodes=1"]
     with pytest.raises(RecipeError, match="one layer per stage does not fit on 1 nodes"):
         shape_card(read_point([*words, "parallelism.tensor=1", "parallelism.pipeline=1"]))
-
-
-def test_a_card_is_of_a_layout_not_of_a_search(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["recipe=teuken7b", "cluster=juwels", "parallelism=auto", "action=submit"]
     assert main([*words, "card=true"]) == 2
     assert "parallelism: card=true measures the recipe's layout" in capfd.readouterr().err
 
 
-def test_verification_prints_what_a_card_holds(
-    card: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_verification_prints_a_card_and_refuses_an_edited_one(card: Path, capfd: Said) -> None:
     assert main(["action=verify", f"file={card}"]) == 0
     out = capfd.readouterr().out
     assert "intact: measured on accelerators" in out
@@ -93,36 +87,27 @@ def test_verification_prints_what_a_card_holds(
     assert "all_reduce 268,435,456 bytes 8 ranks on 2 nodes" in out
     assert main(["action=verify", f"file={card}", "output=json"]) == 0
     assert json.loads(capfd.readouterr().out)["holds"] is True
-
-
-def test_verification_refuses_an_edited_card(
-    card: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
     card.write_text(card.read_text().replace("1.5", "0.1"))
     for words in (["action=verify", f"file={card}"], [*PLAN, f"calibrate={card}"]):
         assert main(words) == 2
         assert "card.json was edited or damaged" in capfd.readouterr().err
 
 
-def test_a_card_narrows_the_plan_of_its_machine(
-    card: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_card_narrows_the_plan_of_its_machine(card: Path, capfd: Said) -> None:
     before = plan(capfd, *TWO_NODES)
     after = plan(capfd, *TWO_NODES, f"calibrate={card}")
     assert width(before) == pytest.approx(1.5)
     assert width(after) == pytest.approx(1.12)
     assert after["calibration"]["layouts"] == 1
     assert before["time"]["step_seconds"] != after["time"]["step_seconds"]
-
-
-def test_a_card_reproduces_the_step_that_it_measured(
-    card: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    recipe = compose_measured(read_card(card, "calibrate"))
-    assert recipe is not None
+    assert compose_measured(read_card(card, "calibrate")) is not None
     words = ["model.num_layers=16", f"budget.global_batch_tokens={65_536}"]
     same = plan(capfd, *TWO_NODES, *words, f"calibrate={card}")
-    assert same["time"]["step_seconds"] == pytest.approx(1.5, rel=1e-3)
+    assert same["time"]["step_seconds"] == pytest.approx(1.5, rel=1e-3)  # as it was measured
+    write_card(card)  # with fingerprints of no recipe here: only its links and products count
+    after = plan(capfd, *TWO_NODES, f"calibrate={card}")
+    assert after["calibration"] is None
+    assert width(after) == pytest.approx(1.25)
 
 
 @pytest.mark.parametrize(
@@ -134,31 +119,12 @@ def test_a_card_reproduces_the_step_that_it_measured(
     ],
 )
 def test_the_interval_depends_on_how_far_the_plan_is_from_the_card(
-    card: Path, capfd: pytest.CaptureFixture[str], words: tuple[str, ...], factor: float
+    card: Path, capfd: Said, words: tuple[str, ...], factor: float
 ) -> None:
     assert width(plan(capfd, *words, f"calibrate={card}")) == pytest.approx(factor)
 
 
-def test_a_card_of_another_recipe_gives_only_its_links_and_products(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    card = write_card(tmp_path / "card.json")  # with fingerprints of no recipe here
-    after = plan(capfd, *TWO_NODES, f"calibrate={card}")
-    assert after["calibration"] is None
-    assert width(after) == pytest.approx(1.25)
-
-
-def test_without_a_recipe_the_card_names_it(
-    card: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["action=plan", f"calibrate={card}", "cluster.nodes=2", "output=json"]) == 0
-    tree = json.loads(capfd.readouterr().out)
-    assert (tree["recipe"], tree["cluster"]) == ("teuken7b", "juwels")
-
-
-def test_a_card_of_cpus_changes_no_plan_and_says_so(
-    tmp_path: Path, fingerprints: dict[str, str], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_cpu_card_is_no_plan(tmp_path: Path, fingerprints: dict[str, str], capfd: Said) -> None:
     card = write_card(tmp_path / "card.json", card_tree("cpu", **fingerprints))
     before = plan(capfd, *TWO_NODES)
     assert main([*PLAN, *TWO_NODES, f"calibrate={card}"]) == 0
@@ -176,40 +142,27 @@ def test_a_card_of_cpus_changes_no_plan_and_says_so(
         (("calibrate=[run]",), "a calibration reads run folders"),
     ],
 )
-def test_a_card_and_words_that_contradict_it_are_refused(
-    card: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    words: tuple[str, ...],
-    told: str,
+def test_card_and_contradicting_words(
+    card: Path, folder: Path, capfd: Said, words: tuple[str, ...], told: str
 ) -> None:
-    monkeypatch.chdir(card.parent)
     own = {"recipe": "teuken7b", "calibrate": "card.json"}
     own |= dict(word.split("=", 1) for word in words)
     assert main(["action=plan", *(f"{key}={value}" for key, value in own.items())]) == 2
     assert told in capfd.readouterr().err
 
 
-def test_a_card_that_names_a_recipe_which_is_not_here_is_refused(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_accelerator_card_is_a_row(
+    card: Path, tmp_path: Path, fingerprints: dict[str, str], capsys: Said
 ) -> None:
-    card = write_card(tmp_path / "card.json", card_tree(recipe="teuken9b"))
-    assert main(["action=plan", f"calibrate={card}"]) == 2
-    assert "the card names 'teuken9b', which is not here" in capfd.readouterr().err
-
-
-def test_a_card_of_an_accelerator_is_a_row_of_the_ledger(card: Path) -> None:
     row = card_row(card)
     assert (row["recipe"], row["cluster"], row["ranks"]) == ("teuken7b", "juwels", 8)
     assert (row["step_seconds"], row["peak_memory_bytes"]) == (1.5, 30e9)
     assert "model.num_layers" in row["changed"]
-
-
-def test_a_card_of_cpus_or_of_an_unknown_recipe_is_no_row(
-    tmp_path: Path, fingerprints: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
     card = write_card(tmp_path / "card.json", card_tree("cpu", **fingerprints))
     assert save([str(card)]) == 2
     assert "measured on CPUs" in capsys.readouterr().err
+    write_card(card, card_tree(recipe="teuken9b"))
+    assert main(["action=plan", f"calibrate={card}"]) == 2
+    assert "the card names 'teuken9b', which is not here" in capsys.readouterr().err
     assert save([str(write_card(card))]) == 2
     assert "has no step of teuken7b at full width as it is here" in capsys.readouterr().err

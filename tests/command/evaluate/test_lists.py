@@ -69,20 +69,14 @@ def test_a_new_list_is_one_new_file(mine: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (
-            "name: mine",
-            "name: yours",
-            r"mine.yaml:1: name: 'yours' differs from the file name 'mine'",
-        ),
+        ("name: mine", "name: yours", r"mine.yaml:1: name: 'yours' differs from the file"),
         ("    source: a paper\n", "", r"mine.yaml:7: tasks.arc.source: missing"),
         ("metric:", "metrics:", r"mine.yaml:13: tasks.arc.metrics: unknown key"),
         ("version: 1.0", "version: !function x.y", r"mine.yaml:11: .*tag !function"),
         ("num_fewshot: 25", "num_fewshot: -1", r"mine.yaml:12: tasks.arc.num_fewshot"),
     ],
 )
-def test_a_list_that_is_wrong_names_its_line(
-    old: str, new: str, message: str, mine: Path
-) -> None:
+def test_wrong_list_names_its_line(old: str, new: str, message: str, mine: Path) -> None:
     (mine / "mine.yaml").write_text(LIST.replace(old, new, 1))
     with pytest.raises(RecipeError, match=message):
         read_list("mine")

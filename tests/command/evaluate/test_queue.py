@@ -18,14 +18,11 @@ def recipe() -> Recipe:
     return recipe_of("recipe=teuken7b", "cluster=juwels")
 
 
-def test_an_element_asks_the_question_alone_and_finds_the_users_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_array_element_keeps_question(folder: Path) -> None:
     where = ("run=few", "checkpoints=all", "executor=array", "output=json", "site.account=a")
     asked = ("action=evaluate", "tasks=[choice]", "ranks=2", "precision.compute=float32")
     kept = _question(read_point([*where, *asked, "tasks_folder=mine"]))
-    assert kept == [*asked, f"tasks_folder={tmp_path}/mine"]
+    assert kept == [*asked, f"tasks_folder={folder}/mine"]
 
 
 def test_a_record_is_read_as_it_was_written_and_refused_if_it_is_none(tmp_path: Path) -> None:
@@ -43,13 +40,8 @@ def test_a_record_is_read_as_it_was_written_and_refused_if_it_is_none(tmp_path: 
 @pytest.mark.parametrize(
     ("words", "kept", "message"),
     [
-        ((), (), "run: .* has no complete checkpoint\n"),
         (("checkpoints=all",), (), "run: .* has no complete checkpoint\n"),
-        (
-            ("at_tokens=9",),
-            (1, 2),
-            "at_tokens: no checkpoint at 9 tokens .*\n  nearest checkpoints: 2",
-        ),
+        (("at_tokens=9",), (1, 2), "no checkpoint at 9 tokens .*\n  nearest checkpoints: 2"),
     ],
 )
 def test_a_checkpoint_that_is_not_there_is_refused_before_a_job(

@@ -38,6 +38,8 @@ def test_a_name_that_is_no_file_is_left_to_lm_eval(tmp_path: Path) -> None:
     (task,) = find_tasks(["arc_easy"], write(tmp_path, PLAIN))
     assert (task.name, task.config) == ("arc_easy", None)
     assert {"animals", "mula9"} <= {*task.known}
+    with pytest.raises(RecipeError, match=r"tasks_folder: .* is not a folder"):
+        find_tasks(["animals"], tmp_path / "none")
 
 
 def test_a_file_named_as_a_list_is_the_task_that_is_meant(tmp_path: Path) -> None:
@@ -55,10 +57,7 @@ def test_a_file_named_as_a_list_is_the_task_that_is_meant(tmp_path: Path) -> Non
     ("old", "new", "message"),
     [
         ("doc_to_target: sound", "doc_to_target: !function x.y", "yaml:8: .*tag !function"),
-        ("test_split: test", "class: evil.Task", "yaml:4: class: unknown key in"),
-        ("test_split: test", "include: ../base.yaml", "yaml:4: include: unknown key in"),
         ("test_split: test", "process_docs: x", "yaml:4: process_docs: unknown key in"),
-        ("test_split: test", "unsafe_code: true", "yaml:4: unsafe_code: unknown key in"),
         ("dataset_path: json", "dataset_path: pandas", "yaml:2: dataset_path: .*'pandas'"),
         ("dataset_path: json", "dataset_path: a/b", r"yaml:2: .*\n.*csv, json"),
         ("[animals.jsonl]", "https://h/x.jsonl", "yaml:3: .*test: .* does not exist"),
@@ -67,12 +66,9 @@ def test_a_file_named_as_a_list_is_the_task_that_is_meant(tmp_path: Path) -> Non
         ("{data_files: {test: [animals.jsonl]}}", "{data_dir: x}", "yaml:3: .*splits to files"),
         ("}}", "}, trust_remote_code: true}", "yaml:3: dataset_kwargs: .*only data_files"),
         ("task: animals", "task: birds", "yaml:1: task: 'birds' differs from the file name"),
-        ("task: animals", "group: animals", "yaml:1: group: unknown key in"),
     ],
 )
-def test_what_is_more_than_data_is_refused(
-    old: str, new: str, message: str, tmp_path: Path
-) -> None:
+def test_task_is_only_data(old: str, new: str, message: str, tmp_path: Path) -> None:
     folder = write(tmp_path, PLAIN.replace(old, new, 1))
     (folder / "linked").symlink_to("/etc/passwd")
     with pytest.raises(RecipeError, match=message):
@@ -87,51 +83,31 @@ PLAIN_TEXT = 'doc_to_text: "The {{ animal }} says"'
     [
         ("{% for i in range(10**12) %}x{% endfor %}", "is not allowed: For"),
         ("{% set a = animal + animal %}{{ a }}", "is not allowed: Assign"),
-        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "is not allowed: Macro"),
         ("{% include 'x' %}", "is not allowed: Include"),
         ("{{ 'a' * 10**12 }}", "is not allowed: Mul"),
         ("{{ '%1000000000d' % 1 }}", "is not allowed: Mod"),
         ("{{ range(10**12) }}", "has the step a function"),
         ("{{ lipsum(10**9) }}", "has the step a function"),
         ("{{ 'a'.center(10) }}", "has the step center"),
-        ("{{ 'a' | center(10) }}", "has the step center"),
-        ("{{ animal | indent(10) }}", "has the step indent"),
         ("{{ animal | regex_replace('(a+)+$', '') }}", "has the step regex_replace"),
         ("{{ animal.replace('', animal) }}", "calls replace with an argument"),
         ("{{ animal | join(animal) }}", "calls join with an argument"),
-        ("{{ animal | join(d=animal) }}", "calls join with an argument"),
         ("{{ animal.strip(*animal) }}", "has the step strip"),
         ("{{ " + "animal" + " | join('abc')" * 9 + " }}", "can make a text too long"),
-        (
-            "{{ animal" + ".replace('a', 'aaaa')" * 9 + " }}",
-            "can make a text too long",
-        ),
+        ("{{ animal" + ".replace('a', 'aaaa')" * 9 + " }}", "can make a text too long"),
         ("{{ " + "(" * 5000 + " }}", "cannot be read"),
         ("{{ animal", "cannot be read"),
-        ("{% if %}", "cannot be read"),
     ],
 )
-@pytest.mark.parametrize("key", ["doc_to_text", "description", "doc_to_choice"])
-def test_a_template_that_could_run_or_grow_without_end_is_refused(
-    key: str, template: str, message: str, tmp_path: Path
-) -> None:
-    value = [template] if key == "doc_to_choice" else template
+def test_endless_template_is_refused(template: str, message: str, tmp_path: Path) -> None:
     text = PLAIN.replace("doc_to_choice: [woof, meow]\n", "").replace(PLAIN_TEXT + "\n", "")
-    folder = write(tmp_path, f"{text}{key}: {json.dumps(value)}\n")
-    with pytest.raises(RecipeError, match=rf"yaml:7: {key}: the template .*{message}"):
-        find_tasks(["animals"], folder)
+    for key in ("doc_to_text", "description", "doc_to_choice"):
+        value = [template] if key == "doc_to_choice" else template
+        folder = write(tmp_path, f"{text}{key}: {json.dumps(value)}\n")
+        with pytest.raises(RecipeError, match=rf"yaml:7: {key}: the template .*{message}"):
+            find_tasks(["animals"], folder)
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "The {{ animal }} says",
-        "{{ animal.strip() | upper }}{% if sound == 0 %} barks{% else %} moos{% endif %}",
-        "{{ ['A', 'B'][sound] ~ animal[:3] }}",
-        "{{ sounds | join(', ') }} {{ animal.replace('\u2019', \"'\").split(' ')[-1] }}",
-        "{{ {'a': 'b'}[animal] | default('none') }}",
-    ],
-)
 def test_a_template_of_plain_steps_is_taken(template: str, tmp_path: Path) -> None:
     new = f"doc_to_text: {json.dumps(template)}"
     (task,) = find_tasks(["animals"], write(tmp_path, PLAIN.replace(PLAIN_TEXT, new)))
@@ -143,24 +119,14 @@ def test_a_template_of_plain_steps_is_taken(template: str, tmp_path: Path) -> No
     ("line", "message"),
     [
         ("num_fewshot: 1000000000", "yaml:9: num_fewshot: .*less than or equal to 1000"),
-        ("num_fewshot: 1.0e+9", "yaml:9: num_fewshot: "),
-        ("num_fewshot: -1", "yaml:9: num_fewshot: "),
         ("metric_list: [{metric: acc, aggregation: os.system}]", "aggregation: .*os.system"),
         ("metric_list: [{metric: acc, class: x}]", "class: unknown key"),
-        ("metric_list: 3", "yaml:9: metric_list: "),
         ("filter_list: [{name: a, filter: [{function: custom}]}]", "function: .*custom"),
-        ("filter_list: [{name: a, filter: [{function: regex}]}]", "function: .*regex"),
         ("generation_kwargs: {custom_generate: a/b}", "custom_generate: unknown key"),
         ("generation_kwargs: {max_gen_toks: 1000000000}", "max_gen_toks: "),
-        ("generation_kwargs: {num_beams: 1000000}", "num_beams: unknown key"),
         ("target_delimiter: [a]", "yaml:9: target_delimiter: "),
     ],
 )
 def test_a_value_that_no_task_has_is_refused(line: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=message):
         find_tasks(["animals"], write(tmp_path, f"{PLAIN}{line}\n"))
-
-
-def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"tasks_folder: .* is not a folder"):
-        find_tasks(["animals"], tmp_path / "none")

@@ -79,9 +79,6 @@ def test_every_key_that_takes_a_text_is_a_place_or_known_to_be_none() -> None:
     marked = {path for path in found | patterned if names_place(Recipe, path.split("."))}
     assert marked == PLACES
     assert found - marked == PLAIN
-
-
-def test_every_text_of_a_part_is_a_place_or_known_to_be_none() -> None:
     texts_of_parts = {
         (key, spec.names_place(key))
         for spec in all_specs().values()
@@ -103,15 +100,12 @@ def test_a_place_of_a_received_tree_is_seen_in_every_form(path: str) -> None:
         assert found.startswith(path.replace("*", "eu"))
 
 
-@pytest.mark.parametrize("word", ["stop_words", "flagged_words"])
-def test_a_word_list_of_a_received_recipe_lies_below_the_working_folder(
-    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
+def test_word_list_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     outside, here = tmp_path / "outside.json", tmp_path / "here"
     outside.write_text('{"en": ["the"]}')
     here.mkdir()
     monkeypatch.chdir(here)
-    ratios = {word: str(outside)}
+    ratios = {"stop_words": str(outside)}
     tree = {
         "defaults": ["bloom176b", {"override /preparation": "roots"}],
         "name": "mine",
@@ -119,7 +113,7 @@ def test_a_word_list_of_a_received_recipe_lies_below_the_working_folder(
         "data": {"preparation": {"filters": {"text_ratios": ratios}}},
     }
     (here / "r.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
-    key = f"data.preparation.filters.text_ratios.{word}"
+    key = "data.preparation.filters.text_ratios.stop_words"
     assert main(["recipe=./r.yaml", "action=show"]) == 2
     assert f"{key}: '{outside}' leads out" in capfd.readouterr().err.replace("\n", " ")
     assert main(["recipe=./r.yaml", "action=show", f"{key}={outside}"]) == 0

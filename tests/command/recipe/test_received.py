@@ -1,8 +1,5 @@
 """What a file says is data: choices, values and places of locks, bundles and studies."""
 
-import os
-import subprocess
-import sys
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -11,19 +8,28 @@ from typing import Any
 import pytest
 import yaml
 
-from command.arguments import ROOT
+from command.arguments import read_point
+from command.evaluate.queue import evaluate_in_jobs
 from command.main import main
+from command.received_site import check_received_site
 from command.recipe.lock_file import ReceivedLock, read_given
+from components.checkpoint.metadata import MARKER
+from components.config.check import check_recipe
+from components.config.recipe import Recipe
+from components.errors import RecipeError
+from components.run.folder import RunFolder, create_run_folder
+from components.run.ownership import seal_of
 from components.sharing.lock import is_sealed, write_text
+from tests.cluster.jobs import recipe_of
 from tests.command.study.test_listed import RATES
 
 SMALL = ("recipe=bloom560m", "model.dim=64")
-ACTS = 'from pathlib import Path\nPath("acted").touch()\n'
 Said = pytest.CaptureFixture[str]
+Tree = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tree]:
     """A lock and a bundle as mappings, for tests to change."""
     folder = tmp_path_factory.mktemp("written")
     found = {}
@@ -42,9 +48,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return here
 
 
-def forge(tree: dict[str, Any], *steps: str, **changes: Any) -> dict[str, Any]:
+def forge(tree: Tree, *steps: str, **changes: Any) -> Tree:
     """Copy ``tree`` with other keys in the mapping that ``steps`` lead to."""
-    copy: dict[str, Any] = yaml.safe_load(yaml.safe_dump(tree))
+    copy: Tree = yaml.safe_load(yaml.safe_dump(tree))
     inner = copy
     for step in steps:
         inner = inner[step]
@@ -52,61 +58,35 @@ def forge(tree: dict[str, Any], *steps: str, **changes: Any) -> dict[str, Any]:
     return copy
 
 
-def save(tree: dict[str, Any], name: str) -> str:
+def save(tree: Tree, name: str) -> str:
     Path(name).write_text(yaml.safe_dump(tree, sort_keys=False), "utf-8")
     return name
 
 
 CHOICES = {
     "hydra.searchpath": "[pkg://canary]",
-    "description": "${oc.env:HOME}",
     "cluster": "../../../x",
     "scale": "mini,hydra.searchpath=[pkg://canary]",
-    "model": "/etc/hostname",
     "recipe": "teuken7b",
 }
 
 
-@pytest.mark.parametrize("kind", ["lock", "recipe"])
 @pytest.mark.parametrize("group", CHOICES)
-def test_a_choice_of_a_received_lock_is_an_option_that_exists(
-    group: str, kind: str, written: dict[str, Any], folder: Path, capfd: Said
-) -> None:
-    forged = forge(written[kind], "requested", "choices", **{group: CHOICES[group]})
-    file = save(forged, "x.lock.yaml")
-    words = {"verify": [f"file={file}"], "diff": [f"a={file}", "b=bloom560m"]}
-    for name, own in words.items():
-        assert main([f"action={name}", *own]) == 2
-        assert f"requested.choices.{group}: " in capfd.readouterr().err
+def test_choice_exists(group: str, written: Tree, folder: Path, capfd: Said) -> None:
+    for kind in ("lock", "recipe"):
+        forged = forge(written[kind], "requested", "choices", **{group: CHOICES[group]})
+        file = save(forged, "x.lock.yaml")
+        for words in (
+            ["action=verify", f"file={file}"],
+            ["action=diff", f"a={file}", "b=bloom560m"],
+        ):
+            assert main(words) == 2
+            assert f"requested.choices.{group}: " in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("action", ["verify", "diff"])
-def test_nothing_is_imported_because_a_lock_names_it(
-    action: str, written: dict[str, Any], folder: Path
-) -> None:
-    for place in (folder, folder / "canary"):
-        place.mkdir(exist_ok=True)
-        (place / "__init__.py").write_text(ACTS, "utf-8")
-    (folder / "canary.py").write_text(ACTS, "utf-8")
-    choices = {"hydra.searchpath": "[pkg://canary]"}
-    file = save(forge(written["lock"], "requested", "choices", **choices), "x.lock.yaml")
-    words = [f"file={file}"] if action == "verify" else [f"a={file}", "b=bloom560m"]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "run.py"), f"action={action}", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-    )
-    assert (done.returncode, (folder / "acted").exists()) == (2, False), done.stderr
-
-
-def test_a_lock_sealed_anew_is_judged_as_any_other(
-    written: dict[str, Any], folder: Path, capfd: Said
-) -> None:
-    save(
-        forge(written["lock"], "requested", "values", description="sealed again"), "plain.yaml"
-    )
+def test_resealed_lock_is_checked(written: Tree, folder: Path, capfd: Said) -> None:
+    forged = forge(written["lock"], "requested", "values", description="sealed again")
+    save(forged, "plain.yaml")
     given = read_given(Path("plain.yaml"))
     assert isinstance(given, ReceivedLock)
     head, seal, body = write_text(given.lock, "by somebody").partition("below: ")
@@ -121,35 +101,23 @@ def test_a_lock_sealed_anew_is_judged_as_any_other(
 @pytest.mark.parametrize(
     ("steps", "changes", "message"),
     [
-        (
-            ("resolved", "scale"),
-            {"name": "mini,+x=1"},
-            "resolved.scale.name: unknown scale",
-        ),
-        (("resolved", "scale"), {"name": ["mini"]}, "resolved.scale.name: is missing or not"),
+        (("resolved", "scale"), {"name": "mini,+x=1"}, "resolved.scale.name: unknown scale"),
         (("resolved",), {"scale": 3}, "resolved.scale: 3 is not a mapping"),
         (("resolved",), {"precision": {}}, "resolved.precision.compute: is missing"),
         (("resolved",), {"parallelism": {"foo": 1}}, "this version has no such key"),
-        (("resolved", "data"), {"sources": [1]}, "resolved.data.sources: [1] is not a mapping"),
         (("resolved", "data"), {"sources": {"x": 1}}, "resolved.data.sources.x: 1 is no"),
         (("resolved",), {"model": {"mlp": 7}}, "resolved.model.mlp: 7 is not a mapping"),
         (("fingerprint",), {"layout": 7}, "fingerprint.layout: input should be a valid"),
         (("software", "code"), {"commit": "--output=/tmp/x"}, "software.code.commit"),
         (("requested",), {"recipe": "../bloom560m.yaml"}, "leads out of the working directory"),
-        (("requested",), {"recipe": "/etc/x.yaml"}, "leads out of the working directory"),
         (("requested",), {"recipe": "x/bloom560m"}, "is not a name"),
-        (
-            ("requested", "values"),
-            {"parallelism": True},
-            "parallelism: input should be a valid",
-        ),
     ],
 )
 def test_a_forged_lock_is_refused_with_the_key(
     steps: tuple[str, ...],
-    changes: dict[str, Any],
+    changes: Tree,
     message: str,
-    written: dict[str, Any],
+    written: Tree,
     folder: Path,
     capfd: Said,
 ) -> None:
@@ -158,8 +126,8 @@ def test_a_forged_lock_is_refused_with_the_key(
     assert message in capfd.readouterr().err
 
 
-def test_verify_does_not_look_for_data_where_a_lock_points_unless_the_user_does(
-    written: dict[str, Any], folder: Path, tmp_path: Path, capfd: Said
+def test_lock_points_to_no_data(
+    written: Tree, folder: Path, tmp_path: Path, capfd: Said
 ) -> None:
     elsewhere = {"data.folder": str(tmp_path / "elsewhere")}
     file = save(forge(written["lock"], "requested", "values", **elsewhere), "x.lock.yaml")
@@ -170,11 +138,15 @@ def test_verify_does_not_look_for_data_where_a_lock_points_unless_the_user_does(
     assert note not in " ".join(capfd.readouterr().out.split())
 
 
-@pytest.mark.quick("linked/deep-data.folder", "~/mine-checkpoint.copy_to")
-@pytest.mark.parametrize("key", ["data.folder", "data.tokenizer_folder", "checkpoint.copy_to"])
-@pytest.mark.parametrize("where", ["/somewhere/else", "../beside", "~/mine", "linked/deep"])
+PLACES = [
+    *(("data.folder", "linked/deep"), ("data.tokenizer_folder", "../beside")),
+    *(("checkpoint.copy_to", "~/mine"), ("data.folder", "/somewhere/else")),
+]
+
+
+@pytest.mark.parametrize(("key", "where"), PLACES)
 def test_places_of_a_bundle_and_a_recipe_stay_below_the_working_folder(
-    key: str, where: str, written: dict[str, Any], folder: Path, tmp_path: Path, capfd: Said
+    key: str, where: str, written: Tree, folder: Path, tmp_path: Path, capfd: Said
 ) -> None:
     (folder / "linked").symlink_to(tmp_path)
     section, _, name = key.partition(".")
@@ -191,21 +163,15 @@ def test_places_of_a_bundle_and_a_recipe_stay_below_the_working_folder(
     ("changes", "message"),
     [
         ({"name": "../out/index"}, "name: string should match pattern"),
-        ({"name": "/tmp/x"}, "name: string should match pattern"),
-        ({"cluster": "../x"}, "cluster: string should match pattern"),
         ({"recipe": "/etc/x.yaml"}, "'/etc/x.yaml' leads out of the working directory"),
-        ({"recipe": "../x.yaml"}, "'../x.yaml' leads out of the working directory"),
         ({"set": {"data.folder": "/somewhere"}}, "'/somewhere' leads out"),
-        ({"set": {"model.init_from": "/somewhere"}}, "'/somewhere' leads out"),
         ({"set": {"data.tokenizer_folder": "../x"}}, "'../x' leads out"),
-        ({"set": {"checkpoint.copy_to": "/somewhere"}}, "'/somewhere' leads out"),
         ({"set": {"scale": "mini"}}, "set.scale: is a section or a group, not a key"),
-        ({"set": {"name": "x"}}, "set.name: is a section or a group"),
     ],
 )
 @pytest.mark.parametrize("action", ["plan", "train"])
 def test_a_study_names_no_place_outside(
-    changes: dict[str, Any], message: str, action: str, folder: Path, capfd: Said
+    changes: Tree, message: str, action: str, folder: Path, capfd: Said
 ) -> None:
     objective = {"measured": "held_out.final", "planned": "time.step_seconds"}
     file = save(RATES | {"objective": objective} | changes, "s.yaml")
@@ -222,7 +188,7 @@ def test_the_user_s_own_word_beside_a_study_is_trusted(folder: Path, capfd: Said
     assert "leads out" not in "".join(capfd.readouterr())
 
 
-def bomb(levels: int) -> dict[str, Any]:
+def bomb(levels: int) -> Tree:
     entry = {"value": 1, "unit": "x", "source": "xxxx"}
     published = {"a0": entry}
     for level in range(1, levels):
@@ -231,43 +197,20 @@ def bomb(levels: int) -> dict[str, Any]:
     return {"defaults": ["bloom560m", "_self_"], "name": "b", "published": published}
 
 
-@pytest.mark.quick("400")
-@pytest.mark.parametrize("levels", [20, 40, 400])
-def test_references_that_multiply_are_counted_and_not_followed(
-    levels: int, folder: Path, capfd: Said
-) -> None:
+def test_references_that_multiply_are_only_counted(folder: Path, capfd: Said) -> None:
     began = time.process_time()  # other processes do not change CPU time
-    assert main([f"recipe=./{save(bomb(levels), 'b.yaml')}", "action=show"]) == 2
+    assert main([f"recipe=./{save(bomb(400), 'b.yaml')}", "action=show"]) == 2
     assert time.process_time() - began < 10
     assert "references expand to more than" in capfd.readouterr().err
 
 
-def test_long_texts_that_multiply_are_counted(folder: Path, capfd: Said) -> None:
-    tree = bomb(6)
-    tree["published"]["a0"] = {"value": 1, "unit": "x", "source": "y" * 90_000}
-    assert main([f"recipe=./{save(tree, 'b.yaml')}", "action=show"]) == 2
-    assert "more than 100,000 characters" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("at", ["published.a0.source", "published.a0", "published"])
-def test_a_value_that_refers_to_itself_is_told(at: str, folder: Path, capfd: Said) -> None:
-    tree = bomb(1)
-    tree["published"]["a0"] = {"value": 1, "unit": "x", "source": f"${{{at}}}"}
-    assert main([f"recipe=./{save(tree, 'b.yaml')}", "action=show"]) == 2
-    assert "refers to itself" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("escape", [r"\e]0;owned\a", r"\u202e", r"\x07", r"\u2028", r"\x9b"])
-def test_an_escape_that_acts_on_a_terminal_is_refused_by_line(
-    escape: str, folder: Path, capfd: Said
-) -> None:
+@pytest.mark.parametrize("escape", [r"\e]0;owned\a", r"\u2028", r"\x9b"])
+def test_terminal_escape_is_refused_by_line(escape: str, folder: Path, capfd: Said) -> None:
     text = f'defaults: [bloom560m, _self_]\nname: e\ndescription: "{escape}"\n'
     Path("e.yaml").write_text(text, "utf-8")
     assert main(["recipe=./e.yaml", "action=show"]) == 2
     said = capfd.readouterr().err
-    assert said.startswith(
-        "e.yaml:3: e.yaml is not plain YAML: a string contains the control char"
-    )
+    assert said.startswith("e.yaml:3: e.yaml is not plain YAML: a string contains the con")
 
 
 @pytest.mark.parametrize(
@@ -276,15 +219,12 @@ def test_an_escape_that_acts_on_a_terminal_is_refused_by_line(
         ({"parallelism": True}, "parallelism: input should be a valid dict"),
         ({"cluster": 3}, "a recipe cannot set cluster or scale"),
         ({"model": {"_partial_": True}}, "model._partial_: True"),
-        ({"model": {"norm": {"_partial_": False}}}, "model.norm._partial_: False"),
-        ({"optimizer": {"_partial_": "yes"}}, "optimizer._partial_: 'yes'"),
         ({"budget": {"total_tokens": 10**24}}, "budget.total_tokens: input should be less"),
         ({"parallelism": {"data": 999_999_999}}, "parallelism.data: input should be less"),
-        ({"model": {"num_layers": 999_999_999}}, "model.num_layers: input should be less"),
     ],
 )
-def test_values_that_nothing_could_be_made_of_are_told(
-    changes: dict[str, Any], message: str, folder: Path, capfd: Said
+def test_impossible_values_are_told(
+    changes: Tree, message: str, folder: Path, capfd: Said
 ) -> None:
     tree = {"defaults": ["bloom560m", "_self_"], "name": "v", **changes}
     began = time.process_time()  # other processes do not change CPU time
@@ -297,3 +237,62 @@ def test_a_plan_may_end_after_the_calendar(capfd: Said) -> None:
     words = ["recipe=teuken7b", "cluster=juwels", "budget.total_tokens=1" + "0" * 18]
     assert main([*words, "action=plan"]) == 0
     assert "after the year 9999" in capfd.readouterr().out
+
+
+TOUCH = "touch ran"
+
+
+def with_commands(key: str) -> Recipe:
+    """Put a command where it would reach a job script or the start of its tasks."""
+    recipe = recipe_of("recipe=teuken7b", "cluster=juwels")
+    tree: Tree = recipe.model_dump(mode="json")
+    site = tree["cluster"]["site"]
+    match key:
+        case "setup":
+            site["setup"] = [{"run": TOUCH, "reason": "x"}]
+        case "environment":
+            site["environment"]["LD_PRELOAD"] = {"value": "/tmp/x.so", "reason": "x"}
+        case "launch" | "modules" | "directives" | "rank_wrapper":
+            site[key] = [f"--task-prolog={TOUCH}"]
+        case "queues":
+            tree["cluster"]["queues"][0]["options"] = ["--mail-user=x"]
+        case "name":
+            tree["cluster"]["name"] = "elsewhere"
+    return check_recipe(tree)
+
+
+def received_run(recipe: Recipe, folder: Path) -> RunFolder:
+    run = create_run_folder(recipe, folder / "run")
+    seal_of(run.recipe).unlink(missing_ok=True)
+    (run.checkpoints / "tokens-000000000000001").mkdir(parents=True)
+    (run.checkpoints / "tokens-000000000000001" / MARKER).touch()
+    return run
+
+
+KEYS = ["setup", "environment", "launch", "modules", "directives", "rank_wrapper", "queues"]
+
+
+@pytest.mark.parametrize("key", [*KEYS, "name"])
+def test_commands_of_a_received_recipe_reach_no_script(key: str, tmp_path: Path) -> None:
+    run = received_run(with_commands(key), tmp_path)
+    point = read_point(["action=evaluate", "executor=array", f"run={run.path}"])
+    with pytest.raises(RecipeError, match=r"cluster\.site: differs from the profile"):
+        evaluate_in_jobs(point)
+    assert not (run.path / "evaluation").exists()
+
+
+def test_received_launch_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
+) -> None:
+    run = received_run(with_commands("launch"), tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert main(["action=preflight", f"run={run.path}"]) == 2
+    assert "cluster.site: differs from the profile" in capfd.readouterr().err
+
+
+def test_received_run_of_a_known_profile_and_own_run_have_jobs(tmp_path: Path) -> None:
+    for name in ("juwels", "hopper_2025"):
+        recipe = recipe_of("recipe=teuken7b", f"cluster={name}", "cluster.hours=2")
+        check_received_site(received_run(recipe, tmp_path / name), recipe)
+    own = with_commands("setup")
+    check_received_site(create_run_folder(own, tmp_path / "own"), own)

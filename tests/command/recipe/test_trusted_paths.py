@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hydra.core.config_store import ConfigStore
 
 from command.arguments import ROOT, list_config_groups, read_point
 from command.composition.compose import compose_recipe
@@ -37,18 +36,14 @@ def files_of(word: str) -> list[str]:
 
 
 @pytest.mark.parametrize("route", ["name", "path", "link"])
-def test_a_recipe_in_the_clone_names_the_user_s_data_however_it_is_named(
-    route: str, clone: Path, work: Path
-) -> None:
+def test_clone_recipe_is_trusted_by_any_name(route: str, clone: Path, work: Path) -> None:
     file = write(clone / "recipes" / "mine.yaml")
     (work / "link.yaml").symlink_to(file)
     word = {"name": "mine", "path": str(file), "link": "./link.yaml"}[route]
     assert files_of(word) == ["/scratch/me/text.jsonl"]
 
 
-def test_a_private_recipe_is_named_and_listed_like_the_house_s(
-    clone: Path, private: Path, work: Path, capfd: Said
-) -> None:
+def test_private_recipe_is_listed(clone: Path, private: Path, work: Path, capfd: Said) -> None:
     write(private / "recipes" / "mine.yaml", OWN_TEXT + "description: Mine.\n")
     write(private / "recipes" / "broken.yaml", "a: [")
     assert files_of("mine") == ["/scratch/me/text.jsonl"]
@@ -59,33 +54,23 @@ def test_a_private_recipe_is_named_and_listed_like_the_house_s(
     assert "juwels" in lines["teuken7b"]
 
 
-def test_a_received_recipe_is_adopted_in_the_folder_of_its_message(
-    clone: Path, work: Path
-) -> None:
+def test_moved_recipe_is_trusted(clone: Path, work: Path) -> None:
     file = write(work / "mine.yaml")
     with pytest.raises(RecipeError) as caught:
         files_of("./mine.yaml")
     assert caught.value.path == "mine.yaml:5: data.sources.mine.files[0]"
-    assert caught.value.problem.endswith(
-        "leads out of the working directory, and mine.yaml was received"
-    )
+    assert caught.value.problem.endswith("the working directory, and mine.yaml was received")
     named, _, place = caught.value.remedy.partition(", or trust the file: move it to ")
     assert named.endswith("if you trust it, set data.sources.mine.files=...")
     shutil.move(file, place)
     assert files_of("mine") == ["/scratch/me/text.jsonl"]
 
 
-def test_a_file_in_the_root_of_the_clone_was_received(clone: Path) -> None:
-    with pytest.raises(RecipeError, match=r"mine.yaml was received"):
-        files_of(str(write(clone / "mine.yaml")))
-
-
-def test_a_link_in_the_clone_to_a_received_file_makes_it_nobody_s_own(
-    clone: Path, work: Path
-) -> None:
+def test_link_to_received_file_is_not_trusted(clone: Path, work: Path) -> None:
     (clone / "recipes" / "mine.yaml").symlink_to(write(work / "sent.yaml"))
-    for word in ("mine", str(clone / "recipes" / "mine.yaml")):
-        with pytest.raises(RecipeError, match=r"and mine.yaml was received"):
+    in_the_root = str(write(clone / "mine.yaml"))
+    for word in ("mine", str(clone / "recipes" / "mine.yaml"), in_the_root):
+        with pytest.raises(RecipeError, match=r"mine.yaml was received"):
             files_of(word)
 
 
@@ -99,9 +84,7 @@ def test_one_received_file_of_a_chain_makes_the_whole_received(clone: Path, work
         files_of("over")
 
 
-def test_a_bundle_in_the_clone_names_the_user_s_data_and_one_elsewhere_does_not(
-    clone: Path, work: Path, capfd: Said
-) -> None:
+def test_bundle_is_trusted_only_in_the_clone(clone: Path, work: Path, capfd: Said) -> None:
     write(clone / "recipes" / "mine.yaml")
     assert main(["recipe=mine", "action=pack", "file=sent.recipe.yaml"]) == 0
     file = work / "sent.recipe.yaml"
@@ -114,16 +97,7 @@ def test_a_bundle_in_the_clone_names_the_user_s_data_and_one_elsewhere_does_not(
     assert files_of(f"{clone}/recipes/sent.recipe.yaml") == ["/scratch/me/text.jsonl"]
 
 
-def test_a_bundle_is_the_first_thing_that_a_program_composes(clone: Path, work: Path) -> None:
-    assert main(["recipe=bloom560m", "action=pack", "file=sent.recipe.yaml"]) == 0
-    ConfigStore.instance().repo.pop("recipe")  # as in a program that has begun
-    recipe = compose_recipe(read_point(["recipe=./sent.recipe.yaml"]))
-    assert recipe.name == "bloom560m"
-
-
-def test_a_lock_of_the_user_s_own_may_be_of_a_recipe_anywhere(
-    clone: Path, work: Path, tmp_path: Path, capfd: Said
-) -> None:
+def test_own_lock_of_any_recipe(clone: Path, work: Path, tmp_path: Path, capfd: Said) -> None:
     elsewhere = write(tmp_path / "elsewhere" / "r.yaml", "defaults: [bloom560m]\nname: r\n")
     lock = work / "r.lock.yaml"
     assert main([f"recipe={elsewhere}", "action=pack", f"file={lock}"]) == 0
@@ -133,9 +107,7 @@ def test_a_lock_of_the_user_s_own_may_be_of_a_recipe_anywhere(
     assert main(["action=verify", f"file={own}"]) == 0
 
 
-def test_values_of_a_study_are_not_trusted_though_its_recipe_is(
-    clone: Path, work: Path
-) -> None:
+def test_study_values_are_not_trusted(clone: Path, work: Path) -> None:
     write(clone / "recipes" / "mine.yaml")
     own = read_point(["recipe=mine"])
     with pytest.raises(RecipeError, match=r"data.folder: '/x' leads out"):
@@ -144,9 +116,7 @@ def test_values_of_a_study_are_not_trusted_though_its_recipe_is(
     assert recipe.data.sources["mine"].files == ("/scratch/me/text.jsonl",)
 
 
-def test_a_relative_configuration_folder_is_no_place(
-    monkeypatch: pytest.MonkeyPatch, work: Path
-) -> None:
+def test_relative_config_folder_is_ignored(monkeypatch: pytest.MonkeyPatch, work: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", ".")
     monkeypatch.setenv("HOME", str(work / "home"))
     file = write(work / "kochbuch" / "recipes" / "mine.yaml")
@@ -154,20 +124,15 @@ def test_a_relative_configuration_folder_is_no_place(
     assert "mine" not in list_config_groups()["recipe"]
 
 
-def test_links_in_a_circle_are_told(clone: Path, work: Path) -> None:
-    (clone / "recipes" / "a.yaml").symlink_to("a.yaml")
-    with pytest.raises(RecipeError, match=r"cannot read .*a\.yaml"):
-        compose_recipe(read_point([f"recipe={clone}/recipes/a.yaml"]))
-
-
-def test_a_name_that_the_house_has_is_refused_where_it_is_chosen(
-    private: Path, work: Path
-) -> None:
+def test_second_recipe_of_a_name_is_refused(private: Path, work: Path) -> None:
     file = write(private / "recipes" / "teuken7b.yaml")
     with pytest.raises(RecipeError, match="recipe: two files define 'teuken7b'") as caught:
         compose_recipe(read_point(["recipe=teuken7b"]))
     compose_recipe(read_point(["recipe=bloom560m"]))
     assert caught.value.remedy == f"rename yours: {file}"
+    write(private / "conf" / "model" / "bloom1b1.yaml", "defaults: [bloom560m]\n")
+    with pytest.raises(RecipeError, match="model: two files define 'bloom1b1'"):
+        compose_recipe(read_point(["recipe=bloom560m", "model=bloom1b1"]))
     file.rename(file.with_stem("teuken7b_2"))
     compose_recipe(read_point(["recipe=teuken7b"]))
     assert files_of("teuken7b_2") == ["/scratch/me/text.jsonl"]
@@ -176,9 +141,7 @@ def test_a_name_that_the_house_has_is_refused_where_it_is_chosen(
 PROFILE = "defaults: [juwels]\nname: mine\n"
 
 
-def test_a_private_cluster_is_planned_for_and_submitted_to(
-    private: Path, work: Path, capfd: Said
-) -> None:
+def test_private_cluster_is_submitted_to(private: Path, work: Path, capfd: Said) -> None:
     write(private / "conf" / "cluster" / "mine.yaml", PROFILE)
     recipe = compose_recipe(read_point(["recipe=teuken7b", "cluster=mine"]))
     assert (recipe.cluster.name, recipe.cluster.scheduler) == ("mine", "slurm")
@@ -186,16 +149,6 @@ def test_a_private_cluster_is_planned_for_and_submitted_to(
     assert not is_submitted([["recipe=teuken7b", "cluster=local"]])
     write(private / "conf" / "cluster" / "shell.yaml", "defaults: [local]\nname: shell\n")
     assert not is_submitted([["recipe=teuken7b", "cluster=shell"]])
-
-
-def test_what_was_private_once_may_be_an_option_of_the_clone_later(
-    clone: Path, private: Path, work: Path
-) -> None:
-    kept = write(private / "conf" / "cluster" / "moved.yaml", PROFILE)
-    words = ["recipe=teuken7b", "cluster=moved"]
-    assert compose_recipe(read_point(words)).cluster.name == "mine"
-    shutil.move(kept, clone / "conf" / "cluster" / "moved.yaml")
-    assert compose_recipe(read_point(words)).cluster.name == "mine"
 
 
 def test_private_options_are_chosen_by_recipes_and_by_name(private: Path, work: Path) -> None:
@@ -212,13 +165,6 @@ def test_private_options_are_chosen_by_recipes_and_by_name(private: Path, work: 
     assert set(chosen.data.shares) == {"english"}
 
 
-def test_a_private_preparation_stands_where_the_house_s_do(private: Path, work: Path) -> None:
-    text = "defaults: [plain]\nworkers: 3\n"
-    write(private / "conf" / "preparation" / "mine.yaml", text)
-    recipe = compose_recipe(read_point(["recipe=teuken7b", "preparation=mine"]))
-    assert recipe.model_dump()["data"]["preparation"]["workers"] == 3
-
-
 def test_a_private_family_begins_with_the_house_s_parts(private: Path, work: Path) -> None:
     text = (ROOT / "conf" / "model" / "bloom" / "bloom176b.yaml").read_text("utf-8")
     write(private / "conf" / "model" / "family.yaml", text)
@@ -229,20 +175,10 @@ def test_a_private_family_begins_with_the_house_s_parts(private: Path, work: Pat
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "description: ${oc.env:HOME}",
-            "mine.yaml:1: description: '${oc.env:HOME}' is refused",
-        ),
-        ("dim: !!python/object/apply:os.system [id]", "the tag"),
-        ("a: &a 1\nb: *a", "aliases are not allowed"),
+        ("description: ${oc.env:HOME}", "mine.yaml:1: description: '${oc.env:HOME}' is ref"),
         ("_target_: os.system", "mine.yaml:1: _target_: 'os.system' is not an allowed"),
-        ("_args_: [1]", "keys of Hydra's own instantiation are not supported"),
-        ("_replace_: true", "_replace_"),
         ("defaults: [nope]", "mine.yaml:1: defaults: unknown model: 'nope'"),
-        ("defaults: [/etc/passwd]", "unknown model: '/etc/passwd'"),
         ("defaults: [parts/nope@_here_]", "unknown model: 'parts/nope@_here_'"),
-        ("defaults: [parts/dense@hydra]", "unknown model"),
-        ("defaults: [{/hydra/launcher: basic}]", "unknown model"),
         ("defaults: bloom560m", "defaults: 'bloom560m' is not a list"),
         ("defaults: [mine]", "model 'mine' starts from itself: mine -> mine"),
     ],
@@ -257,29 +193,15 @@ def test_a_private_option_is_read_as_data_and_breaks_only_who_names_it(
     compose_recipe(read_point(["recipe=bloom560m", "model=bloom1b1"]))
 
 
-def test_a_private_option_of_the_house_s_name_is_refused_where_it_is_chosen(
-    private: Path, work: Path
-) -> None:
-    write(private / "conf" / "model" / "bloom1b1.yaml", "defaults: [bloom560m]\n")
-    with pytest.raises(RecipeError, match="model: two files define 'bloom1b1'"):
-        compose_recipe(read_point(["recipe=bloom560m", "model=bloom1b1"]))
-    compose_recipe(read_point(["recipe=teuken7b", "cluster=juwels"]))
-
-
-def test_a_link_in_the_private_conf_to_somebody_s_file_is_refused(
-    private: Path, work: Path
-) -> None:
-    sent = write(work / "sent.yaml", PROFILE + "site: {setup: [touch ran]}\n")
+def test_private_link_to_other_file_is_refused(private: Path, work: Path) -> None:
     link = private / "conf" / "cluster" / "mine.yaml"
     link.parent.mkdir(parents=True)
-    link.symlink_to(sent)
+    link.symlink_to(write(work / "sent.yaml", PROFILE))
     with pytest.raises(RecipeError, match=r"cluster: .*outside your trusted folders"):
         compose_recipe(read_point(["recipe=teuken7b", "cluster=mine"]))
 
 
-def test_a_family_in_a_folder_of_its_own_is_found_by_name_alone(
-    clone: Path, private: Path
-) -> None:
+def test_model_in_subfolder_is_found_by_name(clone: Path, private: Path) -> None:
     folder = clone / "conf" / "model" / "bloom"
     write(folder / "bloom3b_wide.yaml", "defaults: [bloom3b]\nnum_layers: 7\n")
     recipe = compose_recipe(read_point(["recipe=bloom3b", "scale=full", "model=bloom3b_wide"]))

@@ -29,19 +29,18 @@ def ending(folder: Path, results: dict[str, Any], key: str) -> PointOutcome | No
     return result_in(request, POINT)
 
 
-def test_the_objective_is_the_loss_weighted_as_the_mixture_or_the_plain_mean(
-    tmp_path: Path,
-) -> None:
+def test_objective_is_weighted_or_plain_mean(tmp_path: Path) -> None:
     found = results_tree(60)
     for key in ("final", "final_unweighted"):
         given = ending(tmp_path, found, f"held_out.{key}")
         assert given == PointOutcome(found["held_out"][key], "")
+    assert ending(tmp_path, results_tree(2) | {"status": "stopped"}, "held_out.final") is None
+    with pytest.raises(RecipeError, match=r"held_out\.finale is not a number there"):
+        ending(tmp_path, results_tree(60), "held_out.finale")
 
 
 @pytest.mark.parametrize("key", ["held_out.final", "held_out.final_unweighted"])
-def test_a_point_without_an_evaluation_after_its_first_step_has_no_figure(
-    tmp_path: Path, key: str
-) -> None:
+def test_point_without_evaluation_has_no_figure(tmp_path: Path, key: str) -> None:
     found = results_tree(2)
     found["held_out"] |= {"final": None, "final_unweighted": None, "by_source": {}}
     assert ending(tmp_path, found, key) == PointOutcome(
@@ -62,10 +61,6 @@ def test_a_point_of_an_earlier_version_is_not_compared_by_another_mean(tmp_path:
     assert given.why == "held_out.final was not measured; held_out.final_unweighted was"
 
 
-def test_a_stopped_point_has_not_ended(tmp_path: Path) -> None:
-    assert ending(tmp_path, results_tree(2) | {"status": "stopped"}, "held_out.final") is None
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("key", ["held_out.final", "held_out.final_unweighted", "loss"])
 def test_a_point_that_diverged_has_no_figure(tmp_path: Path, key: str, value: float) -> None:
@@ -77,8 +72,3 @@ def test_a_point_that_diverged_has_no_figure(tmp_path: Path, key: str, value: fl
     assert ending(tmp_path, found, key) == diverged
     (found[section] if section else found)[name] = None
     assert ending(tmp_path, found | {"not_finite": [key]}, key) == diverged
-
-
-def test_a_key_that_is_no_number_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"held_out\.finale is not a number there"):
-        ending(tmp_path, results_tree(60), "held_out.finale")

@@ -4,6 +4,7 @@ import csv
 import errno
 import itertools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,43 +24,33 @@ from components.errors import RecipeError
 from components.run.folder import create_run_folder
 from tests.life.conftest import TINY
 
+Said = pytest.CaptureFixture[str]
+
 WEAK = "smng_p2_weak"
-RATES: dict[str, Any] = {
-    "name": "rates",
-    "description": "How fast are two batches.",
-    "recipe": "teuken7b",
-    "cluster": "local",
-    "set": {"budget.seed": 3},
-    "grid": {"budget.global_batch_tokens": [256, 320]},
-    "products": {"budget.total_tokens": [2, "budget.global_batch_tokens"]},
-    "objective": {"measured": "step_seconds", "planned": None},
-    "baseline": {},
-    "published": {
-        "source": "a paper",
-        "unit": "seconds",
-        "convention": "all steps",
-        "values": [{"at": {"budget.global_batch_tokens": 256}, "value": 2, "place": "page 1"}],
-    },
-    "figure": {
-        "of": "figure 1",
-        "title": "Steps",
-        "x_title": "tokens",
-        "y_title": "time",
-        "x": ["budget.global_batch_tokens"],
-        "series": [],
-        "log": [],
-    },
-    "queue": {"at_once": 1, "poll_seconds": 1},
-}
+RATES: dict[str, Any] = yaml.safe_load("""
+name: rates
+description: How fast are two batches.
+recipe: teuken7b
+cluster: local
+set: {budget.seed: 3}
+grid: {budget.global_batch_tokens: [256, 320]}
+products: {budget.total_tokens: [2, budget.global_batch_tokens]}
+objective: {measured: step_seconds, planned: null}
+baseline: {}
+published:
+  source: a paper
+  unit: seconds
+  convention: all steps
+  values: [{at: {budget.global_batch_tokens: 256}, value: 2, place: page 1}]
+figure: {of: figure 1, title: Steps, x_title: tokens, y_title: time,
+  x: [budget.global_batch_tokens], series: [], log: []}
+queue: {at_once: 1, poll_seconds: 1}
+""")
 OWN = ("budget.global_batch", "checkpoint.", "budget.total")
 WORDS = (*(word for word in TINY if not word.startswith(OWN)), "checkpoint.every_tokens=512")
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def write(folder: Path, tree: dict[str, Any]) -> str:
@@ -94,17 +85,12 @@ def test_a_point_does_not_take_the_run_of_another_recipe(folder: Path) -> None:
         ("local", {"cluster.nodes": 2}, "this machine is not 2 nodes of local"),
     ],
 )
-def test_a_point_that_training_refuses_writes_nothing(
-    folder: Path, cluster: str, keys: dict[str, int], message: str
-) -> None:
+def test_refused_point(folder: Path, cluster: str, keys: dict[str, int], message: str) -> None:
     study = RATES | {"cluster": cluster, "grid": {"budget.seed": [1]}, "set": keys}
     study |= {"products": {}, "published": RATES["published"] | {"values": []}}
     study["figure"] = RATES["figure"] | {"x": ["budget.seed"]}
-    request = read_study_request([
-        write(folder, study),
-        "action=train",
-        f"run={folder / 'runs'}",
-    ])
+    words = [write(folder, study), "action=train", f"run={folder / 'runs'}"]
+    request = read_study_request(words)
     assert isinstance(request.study, ListedStudy)
     train_point = runner_of(request)
     with pytest.raises(RecipeError, match=message):
@@ -112,39 +98,26 @@ def test_a_point_that_training_refuses_writes_nothing(
     assert not (folder / "runs").exists()
 
 
-def test_a_mapping_sets_the_keys_of_a_part(tmp_path: Path) -> None:
+def test_a_mapping_or_a_list_is_one_value(folder: Path) -> None:
     part = {"_target_": "components.model.positions.Learned", "num_positions": 64}
-    file = tmp_path / "rates.yaml"
-    points = {"grid": {"model.positions": [part, {"_target_": "a.Other"}]}}
-    tree = RATES | points | {"products": {"budget.total_tokens": [512]}}
-    tree["published"] = RATES["published"] | {"values": []}
-    tree["figure"] = RATES["figure"] | {"x": ["model.positions"]}
-    file.write_text(yaml.safe_dump(tree))
-    request = read_study_request([f"study={file}"])
-    assert isinstance(request.study, ListedStudy)
-    point = request.study.points[0]
-    assert request.arguments_of(point).file_values["model.positions"] == part
-    # The folder of a version that had the mapping as text.
-    name = "model.positions=__target_:_components.model.positions.Learned,_num_positions:_64_"
-    assert request.folder_of(point).name == name
+    for key, values in {
+        "model.positions": [part, {"_target_": "a.Other"}],
+        "parallelism.recompute": ["none", ["attention", "mlp"]],
+    }.items():
+        tree = RATES | {"grid": {key: values}, "products": {"budget.total_tokens": [512]}}
+        tree["published"] = RATES["published"] | {"values": []}
+        tree["figure"] = RATES["figure"] | {"x": [key]}
+        request = read_study_request([write(folder, tree)])
+        assert isinstance(request.study, ListedStudy)
+        points = request.study.points
+        assert [request.arguments_of(one).file_values[key] for one in points] == values
+        if key == "model.positions":  # the folder of a version that had the mapping as text
+            assert request.folder_of(points[0]).name == (
+                "model.positions=__target_:_components.model.positions.Learned,_num_positions:_64_"
+            )
 
 
-def test_a_list_is_one_value(tmp_path: Path) -> None:
-    tree = RATES | {"grid": {"parallelism.recompute": ["none", ["attention", "mlp"]]}}
-    tree["products"] = {"budget.total_tokens": [512]}
-    tree["published"] = RATES["published"] | {"values": []}
-    tree["figure"] = RATES["figure"] | {"x": ["parallelism.recompute"]}
-    file = tmp_path / "rates.yaml"
-    file.write_text(yaml.safe_dump(tree))
-    request = read_study_request([f"study={file}"])
-    assert isinstance(request.study, ListedStudy)
-    found = [request.arguments_of(point).file_values for point in request.study.points]
-    assert [one["parallelism.recompute"] for one in found] == ["none", ["attention", "mlp"]]
-
-
-def test_brackets_of_a_value_are_printed_as_they_are(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_brackets_of_a_value_are_printed_as_they_are(folder: Path, capfd: Said) -> None:
     tree = shipped("flash_gpt3")
     tree["points"] = tree["points"][:2]
     tree["published"]["values"] = tree["published"]["values"][:1]
@@ -154,9 +127,7 @@ def test_brackets_of_a_value_are_printed_as_they_are(
     assert " [flash] " in printed
 
 
-def test_a_planned_study_says_what_each_plan_says_against_the_baseline(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_planned_study_divides_by_baseline(folder: Path, capfd: Said) -> None:
     tree = shipped(WEAK)
     tree["grid"] = {"parallelism.data": [1, 8]}
     assert main(["-m", write(folder, tree), "action=plan", "output=json"]) == 0
@@ -176,11 +147,14 @@ def test_a_planned_study_says_what_each_plan_says_against_the_baseline(
     assert quote["deviation"] == last["planned"] / 0.93 - 1 == found["median_deviation"]
     assert last["point"] == {"parallelism.data": 8, "tiles": 1_024}
     assert [path.name for path in folder.iterdir()] == [f"{WEAK}.yaml"]
+    words = ["parallelism.zero=0", "study.grid={parallelism.data: [1, 8, 9]}"]
+    assert main(["-m", f"study={WEAK}.yaml", "action=plan", *words]) == 0
+    said = " ".join(capfd.readouterr().out.split())
+    assert f"changed by {' '.join(words)}: published values are for the file" in said
+    assert "3 points, 1 published figures" in said
 
 
-def test_points_that_are_refused_or_do_not_fit_are_told_and_the_rest_is_planned(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_points_are_told_and_others_planned(folder: Path, capfd: Said) -> None:
     tree = shipped("bloom_nodes")
     tree["points"] = [*tree["points"][:1], tree["points"][-1]]
     tree["points"].append({**tree["points"][0], "parallelism.pipeline": 2})
@@ -201,9 +175,7 @@ def test_points_that_are_refused_or_do_not_fit_are_told_and_the_rest_is_planned(
 
 
 @pytest.mark.long
-def test_a_listed_study_runs_each_point_once_and_its_report_measures_them(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_each_point_once(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     grid = {"budget.global_batch_tokens": [256, 512, 320]}
     words = [write(folder, {**RATES, "grid": grid}), *WORDS, f"run={folder / 'runs'}"]
     begun: list[tuple[str, ...]] = []
@@ -236,13 +208,11 @@ def test_a_listed_study_runs_each_point_once_and_its_report_measures_them(
     assert len(begun) == 3
 
 
-def test_an_error_of_one_point_does_not_end_the_study(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_error_of_one_point(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     """A full disk, a fault of this program, and a point that the recipe refuses."""
     study = {**RATES, "grid": {"budget.global_batch_tokens": [256, 320, 512, 1_024]}}
     errors = {
-        256: OSError(errno.ENOSPC, "No space left on device", "/full"),
+        256: OSError(errno.ENOSPC, "No space left on it", "/full"),
         512: KeyError("walnuts"),
     }
 
@@ -252,9 +222,7 @@ def test_an_error_of_one_point_does_not_end_the_study(
             raise errors[batch]
         assert arguments.run is not None
         arguments.run.mkdir(parents=True)
-        (arguments.run / "results.json").write_text(
-            '{"status": "finished", "step_seconds": 2.5}'
-        )
+        (arguments.run / "results.json").write_text('{"status": "finished", "step_seconds": 2}')
         return ActionResult()
 
     monkeypatch.setattr(train, "run", fail_or_finish)
@@ -263,73 +231,48 @@ def test_an_error_of_one_point_does_not_end_the_study(
     assert main(["-m", *words]) == 4  # as the fault alone
     said = capfd.readouterr()
     points = json.loads(said.out)["points"]
-    assert [one["measured"] for one in points] == [None, None, None, 2.5]
-    assert points[0]["why"] == "/full: No space left on device"
+    assert [one["measured"] for one in points] == [None, None, None, 2]
+    assert points[0]["why"] == "/full: No space left on it"
     assert "5 sequences per step" in points[1]["why"]
     assert points[2]["why"].endswith("KeyError: 'walnuts'")
     assert "[budget.global_batch_tokens=256] /full: No space left" in said.err
 
 
+VARIES = "the study .* varies"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([f"study={WEAK}"], "study: a study requires -m\n  add -m before study="),
-        (
-            ["-m", f"study={WEAK}", "parallelism.data=4"],
-            "parallelism.data: the study .* varies",
-        ),
-        (
-            ["-m", "study=playbook_best", "recipe=gpt3b6"],
-            "recipe: the study .* varies this key",
-        ),
-        (["-m", f"study={WEAK}", "study.search.trials=4"], "the study has no such key"),
-        (["-m", f"study={WEAK}", "action=show"], "action: 'show' does not work with a study"),
-        (["-m", "study=rates.yaml", "action=plan"], "action: a plan has no step_seconds"),
-        (
-            ["-m", "study=plans.yaml"],
-            "action: a run does not measure time.step_seconds\n  add action=plan",
-        ),
-        (["-m", "study=neither.yaml"], r"neither.yaml.objective: has neither"),
-        (["action=report", "study=smng_p2_search"], "action: smng_p2_search is a search"),
-        (["action=report", "study=rates.yaml", "file=."], "is a folder"),
-        (
-            ["-m", "study=bad.yaml", "action=plan"],
-            r"bad.yaml.table.file: unknown table: 'h100_layout.csv'\n.*h100_layouts.csv",
-        ),
-        (["-m", "study=both.yaml", "action=plan"], r"both.yaml.points: the table sets it"),
-        (["-m", "study=none.yaml", "action=plan"], r"none.yaml.table: not a mapping"),
+        (f"-m study={WEAK} parallelism.data=4", f"parallelism.data: {VARIES}"),
+        ("-m study=playbook_best recipe=gpt3b6", f"recipe: {VARIES} this key"),
+        (f"-m study={WEAK} study.search.trials=4", "the study has no such key"),
+        (f"-m study={WEAK} action=show", "action: 'show' does not work with a study"),
+        ("-m study=rates.yaml action=plan", "action: a plan has no step_seconds"),
+        ("-m study=plans.yaml", "a run does not measure time.step_seconds\n  add action=plan"),
+        ("-m study=neither.yaml", r"neither.yaml.objective: has neither"),
+        ("action=report study=smng_p2_search", "action: smng_p2_search is a search"),
+        ("action=report study=rates.yaml file=.", "is a folder"),
+        ("-m study=bad.yaml action=plan", r"unknown table: 'h100_layout.csv'\n.*h100_layouts"),
+        ("-m study=both.yaml action=plan", r"both.yaml.points: the table sets it"),
+        ("-m study=none.yaml action=plan", r"none.yaml.table: not a mapping"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_message(
-    folder: Path, capfd: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
+def test_wrong_study_has_message(folder: Path, capfd: Said, words: str, message: str) -> None:
     write(folder, RATES)
-    objectives = {"plans": "time.step_seconds", "neither": None}
-    for name, planned in objectives.items():
-        objective = {"measured": None, "planned": planned}
-        write(folder, {**RATES, "name": name, "objective": objective})
+    for name, planned in {"plans": "time.step_seconds", "neither": None}.items():
+        write(
+            folder, RATES | {"name": name, "objective": {"measured": None, "planned": planned}}
+        )
     table = shipped("playbook_best")
     write(folder, {**table, "name": "both", "points": []})
     write(folder, {**table, "name": "none", "table": "h100_layouts.csv"})
     table["table"]["file"] = "h100_layout.csv"
     write(folder, {**table, "name": "bad"})
-    assert main(words) == 2
+    assert main(words.split()) == 2
     said = capfd.readouterr().err
-    with pytest.raises(RecipeError, match=message):
-        raise RecipeError("", said)
+    assert re.search(message, said)
     assert "Traceback" not in said
-
-
-def test_changed_words_are_told_beside_what_is_published(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    tree = shipped(WEAK)
-    tree["grid"] = {"parallelism.data": [1, 8]}
-    words = ["parallelism.zero=0", "study.grid={parallelism.data: [1, 8, 9]}"]
-    assert main(["-m", write(folder, tree), "action=plan", *words]) == 0
-    said = " ".join(capfd.readouterr().out.split())
-    assert f"changed by {' '.join(words)}: published values are for the file" in said
-    assert "3 points, 1 published figures" in said
 
 
 def test_the_table_of_best_layouts_is_the_fastest_row_of_each_cell() -> None:
@@ -343,15 +286,14 @@ def test_the_table_of_best_layouts_is_the_fastest_row_of_each_cell() -> None:
     study = read_study_request(["study=playbook_best", "action=plan"]).study
     assert isinstance(study, ListedStudy)
     recipes = {"1.34": "playbook1b", "3.57": "playbook3b", "8.86": "playbook8b"}
+    layout = ("dp", "tp", "pp")
     wanted = {
         (
-            recipes[r["params_b"]],
-            float(r["nodes"]),
-            int(r["dp"]),
-            int(r["tp"]),
-            int(r["pp"]),
-        ): float(r[rate])
-        for r in best
+            recipes[row["params_b"]],
+            float(row["nodes"]),
+            *(int(row[one]) for one in layout),
+        ): float(row[rate])
+        for row in best
     }
     keys = ("recipe", "nodes", *(f"parallelism.{d}" for d in ("data", "tensor", "pipeline")))
     # The playbook's figure for eight data ranks, and the fastest of the 8B model's rows.
@@ -362,9 +304,7 @@ def test_the_table_of_best_layouts_is_the_fastest_row_of_each_cell() -> None:
     }
 
 
-def test_a_report_without_a_figure_is_refused_and_says_why(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_without_a_figure_is_refused_and_says_why(folder: Path, capfd: Said) -> None:
     assert main(["action=report", "study=mula_weak", "cluster=local"]) == 2
     said = capfd.readouterr().err
     assert "study: no point of mula_weak has a figure: " in said

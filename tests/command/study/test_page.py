@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from command.study.page import study_document, study_figure
 from command.study.point_results import (
@@ -21,37 +22,28 @@ from command.study.study_file import check_study
 from components.report.document import write_document
 from tests.components.report.outline import check_outline
 
-TREE: dict[str, Any] = {
-    "name": "weak",
-    "description": "What is left & why?",
-    "recipe": "gpt175b",
-    "cluster": "smng_p2",
-    "set": {},
-    "grid": {"recipe": ["<b>a</b>", "b"], "parallelism.data": [1, 4]},
-    "products": {"tiles": [8, "parallelism.data"]},
-    "objective": {"measured": "tokens_per_second", "planned": "time.tokens_per_second"},
-    "baseline": {},
-    "published": {
-        "source": "a paper <script>alert(1)</script>",
-        "unit": "tokens a second",
-        "convention": "all devices",
-        "values": [
-            {"at": {"recipe": "b", "parallelism.data": 1}, "value": 100, "place": "table 1"},
-            {"at": {"recipe": "b", "parallelism.data": 4}, "value": "OOM", "place": "table 2"},
-            {"at": {"recipe": "<b>a</b>", "parallelism.data": 4}, "value": 40, "place": "t. 3"},
-        ],
-    },
-    "figure": {
-        "of": "figure 1",
-        "title": "Rates",
-        "x_title": "tiles",
-        "y_title": "rate",
-        "x": ["tiles"],
-        "series": ["recipe"],
-        "log": ["x"],
-    },
-    "queue": {"at_once": 1, "poll_seconds": 1},
-}
+TREE: dict[str, Any] = yaml.safe_load("""
+name: weak
+description: What is left & why?
+recipe: gpt175b
+cluster: smng_p2
+set: {}
+grid: {recipe: [<b>a</b>, b], parallelism.data: [1, 4]}
+products: {tiles: [8, parallelism.data]}
+objective: {measured: tokens_per_second, planned: time.tokens_per_second}
+baseline: {}
+published:
+  source: a paper <script>alert(1)</script>
+  unit: tokens a second
+  convention: all devices
+  values:
+    - {at: {recipe: b, parallelism.data: 1}, value: 100, place: table 1}
+    - {at: {recipe: b, parallelism.data: 4}, value: OOM, place: table 2}
+    - {at: {recipe: <b>a</b>, parallelism.data: 4}, value: 40, place: t. 3}
+figure: {of: figure 1, title: Rates, x_title: tiles, y_title: rate,
+  x: [tiles], series: [recipe], log: [x]}
+queue: {at_once: 1, poll_seconds: 1}
+""")
 
 
 def a_study(**changes: Any) -> ListedStudy:
@@ -96,24 +88,18 @@ def test_marks_lie_where_points_and_figures_say() -> None:
     assert (crossed.x, crossed.y, crossed.marker.symbol) == ((32,), (20.0,), "x-thin")
     assert (drawn["b, published"].x, drawn["b, published"].y) == ((8,), (100.0,))
     assert drawn[f"{first}, measured"].y == (12.5,)
-
-
-def test_the_legend_shows_a_planned_mark_even_where_the_first_point_does_not_fit() -> None:
-    study = a_study()
+    # The legend shows a planned mark even where the first point does not fit.
     tried = [replace(one, fits=False) for one in tries(study)]
     drawn = {trace.name: trace for trace in study_figure(study, tried).data}
     assert drawn["b, planned"].marker.symbol == "circle-open"
     assert drawn["b, does not fit"].showlegend is False
 
 
-def test_a_logarithmic_axis_names_one_two_and_five_of_each_power() -> None:
+def test_axes_are_logarithmic_or_of_categories() -> None:
     study = a_study(figure={**TREE["figure"], "log": ["y"]})
     axis = study_figure(study, tries(study)).layout.yaxis
     assert axis.tickvals[:4] == (10.0, 20.0, 50.0, 100.0)
     assert axis.ticktext[-3:] == ("1,000", "2,000", "5,000")
-
-
-def test_several_keys_are_one_label_of_a_category() -> None:
     axes = {**TREE["figure"], "x": ["recipe", "tiles"], "series": [], "log": []}
     study = a_study(figure=axes)
     figure = study_figure(study, tries(study))
@@ -135,9 +121,6 @@ def test_deviations_are_of_the_published_figure_and_the_median_absolute() -> Non
         "1 of 2 that ran do not fit in the plan, or are refused; "
         "1 of 1 that ran out of memory do not fit in the plan, or are refused"
     )
-
-
-def test_figures_are_divided_by_those_of_the_baseline() -> None:
     study = a_study(baseline={"recipe": "<b>a</b>", "parallelism.data": 1})
     divided = divide_by_baselines(study, tries(study))
     assert [one.planned for one in divided] == [1.0, 2.0, 11.0, None]

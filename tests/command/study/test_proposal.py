@@ -46,13 +46,10 @@ def proposed(*words: str) -> str:
     return Path("page.md").read_text("utf-8")
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
-def test_the_rows_are_the_plans(capfd: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_the_plans_with_known_failures(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["action=plan", "output=json", *WORDS]) == 0
     plan = json.loads(capfd.readouterr().out)
     found = rows(proposed(*WORDS))
@@ -73,6 +70,10 @@ def test_the_rows_are_the_plans(capfd: pytest.CaptureFixture[str]) -> None:
     assert energy == pytest.approx(bill["energy_kwh"], rel=1e-3)
     assert found["parameters"][0] == "7,452,725,248"
     assert "index of the v0.4 checkpoint" in found["parameters"][1]
+    said = proposed(*WORDS, "cluster.failures.node_hours_between=50000")
+    assert number(rows(said)["of these: failures"][0]) > 0
+    assert number(rows(said)["expected failures"][0]) == pytest.approx(3.5, abs=0.3)
+    assert "These values exclude failures" not in said
 
 
 def test_storage_is_tokens_checkpoints_and_weights() -> None:
@@ -90,14 +91,6 @@ def test_storage_is_tokens_checkpoints_and_weights() -> None:
     assert number(found["retained weights"][0]) == pytest.approx(12 * 14.905, rel=1e-3)
     assert found["copied to"][0] == "archive"  # published pages name no folder
     assert found["retained permanently"][0] == "every 1,000,000,000,000 tokens"
-
-
-def test_failures_that_the_profile_knows_are_in_the_bill() -> None:
-    own = "cluster.failures.node_hours_between=50000"
-    said = proposed(*WORDS, own)
-    assert number(rows(said)["of these: failures"][0]) > 0
-    assert number(rows(said)["expected failures"][0]) == pytest.approx(3.5, abs=0.3)
-    assert "These values exclude failures" not in said
 
 
 def test_both_forms_have_the_same_cells(folder: Path) -> None:

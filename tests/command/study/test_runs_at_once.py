@@ -20,6 +20,8 @@ from tests.life.conftest import TINY
 if TYPE_CHECKING:
     from command.study.request import StudyRequest
 
+Said = pytest.CaptureFixture[str]
+
 __all__ = ["queue"]
 
 
@@ -35,9 +37,7 @@ class Waiting(SubmittedRun):
 
 
 @pytest.mark.parametrize(("most", "together"), [(None, 4), (9, 4), (2, 2), (1, 1)])
-def test_a_study_has_no_more_runs_under_way_than_their_queue_takes(
-    most: int | None, together: int
-) -> None:
+def test_runs_at_once_stay_below_queue_limit(most: int | None, together: int) -> None:
     begun: list[int] = []
     ended: list[int] = []
     seen: list[int] = []
@@ -70,9 +70,7 @@ published: {}
 """
 
 
-def test_a_point_whose_submission_was_cut_short_is_submitted_by_the_same_command(
-    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_cut_submission_is_repeated(queue: Path, tmp_path: Path, capfd: Said) -> None:
     """Its process was killed before the scheduler answered, and the queue has no job of it."""
     (tmp_path / "rates.yaml").write_text(STUDY)
     given = ("recipe=", "cluster=", "cluster.hours=")

@@ -18,6 +18,8 @@ from command.study.study_file import check_study
 from components.errors import RecipeError
 from data_prep.sources import choose_split, measure_groups, open_embedded
 
+Said = pytest.CaptureFixture[str]
+
 LANGUAGES = ("de", "fi")
 FRACTION, SIZES = 0.25, (640, 704)
 SHARES = {"de": 0.75, "fi": 0.25}
@@ -94,9 +96,7 @@ def found(folder: Path) -> dict[str, Any]:
     return result
 
 
-def test_fertility_is_what_the_libraries_count_over_the_held_out_text(
-    folder: Path, found: dict[str, Any]
-) -> None:
+def test_fertility_is_the_libraries_count(folder: Path, found: dict[str, Any]) -> None:
     assert len(found["points"]) == 8
     for one in found["points"]:
         named = ",".join(f"{key}={value}" for key, value in one["point"].items())
@@ -109,9 +109,7 @@ def test_fertility_is_what_the_libraries_count_over_the_held_out_text(
         assert one["columns"]["bytes a token"] == pytest.approx(mixed)
 
 
-def test_columns_show_the_plan_and_the_plan_over_what_was_counted(
-    found: dict[str, Any], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_columns_show_plan_over_count(found: dict[str, Any], capfd: Said) -> None:
     hours = {}
     for size in SIZES:
         sizes = [f"{key}={size}" for key in ("tokenizer.vocab_size", "model.vocab_size")]
@@ -130,10 +128,7 @@ def test_columns_show_the_plan_and_the_plan_over_what_was_counted(
 
 
 def test_what_was_counted_is_not_trained_again_and_has_a_page(
-    folder: Path,
-    found: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    folder: Path, found: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     monkeypatch.chdir(folder)
     files = sorted((folder / "runs").rglob("tokenizer.*"))
@@ -155,9 +150,7 @@ def test_what_was_counted_is_not_trained_again_and_has_a_page(
         ({"grid": {"tokenizer": ["../x"]}}, "tokenizer", "unknown tokenizer"),
     ],
 )
-def test_a_study_that_says_too_little_is_refused(
-    changes: dict[str, Any], path: str, problem: str
-) -> None:
+def test_incomplete_study_is_refused(changes: dict[str, Any], path: str, problem: str) -> None:
     figure = {**tree()["figure"], "x": ["tokenizer"], "series": []}
     given = tree(products={}, grid={"tokenizer": ["bpe_bloom"]}, figure=figure)
     with pytest.raises(RecipeError, match=problem) as caught:
@@ -165,28 +158,19 @@ def test_a_study_that_says_too_little_is_refused(
     assert caught.value.path == f"few.yaml.{path}"
 
 
-def test_a_point_that_no_source_gives_is_told_and_the_rest_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_unknown_source_is_told(folder: Path, capfd: Said) -> None:
     grid = {
         "trained_on": ["xx", "fi"],
         "tokenizer": ["bpe_bloom"],
         "tokenizer.vocab_size": [640],
     }
     given = tree(grid=grid, columns={})
-    assert main([*words(tmp_path, given), "output=json"]) == 2
+    assert main([*words(folder, given), "output=json"]) == 2
     first, second = json.loads(capfd.readouterr().out)["points"]
     assert "unknown source 'xx'" in first["why"]
     assert (first["measured"], "columns" in first) == (None, False)
     assert second["measured"] > 1
-
-
-def test_no_plan_knows_fertility(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    asked = [one for one in words(tmp_path, tree()) if not one.startswith("run=")]
+    asked = [one for one in words(folder, given) if not one.startswith("run=")]
     assert main([*asked, "action=plan"]) == 2
     assert "a plan has no mean.tokens_per_word" in capfd.readouterr().err
 
