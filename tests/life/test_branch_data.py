@@ -4,21 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.life.conftest import ROOT, TINY, Program
+from tests.life.conftest import ROOT, Program, tiny
 
-CUT = ("budget.total", "checkpoint.", "evaluation.", "data.")
 WORDS = (
-    *(word for word in TINY if not word.startswith(CUT)),
     *("data.on_exhausted=redistribute", "data.shares={own: 0.5, eu: 0.5}"),
-    "evaluation.every_tokens=4_096",
+    *("budget.total_tokens=2_048", "evaluation.every_tokens=4_096"),
     *("checkpoint.every_tokens=1_024", "evaluation.max_windows_per_source=1"),
 )
 TEXT = ROOT / "corpora" / "eu24" / "en.txt"
 
 
-def sources(most_epochs: str) -> str:
-    own = f"own: {{files: [own.txt], most_epochs: {most_epochs}}}"
-    return f"data.sources={{{own}, eu: {{files: ['{TEXT.parent}/*.txt']}}}}"
+OWN = "own: {files: [own.txt], most_epochs: 1}"
+TRUNK = tiny(*WORDS, f"data.sources={{{OWN}, eu: {{files: ['{TEXT.parent}/*.txt']}}}}")
+BRANCH = (*TRUNK, "run=refused", "from.run=trunk", "from.at_tokens=1_024")
 
 
 @pytest.mark.long
@@ -27,20 +25,17 @@ def test_other_texts_another_tokenizer_and_another_past_are_refused(
 ) -> None:
     text = home / "own.txt"
     text.write_text(TEXT.read_text("utf-8")[:6_000], "utf-8")
-    program(*WORDS, sources("1"), "budget.total_tokens=2_048", "run=trunk")
-    branch = (*WORDS, "run=refused", "from.run=trunk", "from.at_tokens=1_024")
-    on = (*branch, "from.with=optimizer")
+    program(*TRUNK, "run=trunk")
+    with_optimizer, with_weights = "from.with=optimizer", "from.with=weights"
 
-    said = program(*on, sources("1"), "budget.total_tokens=8_192", status=2).stderr
+    longer = tiny(*BRANCH, with_optimizer, "budget.total_tokens=8_192")
+    said = program(*longer, status=2).stderr
     assert "budget.total_tokens: the parent drew 8 samples of own" in said
     text.write_text(TEXT.with_name("de.txt").read_text("utf-8")[:6_000], "utf-8")
-    said = program(
-        *branch, "from.with=weights", sources("1"), "budget.total_tokens=2_048", status=2
-    ).stderr
+    said = program(*BRANCH, with_weights, status=2).stderr
     assert "tokenizer: differs from the parent's tokenizer" in said
-    folder = said.partition("set data.tokenizer_folder=")[2].strip()
-    same = (sources("1"), "budget.total_tokens=2_048", f"data.tokenizer_folder={folder}")
-    said = program(*on, *same, status=2).stderr
+    same = f"data.tokenizer_folder={said.partition('set data.tokenizer_folder=')[2].strip()}"
+    said = program(*BRANCH, with_optimizer, same, status=2).stderr
     assert "data.sources.own: the text differs from the text that the parent read" in said
     assert not (home / "refused").exists()
-    program(*branch, "from.with=weights", *same)
+    program(*BRANCH, with_weights, same)

@@ -17,11 +17,9 @@ from components.checkpoint.metadata import MARKER, newest_checkpoint, tokens_of
 from components.fault_tolerance.faults import fill_up, truncate_newest
 from components.run.ownership import sign_file
 from tests.components.checkpoint import damage_cases as damages
-from tests.life.conftest import TINY, Program, act, entries
+from tests.life.conftest import Program, act, entries, tiny
 
-CUT = ("budget.total_tokens", "checkpoint.every_tokens", "evaluation.every_tokens")
-WORDS = (
-    *(word for word in TINY if not word.startswith(CUT)),
+WORDS = tiny(
     "budget.total_tokens=4_608",
     "checkpoint.every_tokens=1_536",
     "checkpoint.weights_every_tokens=4_608",

@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.life.conftest import TINY, Program, entries
+from tests.life.conftest import Program, column, tiny
 
 pytestmark = pytest.mark.long
 
-CUT = ("budget.total_tokens", "checkpoint.every_tokens", "evaluation.every_tokens")
-WORDS = (
-    *(word for word in TINY if not word.startswith(CUT)),
+WORDS = tiny(
     "budget.total_tokens=6_144",
     "checkpoint.every_tokens=2_048",
     "checkpoint.keep=3",
@@ -19,10 +17,6 @@ WORDS = (
     "cluster.ranks=2",
 )
 STEPS = 12
-
-
-def losses(run: Path) -> list[float]:
-    return [entry["loss"] for entry in entries(run, "step")]
 
 
 def forget_after(run: Path, step: int) -> None:
@@ -40,15 +34,16 @@ def test_each_engine_goes_on_from_the_other_with_the_losses_of_an_uninterrupted_
     words = ("parallelism.engine=deepspeed", "parallelism.zero=2")
     done = program(*WORDS, *words, f"run={run}")
     assert "eepSpeed" not in done.stdout
-    uninterrupted, held_out = losses(run), entries(run, "held_out")[-1]["loss"]
+    uninterrupted, held_out = column(run, "loss"), column(run, "loss", "held_out")[-1]
     assert len(uninterrupted) == STEPS
     given = json.loads((run / "deepspeed.json").read_text())
     assert given["zero_optimization"]["stage"] == 2
     assert given["train_batch_size"] == 2 * given["train_micro_batch_size_per_gpu"]
-    for engine, step in (("mesh", 4), ("deepspeed", 8)):
+    for engine, ranks, step in (("mesh", 1, 4), ("deepspeed", 2, 8)):
         forget_after(run, step)
-        program(f"resume={run}", f"parallelism.engine={engine}", "parallelism.zero=1")
+        words = (f"parallelism.engine={engine}", f"parallelism.data={ranks}")
+        program(f"resume={run}", *words, "parallelism.zero=1")
         left = STEPS - step
-        assert [entry["step"] for entry in entries(run, "resume")][-1] == step
-        assert losses(run)[-left:] == pytest.approx(uninterrupted[-left:], rel=1e-6)
-        assert entries(run, "held_out")[-1]["loss"] == pytest.approx(held_out, rel=1e-6)
+        assert column(run, "step", "resume")[-1] == step
+        assert column(run, "loss")[-left:] == pytest.approx(uninterrupted[-left:], rel=1e-6)
+        assert column(run, "loss", "held_out")[-1] == pytest.approx(held_out, rel=1e-6)

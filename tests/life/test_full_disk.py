@@ -9,13 +9,11 @@ import pytest
 
 from components.checkpoint.metadata import newest_checkpoint
 from components.fault_tolerance.failures import MENDABLE
-from tests.life.conftest import ROOT, TINY, act, environment
+from tests.life.conftest import ROOT, act, environment, tiny
 
 pytestmark = pytest.mark.long
 
-CUT = ("budget.total_tokens", "checkpoint.every_tokens", "evaluation.every_tokens")
-WORDS = (
-    *(word for word in TINY if not word.startswith(CUT)),
+WORDS = tiny(
     "budget.total_tokens=2_048",
     "checkpoint.every_tokens=1_024",
     "checkpoint.retry_seconds=0",

@@ -11,11 +11,9 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.resolve import update_recipe
 from components.run.folder import RunFolder, create_run_folder, replace_recipe
-from tests.life.conftest import TINY, Program, entries
+from tests.life.conftest import Program, act, entries, forget_the_end, tiny
 
-CUT = ("budget.total_tokens", "checkpoint.every_tokens", "evaluation.every_tokens")
-WORDS = (
-    *(word for word in TINY if not word.startswith(CUT)),
+WORDS = tiny(
     "budget.total_tokens=3_072",
     "checkpoint.every_tokens=1_536",
     "evaluation.every_tokens=3_072",
@@ -28,21 +26,15 @@ TOLERANCE = 1e-6  # relative: the order in which float32 numbers are added chang
 
 @pytest.fixture(scope="module")
 def stayed(home: Path) -> Path:
-    """Where the run of two data ranks that was left alone goes."""
+    """The run of two data ranks that was left alone."""
+    assert act(home, *WORDS, f"run={home / 'stayed'}") == 0
     return home / "stayed"
 
 
 @pytest.fixture
-def killed(stayed: Path, program: Program, tmp_path: Path) -> Path:
+def killed(stayed: Path, tmp_path: Path) -> Path:
     """What a kill after the first checkpoint leaves of that run."""
-    if not stayed.exists():
-        program(*WORDS, f"run={stayed}")
-    copy = tmp_path / "killed"
-    shutil.copytree(stayed, copy)
-    (copy / "results.json").unlink()
-    *_, last = sorted((copy / "checkpoints").glob("tokens-*"))
-    shutil.rmtree(last)
-    return copy
+    return forget_the_end(Path(shutil.copytree(stayed, tmp_path / "killed")))
 
 
 def read(file: Path) -> Any:
