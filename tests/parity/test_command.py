@@ -95,15 +95,9 @@ def test_rates_and_multipliers_by_size_are_the_same_in_every_layout(
         "model.parametrization={_target_: components.model.parametrization.CompleteP, "
         "_partial_: true, base_dim: 32, base_layers: 1, depth_exponent: 0.5}"
     )
-    words = (
-        f"recipe={name}",
-        "model.num_layers=2",
-        form,
-        f"layouts=[{layouts}]",
-        "output=json",
-    )
     plain = "model.initialization.residual=plain"
-    assert main(["action=parity", *words, plain]) == 0
+    words = (f"recipe={name}", *SMALL[1:], form, plain, f"layouts=[{layouts}]", "output=json")
+    assert main(["action=parity", *words]) == 0
     for proof in json.loads(capsys.readouterr().out)["layouts"]:
         assert proof["loss"]["largest_relative_difference"] < 1e-14
         assert proof["gradient"]["largest_relative_difference"] < 1e-12
