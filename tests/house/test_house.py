@@ -83,10 +83,7 @@ def test_only_two_rooms_know_hydra() -> None:
         for file in SOURCES
         if re.search(r"^\s*(from|import) (hydra|omegaconf)\b", read(file), re.M)
     }
-    assert knowing == {
-        "command/arguments.py",
-        "command/composition/conf_groups.py",
-    }
+    assert knowing == {"command/arguments.py", "command/composition/conf_groups.py"}
 
 
 def test_one_module_writes_to_the_terminal() -> None:

@@ -13,7 +13,7 @@ from components.errors import RecipeError
 from components.run.folder import RunFolder
 from components.run.writer_lock import train_alone
 from components.train.launch import launch_training
-from tests.life.conftest import Program, check_same_bits, column, entries, saved, tiny
+from tests.life.conftest import ROOT, Program, check_same_bits, column, entries, saved, tiny
 
 pytestmark = pytest.mark.long
 
@@ -173,3 +173,37 @@ def test_merged_checkpoints_are_exported_and_begun_with_like_any_other(
     said = program("action=merge", f"run={trunk}", "last=9", "file=no", status=2).stderr
     assert "last: 9 checkpoints requested, but only 4" in said
     assert not (home / "no").exists()
+
+
+TEXTS = (
+    *("data.on_exhausted=redistribute", "data.shares={own: 0.5, eu: 0.5}"),
+    *("budget.total_tokens=2_048", "evaluation.every_tokens=4_096"),
+    *("checkpoint.every_tokens=1_024", "evaluation.max_windows_per_source=1"),
+)
+TEXT = ROOT / "corpora" / "eu24" / "en.txt"
+
+
+OWN = "own: {files: [own.txt], most_epochs: 1}"
+TEXT_TRUNK = tiny(*TEXTS, f"data.sources={{{OWN}, eu: {{files: ['{TEXT.parent}/*.txt']}}}}")
+TEXT_BRANCH = (*TEXT_TRUNK, "run=refused", "from.run=text-trunk", "from.at_tokens=1_024")
+
+
+def test_other_texts_another_tokenizer_and_another_past_are_refused(
+    home: Path, program: Program
+) -> None:
+    text = home / "own.txt"
+    text.write_text(TEXT.read_text("utf-8")[:6_000], "utf-8")
+    program(*TEXT_TRUNK, "run=text-trunk")
+    with_optimizer, with_weights = "from.with=optimizer", "from.with=weights"
+
+    longer = tiny(*TEXT_BRANCH, with_optimizer, "budget.total_tokens=8_192")
+    said = program(*longer, status=2).stderr
+    assert "budget.total_tokens: the parent drew 8 samples of own" in said
+    text.write_text(TEXT.with_name("de.txt").read_text("utf-8")[:6_000], "utf-8")
+    said = program(*TEXT_BRANCH, with_weights, status=2).stderr
+    assert "tokenizer: differs from the parent's tokenizer" in said
+    same = f"data.tokenizer_folder={said.partition('set data.tokenizer_folder=')[2].strip()}"
+    said = program(*TEXT_BRANCH, with_optimizer, same, status=2).stderr
+    assert "data.sources.own: the text differs from the text that the parent read" in said
+    assert not (home / "refused").exists()
+    program(*TEXT_BRANCH, with_weights, same)

@@ -62,19 +62,3 @@ def test_a_run_finds_the_power_of_its_host_and_goes_on_counting(
     seconds = [one["hosts"]["passed_seconds"] for one in entries(run, "energy")]
     assert seconds == sorted(seconds)
     assert read_history(run).energy["hosts"].energy_kwh == both["hosts"]["joules"] / 3.6e6
-
-
-@pytest.mark.long
-def test_without_counters_a_run_says_not_measured(
-    home: Path, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fit, "SYSFS", tmp_path)
-    run = home / "unmeasured"
-    said = program(*TINY, f"run={run}").stderr
-    assert "not measured" not in said  # of a CPU nobody expects it
-    found = energy(run)
-    assert (found["devices"]["joules"], found["joules_per_token"]) == (None, None)
-    assert found["devices"]["source"] == "a CPU's energy is its host's"
-    assert found["hosts"]["joules"] is None
-    assert found["hosts"]["source"] == f"no counter: no RAPL below {tmp_path}/class/powercap"
-    assert "<td>not measured</td>" in (run / "report.html").read_text("utf-8")

@@ -199,10 +199,7 @@ def test_the_table_and_the_report_show_what_was_found(trained: Path, program: Pr
     [
         ((), "run: a run is required"),
         (("run=nowhere",), "run: nowhere is not a run folder"),
-        (
-            ("run=two", "at_tokens=7"),
-            "at_tokens: no checkpoint at 7 tokens in .*\n.*512",
-        ),
+        (("run=two", "at_tokens=7"), "at_tokens: no checkpoint at 7 tokens in .*\n.*512"),
         (("run=two", "precision.compute=half"), "precision.compute: "),
         (("run=two", "text=none.txt"), "text: no file matches none.txt"),
         (

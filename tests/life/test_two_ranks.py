@@ -23,7 +23,7 @@ from tests.life.conftest import (
 )
 from tests.life.together import begin, train_together
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1_800)]
 
 TWO = ("cluster.ranks=2", "evaluation.max_windows_per_source=4")
 BFLOAT16 = ("precision.compute=bfloat16", "precision.weights=bfloat16")
@@ -92,6 +92,7 @@ COMPARED: dict[str, tuple[str, tuple[str, ...], float]] = {  # with which, how n
     "float8, context": ("float8", ("context=2",), FLOAT8_TOLERANCE),
     "float8, pipeline": ("float8", ("pipeline=2",), FLOAT8_TOLERANCE),
     "float16, pipeline": ("float16", ("pipeline=2",), 2e-3),
+    "float32, data": ("float32", ("data=2",), 2e-5),
     "float32, sharded": ("float32", ("data=2", "zero=3"), 2e-5),  # losses are near 6
 }
 EXPERTS = (
