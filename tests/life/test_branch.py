@@ -181,11 +181,9 @@ TEXTS = (
     *("checkpoint.every_tokens=1_024", "evaluation.max_windows_per_source=1"),
 )
 TEXT = ROOT / "corpora" / "eu24" / "en.txt"
-
-
 OWN = "own: {files: [own.txt], most_epochs: 1}"
 TEXT_TRUNK = tiny(*TEXTS, f"data.sources={{{OWN}, eu: {{files: ['{TEXT.parent}/*.txt']}}}}")
-TEXT_BRANCH = (*TEXT_TRUNK, "run=refused", "from.run=text-trunk", "from.at_tokens=1_024")
+TEXT_BRANCH = (*TEXT_TRUNK, "run=text-branch", "from.run=text-trunk", "from.at_tokens=1_024")
 
 
 def test_other_texts_another_tokenizer_and_another_past_are_refused(
@@ -205,5 +203,5 @@ def test_other_texts_another_tokenizer_and_another_past_are_refused(
     same = f"data.tokenizer_folder={said.partition('set data.tokenizer_folder=')[2].strip()}"
     said = program(*TEXT_BRANCH, with_optimizer, same, status=2).stderr
     assert "data.sources.own: the text differs from the text that the parent read" in said
-    assert not (home / "refused").exists()
+    assert not (home / "text-branch").exists()
     program(*TEXT_BRANCH, with_weights, same)
