@@ -27,7 +27,7 @@ STEPS = [name for name, case in TOYS.items() if case.runs.endswith("steps.measur
 ENTROPY_TOLERANCE = 0.05  # random weights predict almost nothing
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore",  # compilers, float8 emulation and the profiler warn about their own imports
+    "ignore"  # compilers, float8 emulation and the profiler warn about their own imports
 )
 
 

@@ -75,7 +75,7 @@ def test_out_of_memory_and_other_failures_are_stored_as_results(
 
 @pytest.mark.long
 def test_an_interrupted_part_continues_with_the_next_case(write: Write) -> None:
-    file = write({"first": ("finish", 60), "slow": ("hang", 60), "last": ("finish", 60)})
+    file = write({"first": ("finish", 60), "slow": ("hang", 60)})
     command = [sys.executable, "-m", "benchmarks.gpu.drive", *words_for(file)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     note = file.parent / "slow"
@@ -89,16 +89,10 @@ def test_an_interrupted_part_continues_with_the_next_case(write: Write) -> None:
     assert list(read_results(file)) == ["first"]
     file.write_text(file.read_text().replace("gpu_faults.hang", "gpu_faults.finish"))
     assert main(words_for(file)) == 0
-    assert {name: row["outcome"] for name, row in read_results(file).items()} == dict.fromkeys(
-        ("first", "slow", "last"), "finished"
-    )
+    outcomes = {name: row["outcome"] for name, row in read_results(file).items()}
+    assert outcomes == {"first": "finished", "slow": "finished"}
     assert (file.parent / "first").read_text() == "ran\n"
-
-
-@pytest.mark.long
-def test_a_named_case_runs_again(write: Write) -> None:
-    file = write({"first": ("finish", 60)})
-    assert main(words_for(file)) == main(words_for(file, "case=first")) == 0
+    assert main(words_for(file, "case=first")) == 0  # a case that is named runs again
     assert (file.parent / "first").read_text() == "ran\nran\n"
 
 

@@ -1,6 +1,7 @@
 """The tables of measurements on GPUs contain the stored results."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from benchmarks.gpu import page as pages
 from benchmarks.gpu import predict
 from benchmarks.gpu.cases import read_cases
 from benchmarks.gpu.page import PAGE, render_page
+from command.arguments import ROOT
 from components.errors import RecipeError
 
 
@@ -51,3 +53,13 @@ def test_a_row_has_a_measurement_and_its_prediction(
 def test_predictions_need_a_cluster_profile() -> None:
     with pytest.raises(RecipeError, match="cluster: no cluster profile is given"):
         predict.main([])
+
+
+def test_packages_for_a_gpu_machine_have_the_versions_of_the_locks() -> None:
+    def pinned(name: str) -> set[str]:
+        text = (ROOT / "requirements" / name).read_text("utf-8")
+        return set(re.findall(r"^([\w.-]+==[^\s\\]+)", text, re.MULTILINE))
+
+    locked = pinned("run.lock") | pinned("dev.lock") | pinned("fp8.lock")
+    peers = {"docstring-parser", "torchdata", "torchtitan", "tyro"}  # no lock has these
+    assert {text.partition("==")[0] for text in pinned("gpu.txt") - locked} == peers

@@ -40,9 +40,7 @@ def run_folder(folder: Path, *words: str, device: str = "cuda:0") -> Path:
     return folder
 
 
-def test_a_row_of_a_run_has_its_machine_and_its_changed_keys(
-    tmp_path: Path,
-) -> None:
+def test_a_row_of_a_run_has_its_machine_and_its_changed_keys(tmp_path: Path) -> None:
     row = row_of(run_folder(tmp_path, "cluster=juwels", SHORT))
     assert row["changed"] == ["budget.total_tokens"]
     assert (row["cluster"], row["ranks"], row["date"]) == ("juwels", 512, "2027-03-01")

@@ -15,16 +15,9 @@ from command.arguments import ROOT
 
 SCRIPTS = {file.stem: file for file in (ROOT / "benchmarks").rglob("*.py")}
 # Results with the fingerprint of a recipe, and results that compare no speed.
-NO_SPEED = {"chaos", "dryruns", "local_copies", "masters", "measured", "miniatures", "parity"}
-NO_SPEED |= {
-    "law_coverage",
-    "muon",
-    "mup",
-    "new_recipes",
-    "primus",
-    "studies",
-    "tables",
-    "versions",
+NO_SPEED = {
+    *("chaos", "dryruns", "law_coverage", "local_copies", "masters", "measured", "miniatures"),
+    *("muon", "mup", "new_recipes", "parity", "primus", "studies", "tables", "versions"),
 }
 PAGE = f"""\
 <!-- summary: written by `{speed.WRITER}` -->

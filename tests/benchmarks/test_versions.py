@@ -48,12 +48,7 @@ def test_environments_are_chosen_by_torch_or_by_torch_and_python() -> None:
     newest = [tried for tried in ENVIRONMENTS if tried.torch == TORCH_RELEASES[-1]]
     assert list(select_environments([TORCH_RELEASES[-1]])) == newest
     assert list(select_environments([newest[-1].name])) == newest[-1:]
-
-
-def test_an_unknown_version_is_an_error_that_lists_the_tested_ones() -> None:
-    with pytest.raises(
-        RecipeError, match=r"'1\.0\.0' is not tested\n  choose from 2\.10\.0-py3"
-    ):
+    with pytest.raises(RecipeError, match=r"'1\.0\.0' is not tested\n  choose from 2\.10\."):
         list(select_environments(["1.0.0"]))
 
 

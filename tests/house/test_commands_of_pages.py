@@ -20,10 +20,7 @@ from command.arguments import ROOT
 from command.main import main
 
 PAGES = ("README.md", "docs/start.md", "docs/first_model.md", "docs/adding.md")
-OF_A_MINUTE = frozenset({
-    "README.md",
-    "docs/first_model.md",
-})  # make pages has the others
+OF_A_MINUTE = ("README.md", "docs/first_model.md")  # make pages has the others
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 PROGRAMS = ("python ", "make ", "source ")
 ANSWERING = {"action=show", "action=plan", "action=render"}  # these answer within a second
@@ -106,9 +103,7 @@ def test_a_command_that_answers_at_once_does(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for page in PAGES:
         write_files(page, tmp_path)
-        write_files(
-            page, tmp_path / "config" / "kochbuch" / "recipes"
-        )  # by name, as in recipes/
+        write_files(page, tmp_path / "config" / "kochbuch" / "recipes")  # by name
     assert main(shlex.split(line)[2:]) == 0
 
 

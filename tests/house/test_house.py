@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 from benchmarks.recipes import published_recipes, recipe_file
@@ -16,13 +17,18 @@ SOURCES = sorted([
 MOST_LINES = 400
 MOST_FUNCTION_LINES = 60
 MOST_YAML_LINES = 60
-MOST_PROFILE_LINES = (
-    120  # a machine has a line for each figure and each variable, with its reason
-)
+MOST_PROFILE_LINES = 120  # a line for each figure and each variable, with its reason
 
 
-def test_the_sources_are_found() -> None:
-    assert len(SOURCES) > 50
+@cache
+def read(file: Path) -> str:
+    return file.read_text("utf-8")
+
+
+@cache
+def nodes_of(file: Path) -> list[ast.AST]:
+    """All nodes of a file's syntax tree, the module first."""
+    return list(ast.walk(ast.parse(read(file))))
 
 
 def test_no_source_file_grows_into_several_things() -> None:
@@ -30,7 +36,7 @@ def test_no_source_file_grows_into_several_things() -> None:
     long = {
         str(file.relative_to(ROOT)): lines
         for file in [*SOURCES, *tests]
-        if (lines := len(file.read_text("utf-8").splitlines())) > MOST_LINES
+        if (lines := len(read(file).splitlines())) > MOST_LINES
     }
     assert long == {}
 
@@ -39,7 +45,7 @@ def test_no_function_is_longer_than_a_screen() -> None:
     long = {
         f"{file.relative_to(ROOT)}:{node.name}": node.end_lineno - node.lineno + 1
         for file in SOURCES
-        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        for node in nodes_of(file)
         if isinstance(node, ast.FunctionDef)
         and node.end_lineno is not None
         and node.end_lineno - node.lineno >= MOST_FUNCTION_LINES
@@ -55,8 +61,7 @@ def test_recipes_and_groups_stay_short() -> None:
     long = {
         file.name: lines
         for file in files
-        if (lines := len(file.read_text("utf-8").splitlines()))
-        > most.get(file.parent.name, MOST_YAML_LINES)
+        if (lines := len(read(file).splitlines())) > most.get(file.parent.name, MOST_YAML_LINES)
     }
     assert long == {}
 
@@ -67,7 +72,7 @@ def test_no_code_knows_a_recipe_a_model_or_a_cluster_by_name() -> None:
     found = {
         f"{file.relative_to(ROOT)}: {match.group()}"
         for file in SOURCES
-        for match in words.finditer(file.read_text("utf-8"))
+        for match in words.finditer(read(file))
     }
     assert found == set()
 
@@ -76,12 +81,9 @@ def test_only_two_rooms_know_hydra() -> None:
     knowing = {
         str(file.relative_to(ROOT))
         for file in SOURCES
-        if re.search(r"^\s*(from|import) (hydra|omegaconf)\b", file.read_text("utf-8"), re.M)
+        if re.search(r"^\s*(from|import) (hydra|omegaconf)\b", read(file), re.M)
     }
-    assert knowing == {
-        "command/arguments.py",
-        "command/composition/conf_groups.py",
-    }
+    assert knowing == {"command/arguments.py", "command/composition/conf_groups.py"}
 
 
 def test_one_module_writes_to_the_terminal() -> None:
@@ -95,7 +97,7 @@ def test_one_module_writes_to_the_terminal() -> None:
         str(file.relative_to(ROOT))
         for file in SOURCES
         if not file.is_relative_to(ROOT / "benchmarks")
-        and writes.search(turns.sub("", file.read_text("utf-8")))
+        and writes.search(turns.sub("", read(file)))
     }
     # A signal, or a Python too old, before anything is imported: the files that run by then.
     # And a child process that answers on its standard output.

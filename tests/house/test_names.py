@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from statistics import median
 
-from tests.house.test_house import ROOT, SOURCES
+from tests.house.test_house import ROOT, SOURCES, nodes_of, read
 
 MOST_SIDE_BY_SIDE = 25
 MOST_FRAGMENTS, SHORT_LINES, LEAST_MEDIAN_LINES = 28, 110, 110
@@ -35,11 +35,17 @@ def benchmark(file: Path) -> bool:
     return file.is_relative_to(ROOT / "benchmarks")
 
 
+def body_of(file: Path) -> list[ast.stmt]:
+    (module, *_) = nodes_of(file)
+    assert isinstance(module, ast.Module)
+    return module.body
+
+
 def public_classes() -> dict[str, list[str]]:
     """Find the files in which each public class is defined."""
     found = defaultdict(list)
     for file in SOURCES:
-        for node in ast.parse(file.read_text("utf-8")).body:
+        for node in body_of(file):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].append(str(file.relative_to(ROOT)))
     return found
@@ -48,7 +54,7 @@ def public_classes() -> dict[str, list[str]]:
 def test_an_alias_has_one_meaning() -> None:
     meanings = defaultdict(set)
     for file in SOURCES:
-        for node in ast.parse(file.read_text("utf-8")).body:
+        for node in body_of(file):
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
                     if re.fullmatch(r"[A-Z][a-z]\w+", name):
@@ -60,7 +66,7 @@ def test_a_public_function_is_a_verb_and_a_noun() -> None:
     single = {
         node.name
         for file in code()
-        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        for node in nodes_of(file)
         if isinstance(node, ast.FunctionDef) and re.fullmatch(r"[a-z]+", node.name)
     }
     assert len(single) <= MOST_SINGLE_WORDS, sorted(single)
@@ -70,7 +76,7 @@ def test_no_name_is_dialect() -> None:
     names = {
         (str(file.relative_to(ROOT)), name)
         for file in SOURCES
-        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        for node in nodes_of(file)
         for name in (
             getattr(node, attribute, None) for attribute in ("id", "name", "arg", "attr")
         )
@@ -86,7 +92,7 @@ def test_the_first_line_of_a_docstring_is_plain_english() -> None:
     odd = {
         (str(file.relative_to(ROOT)), line)
         for file in SOURCES
-        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        for node in nodes_of(file)
         if isinstance(node, documented) and (text := ast.get_docstring(node))
         if FIRST_LINE_WORDS.search(line := text.partition("\n")[0])
     }
@@ -112,13 +118,13 @@ def test_no_public_class_is_a_bare_participle() -> None:
 def test_few_files_are_fragments_of_the_one_that_imports_them() -> None:
     importers: Counter[str] = Counter()
     for file in SOURCES:
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        for node in nodes_of(file):
             if isinstance(node, ast.ImportFrom) and node.module:
                 importers[node.module] += 1
     fragments = [
         name
         for file in code()
-        if len(file.read_text("utf-8").splitlines()) < SHORT_LINES
+        if len(read(file).splitlines()) < SHORT_LINES
         and importers[name := ".".join(file.relative_to(ROOT).with_suffix("").parts)] == 1
         and not {"actions", "callbacks"} & {*file.parts}  # one file each
     ]
@@ -126,5 +132,5 @@ def test_few_files_are_fragments_of_the_one_that_imports_them() -> None:
 
 
 def test_files_are_whole_things_in_the_middle() -> None:
-    lines = [len(file.read_text("utf-8").splitlines()) for file in code()]
+    lines = [len(read(file).splitlines()) for file in code()]
     assert median(lines) >= LEAST_MEDIAN_LINES

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from command.main import main
 from components.run.history import log_files, read_lines
@@ -33,6 +35,12 @@ TINY = (
     "evaluation.every_tokens=6_144",
 )
 
+
+def tiny(*words: str) -> list[str]:
+    """The miniature's words with these over them, each key once."""
+    return list({word.partition("=")[0]: word for word in (*TINY, *words)}.values())
+
+
 Program = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -54,6 +62,39 @@ def records(run: Path) -> list[dict[str, Any]]:
 
 def entries(run: Path, kind: str) -> list[dict[str, Any]]:
     return [one for one in records(run) if one["kind"] == kind]
+
+
+def column(run: Path, key: str, kind: str = "step") -> list[Any]:
+    return [one[key] for one in entries(run, kind)]
+
+
+def saved(run: Path, tokens: int | None = None) -> dict[str, torch.Tensor]:
+    """Read weights and optimizer of a checkpoint, by default the newest."""
+    return {key.partition(" ")[2]: tensor for key, tensor in _by_file(run, tokens).items()}
+
+
+def check_same_bits(run: Path, other: Path, tokens: int | None = None) -> None:
+    """Check that both runs have saved the same: weights, masters and moments of each rank."""
+    found, expected = _by_file(run, tokens), _by_file(other, tokens)
+    assert found.keys() == expected.keys()
+    assert any("optimizer.state." in name for name in expected)
+    assert [name for name in expected if not found[name].equal(expected[name])] == []
+
+
+def _by_file(run: Path, tokens: int | None) -> dict[str, torch.Tensor]:
+    name = "tokens-*" if tokens is None else f"tokens-{tokens:015d}"
+    return {
+        f"{file.name} {name}": tensor
+        for file in max((run / "checkpoints").glob(name)).glob("*.safetensors")
+        for name, tensor in load_file(file).items()
+    }
+
+
+def forget_the_end(run: Path) -> Path:
+    """Leave of a finished run what a kill before its last checkpoint leaves."""
+    shutil.rmtree(max((run / "checkpoints").glob("tokens-*")))
+    (run / "results.json").unlink()
+    return run
 
 
 @pytest.fixture(scope="module")

@@ -85,12 +85,7 @@ ORIGINS = (
         precision="float64",  # float32's last digit can send a token to another expert
         words=("model.mlp.num_experts=8", "model.mlp.top_k=2"),
         layout={"data": 1, "expert": 4},
-        targets=(
-            {},
-            {"expert": 1},
-            {"expert": 2},
-            {"data": 2, "expert": 2, "pipeline": 2},
-        ),
+        targets=({}, {"expert": 1}, {"expert": 2}, {"data": 2, "expert": 2, "pipeline": 2}),
     ),
 )
 

@@ -1,12 +1,11 @@
 """A run begins from a checkpoint of another: with its optimizer, or with its weights alone."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
-from torch import Tensor
 
 from components.checkpoint.metadata import read_marker
 from components.config.check import read_recipe
@@ -14,12 +13,12 @@ from components.errors import RecipeError
 from components.run.folder import RunFolder
 from components.run.writer_lock import train_alone
 from components.train.launch import launch_training
-from tests.life.conftest import TINY, Program, entries
+from tests.life.conftest import ROOT, Program, check_same_bits, column, entries, saved, tiny
 
-CUT = ("budget.total", "checkpoint.", "evaluation.", "budget.sequence")
+pytestmark = pytest.mark.long
+
 WORDS = (
-    *(word for word in TINY if not word.startswith(CUT)),
-    *("budget.sequence_length=64", "checkpoint.every_tokens=1_024", "checkpoint.keep=9"),
+    *("checkpoint.every_tokens=1_024", "checkpoint.keep=9"),
     *("evaluation.every_tokens=2_048", "evaluation.max_windows_per_source=2"),
 )
 TRUNK, BRANCHED, COOLED = 4_096, 2_048, 3_072
@@ -33,21 +32,6 @@ def ends(tokens: int) -> tuple[str, ...]:
     return (f"budget.total_tokens={tokens}", f"schedule.phases={{all: {{{rates}}}}}")
 
 
-def over(*words: str) -> list[str]:
-    """Put words over the common ones, each key once."""
-    return list({word.partition("=")[0]: word for word in (*WORDS, *words)}.values())
-
-
-def saved(run: Path, tokens: int) -> dict[str, Tensor]:
-    files = sorted((run / "checkpoints" / f"tokens-{tokens:015d}").glob("*.safetensors"))
-    return {name: x for file in files for name, x in load_file(file).items()}
-
-
-def check_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert all(one[name].equal(other[name]) for name in one)
-
-
 Made = Callable[..., Path]
 
 
@@ -58,7 +42,7 @@ def made(home: Path, program: Program) -> Made:
     def make(name: str, *words: str) -> Path:
         run = home / name
         if not (run / "results.json").exists():
-            program(*over(*words), f"run={run}")
+            program(*tiny(*WORDS, *words), f"run={run}")
         return run
 
     return make
@@ -68,13 +52,11 @@ def on(parent: Path, takes: str = "optimizer", tokens: int = BRANCHED) -> tuple[
     return f"from.run={parent}", f"from.with={takes}", f"from.at_tokens={tokens}"
 
 
-@pytest.mark.long
 def test_a_branch_with_the_same_end_is_the_run_that_was_never_branched(made: Made) -> None:
     trunk = made("trunk", *ends(TRUNK))
     again = made("again", *on(trunk), *ends(TRUNK))
-    check_same(saved(again, TRUNK), saved(trunk, TRUNK))
-    own, theirs = entries(again, "step"), entries(trunk, "step")
-    assert [one["loss"] for one in own] == [one["loss"] for one in theirs[4:]]
+    check_same_bits(again, trunk)
+    assert column(again, "loss") == column(trunk, "loss")[4:]
     (event,) = entries(again, "branch")
     assert (event["step"], event["tokens"]) == (4, BRANCHED)
     assert event["evidence"]["run"] == str(trunk)
@@ -82,36 +64,30 @@ def test_a_branch_with_the_same_end_is_the_run_that_was_never_branched(made: Mad
     assert resumed["tokens"] == BRANCHED
 
 
-@pytest.mark.long
 def test_a_cooldown_from_a_longer_trunk_is_the_run_declared_with_that_end(made: Made) -> None:
     trunk = made("trunk", *ends(TRUNK))
     declared = made("declared", *ends(COOLED))
     cooled = made("cooled", *on(trunk), *ends(COOLED))
-    check_same(saved(cooled, COOLED), saved(declared, COOLED))
+    check_same_bits(cooled, declared)
     assert not saved(cooled, COOLED)["model.embedding.weight"].equal(
         saved(trunk, COOLED)["model.embedding.weight"]
     )
-    rates = [one["lr"] for one in entries(cooled, "step")]
-    assert rates == [one["lr"] for one in entries(declared, "step")][4:]
+    assert column(cooled, "lr") == column(declared, "lr")[4:]
 
 
-@pytest.mark.long
 def test_a_branch_in_another_layout_computes_nearly_the_same(made: Made) -> None:
     trunk, declared = made("trunk", *ends(TRUNK)), made("declared", *ends(COOLED))
     two = ("cluster.ranks=2", "parallelism.tensor=2")
     moved = made("moved", *on(trunk), *ends(COOLED), *two)
-    for one, other in zip(entries(moved, "step"), entries(declared, "step")[4:], strict=True):
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
-        assert one["samples_digest"] == other["samples_digest"]
+    assert column(moved, "loss") == pytest.approx(column(declared, "loss")[4:], rel=1e-4)
+    assert column(moved, "samples_digest") == column(declared, "samples_digest")[4:]
 
 
-@pytest.mark.long
 def test_with_weights_alone_clock_data_and_optimizer_begin_anew(made: Made) -> None:
     trunk = made("trunk", *ends(TRUNK))
     long = ("budget.sequence_length=128", "model.positions.base=50_000", "optimizer.lr=1e-4")
     stage = made("stage", *on(trunk, "weights"), *ends(2_048), *long)
-    steps = entries(stage, "step")
-    assert [one["tokens"] for one in steps] == [512, 1_024, 1_536, 2_048]
+    assert column(stage, "tokens") == [512, 1_024, 1_536, 2_048]
     assert {int(x) for name, x in saved(stage, 2_048).items() if name.endswith(".step")} == {4}
     (first, *_), untrained = entries(stage, "held_out"), entries(trunk, "held_out")[0]
     assert first["tokens"] == 0
@@ -120,7 +96,6 @@ def test_with_weights_alone_clock_data_and_optimizer_begin_anew(made: Made) -> N
     assert marker.fresh_optimizer
 
 
-@pytest.mark.long
 def test_the_parents_files_are_shared_and_survive_what_either_removes(
     made: Made, program: Program
 ) -> None:
@@ -128,18 +103,17 @@ def test_the_parents_files_are_shared_and_survive_what_either_removes(
     before = saved(trunk, BRANCHED)
     short = made("short", *on(trunk), *ends(COOLED), "checkpoint.keep=1")
     assert not (short / "checkpoints" / f"tokens-{BRANCHED:015d}").exists()
-    check_same(saved(trunk, BRANCHED), before)
-    kept = made("kept", *on(trunk), *ends(COOLED))
+    assert all(tensor.equal(before[name]) for name, tensor in saved(trunk, BRANCHED).items())
+    kept = made("cooled", *on(trunk), *ends(COOLED))
     shared = f"checkpoints/tokens-{BRANCHED:015d}/shard-00001-of-00001.safetensors"
     assert os.path.samefile(trunk / shared, kept / shared)  # noqa: PTH121 (the same in short)
 
 
-@pytest.mark.long
 def test_a_branch_that_was_interrupted_before_it_had_its_checkpoint_takes_it_at_its_resume(
     made: Made, program: Program
 ) -> None:
     cooled = made("cooled", *on(made("trunk", *ends(TRUNK))), *ends(COOLED))
-    expected = saved(cooled, COOLED)
+    shutil.copytree(cooled, cooled.with_name("expected"))
     for one in (cooled / "checkpoints").glob("tokens-*"):
         one.rename(cooled / one.name)
     (cooled / "results.json").unlink()
@@ -149,46 +123,27 @@ def test_a_branch_that_was_interrupted_before_it_had_its_checkpoint_takes_it_at_
     ):  # as a job's ranks, before which nobody looks
         launch_training(read_recipe(cooled / "recipe.json"), RunFolder(cooled), lock)
     program(f"resume={cooled}")
-    check_same(saved(cooled, COOLED), expected)
+    check_same_bits(cooled, cooled.with_name("expected"))
 
 
-REFUSED = {
-    "nearest checkpoints: 1_024 and 2_048": on(Path("trunk"), tokens=1_536),
-    "from.at_tokens: 9,999 is more than the end of": on(Path("trunk"), tokens=9_999),
-    "from.run: nowhere is not a run folder": on(Path("nowhere")),
-    "the weights differ: num_layers is 2 in the parent, 3": (
-        *on(Path("trunk"), "weights"),
-        "model.num_layers=3",
-    ),
-    "the tokenizer differs from the parent's": (
-        *on(Path("trunk"), "weights"),
-        "tokenizer=bpe_gpt2",
-    ),
-    "budget.seed: from.with=optimizer requires the parent's": (
-        *on(Path("trunk")),
-        "budget.seed=7",
-    ),
-    "precision.master: from.with=optimizer requires": (
-        *on(Path("trunk")),
-        "precision.master=float64",
-    ),
-    "optimizer._target_: from.with=optimizer requires": (*on(Path("trunk")), "optimizer=muon"),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("message", REFUSED)
+@pytest.mark.parametrize(
+    ("parent", "word", "message"),
+    [
+        ("nowhere", "budget.seed=7", "from.run: nowhere is not a run folder"),
+        ("trunk", "tokenizer=bpe_gpt2", "the tokenizer differs from the parent's"),
+        ("trunk", "precision.master=float64", "precision.master: from.with=optimizer requires"),
+    ],
+)
 def test_what_cannot_be_branched_is_refused_before_a_folder_is_made(
-    made: Made, program: Program, home: Path, message: str
+    made: Made, program: Program, home: Path, parent: str, word: str, message: str
 ) -> None:
     made("trunk", *ends(TRUNK))
-    words = over(*ends(TRUNK), *REFUSED[message])
-    done = program(*words, "run=refused", status=2)
-    assert message in done.stderr
+    takes = "weights" if "tokenizer" in word else "optimizer"
+    words = tiny(*WORDS, *ends(TRUNK), *on(Path(parent), takes), word)
+    assert message in program(*words, "run=refused", status=2).stderr
     assert not (home / "refused").exists()
 
 
-@pytest.mark.long
 def test_merged_checkpoints_are_exported_and_begun_with_like_any_other(
     made: Made, program: Program, home: Path
 ) -> None:
@@ -213,8 +168,40 @@ def test_merged_checkpoints_are_exported_and_begun_with_like_any_other(
     recipe = (child / "recipe.json").read_text("utf-8")
     assert '"merged"' in recipe
     assert '"at_tokens": 3072' in recipe
-    said = program(*over(*on(home / "merged"), *ends(TRUNK)), "run=no", status=2).stderr
+    said = program(*tiny(*WORDS, *on(home / "merged"), *ends(TRUNK)), "run=no", status=2).stderr
     assert f"from.with: {home}/merged is an average of checkpoints" in said
     said = program("action=merge", f"run={trunk}", "last=9", "file=no", status=2).stderr
     assert "last: 9 checkpoints requested, but only 4" in said
     assert not (home / "no").exists()
+
+
+TEXTS = (
+    *("data.on_exhausted=redistribute", "data.shares={own: 0.5, eu: 0.5}"),
+    *("budget.total_tokens=2_048", "evaluation.every_tokens=4_096"),
+    *("checkpoint.every_tokens=1_024", "evaluation.max_windows_per_source=1"),
+)
+TEXT = ROOT / "corpora" / "eu24" / "en.txt"
+OWN = "own: {files: [own.txt], most_epochs: 1}"
+TEXT_TRUNK = tiny(*TEXTS, f"data.sources={{{OWN}, eu: {{files: ['{TEXT.parent}/*.txt']}}}}")
+TEXT_BRANCH = (*TEXT_TRUNK, "run=text-branch", "from.run=text-trunk", "from.at_tokens=1_024")
+
+
+def test_other_texts_another_tokenizer_and_another_past_are_refused(
+    home: Path, program: Program
+) -> None:
+    text = home / "own.txt"
+    text.write_text(TEXT.read_text("utf-8")[:6_000], "utf-8")
+    program(*TEXT_TRUNK, "run=text-trunk")
+    with_optimizer, with_weights = "from.with=optimizer", "from.with=weights"
+
+    longer = tiny(*TEXT_BRANCH, with_optimizer, "budget.total_tokens=8_192")
+    said = program(*longer, status=2).stderr
+    assert "budget.total_tokens: the parent drew 8 samples of own" in said
+    text.write_text(TEXT.with_name("de.txt").read_text("utf-8")[:6_000], "utf-8")
+    said = program(*TEXT_BRANCH, with_weights, status=2).stderr
+    assert "tokenizer: differs from the parent's tokenizer" in said
+    same = f"data.tokenizer_folder={said.partition('set data.tokenizer_folder=')[2].strip()}"
+    said = program(*TEXT_BRANCH, with_optimizer, same, status=2).stderr
+    assert "data.sources.own: the text differs from the text that the parent read" in said
+    assert not (home / "text-branch").exists()
+    program(*TEXT_BRANCH, with_weights, same)

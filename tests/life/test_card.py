@@ -17,6 +17,7 @@ OWN = ("budget.total_tokens", "checkpoint.", "evaluation.", "data.", "parallelis
 SMALL = tuple(word for word in TINY if not word.startswith(OWN))
 
 
+@pytest.mark.long
 def test_two_processes_make_a_card_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +10,12 @@ import pytest
 from command.outcome import Status
 from components.checkpoint.metadata import list_saved_tokens
 from components.run.history import read_history
-from tests.life.conftest import TINY, Program, act, entries
-from tests.life.test_tasks import CHOICE, DOCS, ENDING
+from tests.life.conftest import Program, act, entries, tiny
 
-FEW = tuple(
-    word for word in TINY if not word.startswith(("budget.total", "checkpoint", "eval"))
-)
-WORDS = (
-    *(
-        "evaluation.every_tokens=512",
-        "checkpoint.every_tokens=512",
-        "budget.total_tokens=2_048",
-    ),
-    *("checkpoint.keep=1", "checkpoint.keep_best=1", "guard=none"),
-    "guard.inject=[{fault: nan, rank: 0, step: 3}]",
+WORDS = tiny(
+    *("evaluation.every_tokens=512", "checkpoint.every_tokens=512"),
+    *("budget.total_tokens=2_048", "checkpoint.keep=1", "checkpoint.keep_best=1"),
+    *("guard=none", "guard.inject=[{fault: nan, rank: 0, step: 3}]"),
 )
 
 
@@ -36,7 +27,7 @@ def refuse(constant: str) -> Any:
 def diverged(home: Path) -> Path:
     """Two good steps, then weights that are no numbers."""
     run = home / "diverged"
-    assert act(home, *FEW, *WORDS, f"run={run}") == Status.DOES_NOT_HOLD
+    assert act(home, *WORDS, f"run={run}") == Status.DOES_NOT_HOLD
     return run
 
 
@@ -102,20 +93,3 @@ def test_the_checkpoint_before_it_diverged_is_evaluated_as_any(
     held_out = json.loads(done.stdout)["held_out"]
     assert held_out["not_finite"] == []
     assert math.isfinite(held_out["all"]["loss"])
-
-
-@pytest.mark.long  # it imports lm-eval
-@pytest.mark.skipif(find_spec("lm_eval") is None, reason="requirements/evaluate.lock")
-def test_tasks_of_a_diverged_run_have_null_for_what_is_no_number(
-    diverged: Path, program: Program, tmp_path: Path
-) -> None:
-    (tmp_path / "animals.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in DOCS))
-    (tmp_path / "choice.yaml").write_text(CHOICE)
-    (tmp_path / "ending.yaml").write_text(ENDING)
-    words = ("tasks=[choice,ending]", f"tasks_folder={tmp_path}", f"run={diverged}")
-    done = program("action=evaluate", "output=json", *words)
-    tasks = json.loads(done.stdout, parse_constant=refuse)["tasks"]
-    assert tasks["ending"]["metrics"]["perplexity"] is None
-    assert "metrics.perplexity" in tasks["ending"]["not_finite"]
-    assert 0 <= tasks["choice"]["metrics"]["acc"] <= 1
-    program("action=evaluate", *words)

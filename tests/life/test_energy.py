@@ -1,7 +1,6 @@
 """A run on a host whose counter runs at a known power finds it, also when it goes on."""
 
 import json
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import pytest
 from components.run.history import read_history
 from components.train import fit
 from tests.components.energy.sysfs import write_zone
-from tests.life.conftest import TINY, Program, entries
+from tests.life.conftest import TINY, Program, entries, forget_the_end
 
 WATTS = 150.0
 # It is written some 200 times a second, for runs of seconds, on a host that may be busy.
@@ -55,10 +54,7 @@ def test_a_run_finds_the_power_of_its_host_and_goes_on_counting(
     assert first["hosts"]["watts"] == pytest.approx(WATTS, rel=TOLERANCE)
     assert first["hosts"]["counted_fraction"] == pytest.approx(1)
     assert [one["step"] for one in entries(run, "energy")] == [5, 10, 15, 20, 24]
-    # As if it had been killed after its last line and before its last checkpoint.
-    shutil.rmtree(max((run / "checkpoints").glob("tokens-*")))
-    (run / "results.json").unlink()
-    program(f"resume={run}")
+    program(f"resume={forget_the_end(run)}")
     both = energy(run)
     assert both["hosts"]["joules"] > 1.1 * first["hosts"]["joules"]
     assert both["hosts"]["watts"] == pytest.approx(WATTS, rel=TOLERANCE)
@@ -66,19 +62,3 @@ def test_a_run_finds_the_power_of_its_host_and_goes_on_counting(
     seconds = [one["hosts"]["passed_seconds"] for one in entries(run, "energy")]
     assert seconds == sorted(seconds)
     assert read_history(run).energy["hosts"].energy_kwh == both["hosts"]["joules"] / 3.6e6
-
-
-@pytest.mark.long
-def test_without_counters_a_run_says_not_measured(
-    home: Path, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fit, "SYSFS", tmp_path)
-    run = home / "unmeasured"
-    said = program(*TINY, f"run={run}").stderr
-    assert "not measured" not in said  # of a CPU nobody expects it
-    found = energy(run)
-    assert (found["devices"]["joules"], found["joules_per_token"]) == (None, None)
-    assert found["devices"]["source"] == "a CPU's energy is its host's"
-    assert found["hosts"]["joules"] is None
-    assert found["hosts"]["source"] == f"no counter: no RAPL below {tmp_path}/class/powercap"
-    assert "<td>not measured</td>" in (run / "report.html").read_text("utf-8")

@@ -18,14 +18,12 @@ from command.actions import evaluate
 from command.arguments import read_point
 from components.data.manifest import Manifest
 from components.errors import RecipeError
-from tests.life.conftest import ROOT, TINY, Program, act, entries
+from tests.life.conftest import ROOT, Program, act, entries, tiny
 
 LENGTH = 64
 SAME = 1e-6  # relative: float32, the same sums in other batches
 FROM_OTHERS = 1e-4  # relative: float32, another library's kernels
-_LEFT = ("budget.total", "data.", "checkpoint.", "evaluation.", "tokenizer.")
-TWO = (
-    *(word for word in TINY if not word.startswith(_LEFT)),
+TWO = tiny(
     "data.sources={"
     + ", ".join(
         f"{name}: {{files: ['{ROOT}/corpora/eu24/{name}.txt'], language: {language}}}"
@@ -201,10 +199,7 @@ def test_the_table_and_the_report_show_what_was_found(trained: Path, program: Pr
     [
         ((), "run: a run is required"),
         (("run=nowhere",), "run: nowhere is not a run folder"),
-        (
-            ("run=two", "at_tokens=7"),
-            "at_tokens: no checkpoint at 7 tokens in .*\n.*512",
-        ),
+        (("run=two", "at_tokens=7"), "at_tokens: no checkpoint at 7 tokens in .*\n.*512"),
         (("run=two", "precision.compute=half"), "precision.compute: "),
         (("run=two", "text=none.txt"), "text: no file matches none.txt"),
         (

@@ -1,39 +1,21 @@
 """What the train step does for experts, ramps, float16, bfloat16 sums, dropout, documents."""
 
-import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.life.conftest import TINY, Program, entries
+from tests.life.conftest import Program, entries, tiny
 
 
-def steps(run: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "step"]
-
-
-def _unless_named(word: str, words: tuple[str, ...]) -> list[str]:
-    key = word.partition("=")[0]
-    return [] if any(other.startswith(f"{key}=") for other in words) else [word]
-
-
-def tiny(recipe: str, *words: str) -> list[str]:
-    kept = [word for word in TINY if not word.startswith(("recipe=", "budget.total_tokens"))]
-    return [
-        f"recipe={recipe}",
-        *kept,
-        *_unless_named("budget.total_tokens=4_096", words),
-        *words,
-    ]
+def few(recipe: str, *words: str) -> list[str]:
+    return tiny(f"recipe={recipe}", "budget.total_tokens=4_096", *words)
 
 
 def test_experts_are_trained_with_their_auxiliary_loss(home: Path, program: Program) -> None:
     run = home / "experts"
-    program(*tiny("mula7b_a1b", "model.mlp.num_experts=4", f"run={run}"))
-    taken = steps(run)
+    program(*few("mula7b_a1b", "model.mlp.num_experts=4", f"run={run}"))
+    taken = entries(run, "step")
     assert all(0.01 < entry["auxiliary_loss"] < 0.1 for entry in taken)  # 0.01 x top-k, or more
     assert all(1 <= entry["expert_load"] <= 4 for entry in taken)
     assert taken[-1]["loss"] < taken[0]["loss"]
@@ -44,55 +26,31 @@ def test_from_zero_maps_a_miniature_learns_with_muon_and_tells_its_z_loss(
 ) -> None:
     run = home / "nanochat"
     words = ("model.z_loss=1e-4", "parallelism.compile=none")
-    program(*tiny("nanochat_d20", *words, f"run={run}"))
-    taken = steps(run)
+    program(*few("nanochat_d20", *words, f"run={run}"))
+    taken = entries(run, "step")
     assert taken[0]["loss"] == pytest.approx(math.log(768), rel=1e-5)  # its head is all zeros
     assert taken[0]["auxiliary_loss"] == pytest.approx(1e-4 * math.log(768) ** 2, rel=1e-5)
     assert taken[-1]["loss"] < taken[0]["loss"] - 0.3
 
 
 def test_a_miniature_warms_up_stays_and_decays(home: Path, program: Program) -> None:
-    run, words = (
-        home / "wsd",
-        ("schedule=wsd", "schedule.warmup_from=0.0", "budget.ramp_up=none"),
-    )
+    run = home / "wsd"
+    words = ("schedule=wsd", "schedule.warmup_from=0.0", "budget.ramp_up=none")
     lengths = ("schedule.warmup_tokens=1_024", "schedule.total_tokens=4_096")
     decay = ("schedule.decay_tokens=2_048", "schedule.end=0.0", "schedule.start=1.0")
-    program(*tiny("bloom560m", *words, *lengths, *decay, f"run={run}"))
-    taken = steps(run)
+    program(*few("bloom560m", *words, *lengths, *decay, f"run={run}"))
+    taken = entries(run, "step")
     peak = taken[3]["lr"]
     rates = [one["lr"] / peak for one in taken]  # eight steps, of 512 tokens each
     assert rates == pytest.approx([0.0, 0.5, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25])
     assert taken[-1]["loss"] < taken[0]["loss"]
 
 
-@pytest.mark.long
-def test_a_step_beyond_the_bound_of_experts_is_taken_with_exact_sizes(
-    home: Path, program: Program
-) -> None:
-    runs = []
-    for bound in ("null", "1"):
-        runs.append(home / f"bound-{bound}")
-        layout = ("parallelism.expert=2", "parallelism.expert_dispatch=all_to_all")
-        words = ("model.mlp.num_experts=4", "cluster.ranks=2", "budget.total_tokens=2_048")
-        bounded = f"parallelism.expert_capacity_factor={bound}"
-        program(*tiny("mula7b_a1b", *words, *layout, bounded, f"run={runs[-1]}"))
-    exact, found = map(steps, runs)
-    for key in ("loss", "gradient_norm", "samples_digest"):
-        assert [one[key] for one in found] == pytest.approx([one[key] for one in exact])
-    events = entries(runs[1], "expert_overflow")
-    assert [one["step"] for one in events] == [1, 2, 3, 4]  # no router is that even
-    assert events[0]["evidence"]["pairs"] > 0
-    for said in ("parallelism.expert_capacity_factor=1: ", "set a larger factor, or null"):
-        assert said in events[0]["cause"]
-    assert entries(runs[0], "expert_capacity_factor") == []
-
-
 def test_a_ramp_takes_smaller_steps_first(home: Path, program: Program) -> None:
     run = home / "ramp"
     ramp = "budget.ramp_up={start_tokens: 256, increment_tokens: 256, over_tokens: 1_024}"
-    program(*tiny("bloom176b", ramp, f"run={run}"))
-    counts = [entry["tokens"] for entry in steps(run)]
+    program(*few("bloom176b", ramp, f"run={run}"))
+    counts = [entry["tokens"] for entry in entries(run, "step")]
     sizes = [after - before for before, after in zip([0, *counts], counts, strict=False)]
     assert sizes[:4] == [256, 256, 256, 256]
     assert set(sizes[6:]) == {512}
@@ -104,8 +62,8 @@ def test_float16_skips_the_steps_that_overflow_and_learns_on(
 ) -> None:
     run = home / "float16"
     scale = "precision.loss_scale={initial: 1.0e+12, window: 500, hysteresis: 1, minimum: 1.0}"
-    program(*tiny("bloom560m", "precision.compute=float16", scale, f"run={run}"))
-    taken = steps(run)
+    program(*few("bloom560m", "precision.compute=float16", scale, f"run={run}"))
+    taken = entries(run, "step")
     scales = [entry["loss_scale"] for entry in taken]
     assert scales[0] > scales[-1] >= 1
     assert taken[0]["gradient_norm"] is None  # JSON has no infinity
@@ -128,11 +86,11 @@ def test_a_switch_changes_the_losses_or_only_the_memory(
 ) -> None:
     plain = home / "plain"
     if not plain.exists():
-        program(*tiny("teuken7b", f"run={plain}"))
+        program(*few("teuken7b", f"run={plain}"))
     run = home / word.replace("=", "-").replace("[", "").replace("]", "").replace(",", "-")
-    program(*tiny("teuken7b", word, f"run={run}"))
-    before = [entry["loss"] for entry in steps(plain)]
-    after = [entry["loss"] for entry in steps(run)]
+    program(*few("teuken7b", word, f"run={run}"))
+    before = [entry["loss"] for entry in entries(plain, "step")]
+    after = [entry["loss"] for entry in entries(run, "step")]
     assert (before != after) is differs
     assert after == pytest.approx(before, rel=0.05)
 
@@ -142,17 +100,14 @@ def test_a_run_begins_with_exported_weights_and_refuses_those_of_another_model(
     home: Path, program: Program
 ) -> None:
     first, folder, second = home / "first", home / "weights", home / "second"
-    program(*tiny("teuken7b", "budget.total_tokens=16_384", f"run={first}"))
+    program(*few("teuken7b", "budget.total_tokens=16_384", f"run={first}"))
     program("action=export", f"run={first}", f"file={folder}")
     begin = f"model.init_from={folder}"
-    program(*tiny("teuken7b", begin, f"run={second}"))
-    scratch, trained, begun = (
-        steps(first)[0]["loss"],
-        steps(first)[-1]["loss"],
-        steps(second)[0]["loss"],
-    )
+    program(*few("teuken7b", begin, f"run={second}"))
+    scratch, trained = entries(first, "step")[0]["loss"], entries(first, "step")[-1]["loss"]
+    begun = entries(second, "step")[0]["loss"]
     assert begun < scratch - (scratch - trained) / 2
     refused = home / "refused"
-    done = program(*tiny("teuken7b", begin, "model.mlp.ffn_dim=72", f"run={refused}"), status=2)
+    done = program(*few("teuken7b", begin, "model.mlp.ffn_dim=72", f"run={refused}"), status=2)
     assert "ffn_dim" in done.stderr or "intermediate_size" in done.stderr
     assert not refused.exists()

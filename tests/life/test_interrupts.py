@@ -12,17 +12,16 @@ from typing import Any
 
 import pytest
 
-from tests.life.conftest import ROOT, TINY, act, command, entries, environment
+from tests.life.conftest import ROOT, TINY, act, command, entries, environment, tiny
 
-CUT = ("budget.total_tokens", "checkpoint.", "evaluation.")
-WORDS = (
-    *(word for word in TINY if not word.startswith(CUT)),
+pytestmark = pytest.mark.long
+
+WORDS = tiny(
     "budget.total_tokens=50_000_000",
     "checkpoint.every_tokens=2_560",
     "evaluation.every_tokens=50_000_000",
     "evaluation.max_windows_per_source=4",
 )
-RANKS = pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,9 +72,7 @@ def started(home: Path, *words: str) -> Iterator[Running]:
         process.wait()
 
 
-@pytest.mark.long
-@RANKS
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
 def test_a_run_that_waits_for_its_disk_stops_at_once_and_says_that_nothing_is_saved(
     home: Path, ranks: int, number: int
 ) -> None:
@@ -90,8 +87,7 @@ def test_a_run_that_waits_for_its_disk_stops_at_once_and_says_that_nothing_is_sa
     assert "then resume the run: the previous checkpoint is complete" in running.said
 
 
-@pytest.mark.long
-@RANKS
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_second_interrupt_ends_a_run_at_once_and_says_what_is_kept(
     home: Path, ranks: int
 ) -> None:
@@ -119,18 +115,13 @@ def ranks_of(run: Path) -> list[str]:
     return [pid for pid in done.stdout.split() if int(pid) != os.getpid()]
 
 
-@pytest.mark.long
-@RANKS
-@pytest.mark.parametrize("moment", [pytest.param("data:", marks=pytest.mark.long), "run:"])
+@pytest.mark.parametrize(("ranks", "moment"), [(1, "data:"), (1, "run:"), (2, "run:")])
 def test_an_interrupt_before_the_first_step_has_a_word_and_leaves_a_run_that_goes_on(
     home: Path, ranks: int, moment: str
 ) -> None:
     """Before the run has a folder, and while its ranks start."""
     run = home / f"early-{ranks}-{moment}"
-    words = (
-        *(word for word in TINY if not word.startswith(CUT[0])),
-        "budget.total_tokens=2_048",
-    )
+    words = tiny("budget.total_tokens=2_048")
     with started(home, *words, f"cluster.ranks={ranks}", f"run={run}") as running:
         running.wait_until(lambda: moment in running.said)
         running.process.send_signal(signal.SIGINT)
@@ -143,14 +134,12 @@ def test_an_interrupt_before_the_first_step_has_a_word_and_leaves_a_run_that_goe
         before_it_began = "stopped; incomplete files were removed"
         assert {way, before_it_began} & set(running.said.splitlines())
     if run.exists():
-        assert act(home, f"resume={run}") == 0
+        assert act(home, f"resume={run}", "parallelism.data=1") == 0
     else:
         assert "incomplete files were removed" in running.said
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("how", ["removed", "replaced", "saving"])
+@pytest.mark.parametrize(("how", "ranks"), [("removed", 1), ("replaced", 2), ("saving", 2)])
 def test_a_run_whose_folder_goes_away_ends_with_one_status(
     how: str, ranks: int, home: Path
 ) -> None:

@@ -11,22 +11,18 @@ from pathlib import Path
 import pytest
 
 from tests.data_prep.corpora import paragraphs
-from tests.life.conftest import TINY, act, command, environment
+from tests.life.conftest import act, command, environment, tiny
 
 pytestmark = pytest.mark.long
 
 SEED = 51
-KILLS = {signal.SIGKILL: 4, signal.SIGTERM: 3, signal.SIGINT: 3}
+KILLS = {signal.SIGKILL: 3, signal.SIGTERM: 2, signal.SIGINT: 1}
 MOST_DELAY_SECONDS = 0.02
 STOPPED = ("stopped; incomplete files were removed\n", "stopped before any work started\n")
-OWN_TEXT = (
-    *(word for word in TINY if not word.startswith(("data.", "budget.total", "checkpoint."))),
+OWN_TEXT = tiny(
     "data.sources={de: {files: [de.txt]}, fr: {files: [fr.jsonl]}}",
-    "data.shares={de: 0.5, fr: 0.5}",
-    "data.held_out_fraction=0.05",
-    "data.packing=best_fit",
-    "data.write_megatron=true",
-    "budget.total_tokens=1_024",
+    *("data.shares={de: 0.5, fr: 0.5}", "data.packing=best_fit", "data.write_megatron=true"),
+    *("budget.total_tokens=1_024", "checkpoint.every_tokens=1_024"),
 )
 CLEANED = ("preparation=plain", "data.preparation.workers=1")
 COMMANDS = {  # and what they write

@@ -1,4 +1,4 @@
-"""A run goes on in another layout: what is said, kept, refused, and what it finds."""
+"""A run goes on in another layout or engine: what is said, kept, refused, and found."""
 
 import json
 import shutil
@@ -11,11 +11,9 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.resolve import update_recipe
 from components.run.folder import RunFolder, create_run_folder, replace_recipe
-from tests.life.conftest import TINY, Program, entries
+from tests.life.conftest import Program, act, column, entries, forget_the_end, tiny
 
-CUT = ("budget.total_tokens", "checkpoint.every_tokens", "evaluation.every_tokens")
-WORDS = (
-    *(word for word in TINY if not word.startswith(CUT)),
+WORDS = tiny(
     "budget.total_tokens=3_072",
     "checkpoint.every_tokens=1_536",
     "evaluation.every_tokens=3_072",
@@ -28,21 +26,15 @@ TOLERANCE = 1e-6  # relative: the order in which float32 numbers are added chang
 
 @pytest.fixture(scope="module")
 def stayed(home: Path) -> Path:
-    """Where the run of two data ranks that was left alone goes."""
+    """The run of two data ranks that was left alone."""
+    assert act(home, *WORDS, f"run={home / 'stayed'}") == 0
     return home / "stayed"
 
 
 @pytest.fixture
-def killed(stayed: Path, program: Program, tmp_path: Path) -> Path:
+def killed(stayed: Path, tmp_path: Path) -> Path:
     """What a kill after the first checkpoint leaves of that run."""
-    if not stayed.exists():
-        program(*WORDS, f"run={stayed}")
-    copy = tmp_path / "killed"
-    shutil.copytree(stayed, copy)
-    (copy / "results.json").unlink()
-    *_, last = sorted((copy / "checkpoints").glob("tokens-*"))
-    shutil.rmtree(last)
-    return copy
+    return forget_the_end(Path(shutil.copytree(stayed, tmp_path / "killed")))
 
 
 def read(file: Path) -> Any:
@@ -87,8 +79,6 @@ def test_one_process_goes_on_with_a_run_of_two_ranks(
     [
         (("optimizer.lr=1e-4",), "it can change parallelism.*, cluster.*, checkpoint.*"),
         (("cluster=juwels",), "remove cluster, or start a new run with run=FOLDER"),
-        (("parallelism.tensr=2",), "parallelism.tensr: unknown key\n  did you mean tensor"),
-        (("parallelism.data=3",), "are not a multiple of 3 data ranks"),
         (("cluster.nodes=2", "cluster.devices_per_node=1"), "is not 2 nodes of local"),
     ],
 )
@@ -130,3 +120,35 @@ def test_a_key_that_went_is_a_change_too(tmp_path: Path) -> None:
     folder.write_json("recipe-before-step-6.json", {"kept": 1, "gone": {"key": 2}})
     folder.write_json("recipe.json", {"kept": 1, "new": 3})
     assert folder.changes_at(6) == {"gone.key": (2, None), "new": (None, 3)}
+
+
+def forget_after(run: Path, step: int) -> None:
+    """Let the run be as it was after ``step``."""
+    (run / "results.json").unlink()
+    for marker in (run / "checkpoints").glob("tokens-*/progress.json"):
+        if json.loads(marker.read_text())["progress"]["step"] > step:
+            marker.unlink()
+
+
+@pytest.mark.long
+def test_each_engine_goes_on_from_the_other_with_the_losses_of_an_uninterrupted_run(
+    home: Path, program: Program
+) -> None:
+    run, steps = home / "deepspeed", 12
+    words = ("parallelism.engine=deepspeed", "parallelism.zero=2", "checkpoint.keep=3")
+    lengths = ("budget.total_tokens=6_144", "checkpoint.every_tokens=2_048")
+    done = program(*tiny(*WORDS, *lengths, *words), f"run={run}")
+    assert "eepSpeed" not in done.stdout
+    uninterrupted, held_out = column(run, "loss"), column(run, "loss", "held_out")[-1]
+    assert len(uninterrupted) == steps
+    given = json.loads((run / "deepspeed.json").read_text())
+    assert given["zero_optimization"]["stage"] == 2
+    assert given["train_batch_size"] == 2 * given["train_micro_batch_size_per_gpu"]
+    for engine, ranks, step in (("mesh", 1, 4), ("deepspeed", 2, 8)):
+        forget_after(run, step)
+        words = (f"parallelism.engine={engine}", f"parallelism.data={ranks}")
+        program(f"resume={run}", *words, "parallelism.zero=1")
+        left = steps - step
+        assert column(run, "step", "resume")[-1] == step
+        assert column(run, "loss")[-left:] == pytest.approx(uninterrupted[-left:], rel=1e-6)
+        assert column(run, "loss", "held_out")[-1] == pytest.approx(held_out, rel=1e-6)

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -13,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from components.run.writer_lock import LOCK
-from tests.life.conftest import TINY, act, command, entries, environment
+from components.run.writer_lock import LOCK, train_alone
+from tests.life.conftest import Program, act, command, entries, environment, tiny
 
 STEPS = 60
-KEPT = [word for word in TINY if word.split("=")[0] not in {"budget.total_tokens"}]
-WORDS = (
-    *(word for word in KEPT if not word.startswith(("checkpoint.", "evaluation."))),
+WORDS = tiny(
     f"budget.total_tokens={STEPS * 512}",
     f"checkpoint.every_tokens={20 * 512}",
     f"evaluation.every_tokens={STEPS * 512}",
@@ -48,73 +45,48 @@ def wait_until(holds: Callable[[], Any], seconds: float = 600.0) -> None:
         time.sleep(0.02)
 
 
-def stop_after(home: Path, run: Path, steps: int, *words: str) -> None:
-    """Begin the run and let it save and stop after some steps."""
-    process = start(home, *words, f"run={run}")
-    wait_until(lambda: len(entries(run, "step")) >= steps)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=600)
-    assert process.returncode == 3, err
-
-
 def losses(run: Path) -> list[tuple[int, float]]:
     return [(one["step"], one["loss"]) for one in entries(run, "step")]
 
 
-@pytest.fixture(scope="module")
-def begun(home: Path) -> tuple[Path, list[tuple[int, float]]]:
-    """A run of one process that was stopped, and the losses of one that was left alone."""
+@pytest.mark.long
+def test_of_commands_that_resume_a_run_at_once_one_trains_and_the_others_change_nothing(
+    home: Path,
+) -> None:
     whole, run = home / "whole", home / "begun"
     assert act(home, *WORDS, f"run={whole}") == 0
-    stop_after(home, run, 3, *WORDS)
-    return run, losses(whole)
-
-
-@pytest.mark.long
-def test_of_two_commands_that_resume_a_run_at_once_one_is_refused(
-    home: Path, begun: tuple[Path, list[tuple[int, float]]]
-) -> None:
-    run, expected = begun
-    at_once = home / f"at-once-{run.name}"
-    shutil.copytree(run, at_once)
-    # Long enough for the second to meet the first, on a host however busy.
+    first = start(home, *WORDS, f"run={run}")
+    wait_until(lambda: len(entries(run, "step")) >= 3)
+    first.send_signal(signal.SIGINT)  # it saves and stops
+    _, err = first.communicate(timeout=600)
+    assert first.returncode == 3, err
+    # Long enough for the others to meet the first, on a host however busy.
     slow = "guard.inject=[{fault: slow_rank, rank: 0, step: 50, seconds: 15, steps: 1}]"
-    both = [start(home, f"resume={at_once}", slow) for _ in range(2)]
+    both = [start(home, f"resume={run}", slow) for _ in range(2)]
+    wait_until(lambda: entries(run, "rehearsal"))
+    assert act(home, f"resume={run}", "watchdog.every_steps=3") == 2
+    recipe = json.loads((run / "recipe.json").read_text())
+    assert recipe["watchdog"]["every_steps"] != 3
     told = {process: process.communicate(timeout=600)[1] for process in both}
     refused, trained = sorted(both, key=lambda process: -process.returncode)
     assert [refused.returncode, trained.returncode] == [2, 0], told
     found = re.search(REFUSED, told[refused])
     assert found, told
     assert int(found[1]) == trained.pid
-    assert f"let it save and stop: touch {at_once}/stop" in told[refused]
-    assert losses(at_once) == expected
-    assert (at_once / LOCK).read_text() == ""
+    assert f"let it save and stop: touch {run}/stop" in told[refused]
+    assert losses(run) == losses(whole)
+    assert (run / LOCK).read_text() == ""
 
 
 @pytest.mark.long
-def test_who_resumes_a_run_that_trains_is_refused_and_changes_nothing(
-    home: Path, begun: tuple[Path, list[tuple[int, float]]]
+def test_ranks_whose_command_was_killed_still_hold_their_run(
+    home: Path, program: Program
 ) -> None:
-    run, expected = begun
-    before = len(losses(run))
-    first = start(home, f"resume={run}")
-    wait_until(lambda: len(losses(run)) > before)
-    assert act(home, f"resume={run}", "watchdog.every_steps=3") == 2
-    recipe = json.loads((run / "recipe.json").read_text())
-    assert recipe["watchdog"]["every_steps"] != 3
-    _, err = first.communicate(timeout=600)
-    assert first.returncode == 0, err
-    assert losses(run) == expected
-
-
-@pytest.mark.long
-def test_ranks_whose_command_was_killed_still_hold_their_run(home: Path) -> None:
     run = home / "orphaned"
-    words = [word for word in WORDS if not word.startswith("budget.total_tokens")]
-    words += ["budget.total_tokens=5_000_000", "cluster.ranks=2"]
+    long = [word for word in WORDS if not word.startswith("budget.total_tokens=")]
     # Not by a pipe: whoever reads one waits for the ranks, too.
     process = subprocess.Popen(
-        command(*words, f"run={run}"),
+        command(*long, "budget.total_tokens=5_000_000", "cluster.ranks=2", f"run={run}"),
         cwd=home,
         env=environment(),
         stdout=subprocess.DEVNULL,
@@ -123,17 +95,12 @@ def test_ranks_whose_command_was_killed_still_hold_their_run(home: Path) -> None
     wait_until(lambda: entries(run, "step"))
     process.kill()
     process.wait()
-    refused = start(home, f"resume={run}")
-    _, err = refused.communicate(timeout=600)
-    assert refused.returncode == 2, err
+    err = program(f"resume={run}", status=2).stderr
     found = re.search(REFUSED, err)
     assert found, err
     assert os.getpgid(int(found[1])) == int(found[1])  # the agent's, which goes on
     (run / "stop").touch()
     wait_until(lambda: (run / "results.json").exists())
     wait_until(lambda: not Path(f"/proc/{found[1]}").exists())
-    again = start(home, f"resume={run}")
-    wait_until(lambda: entries(run, "resume"))
-    again.send_signal(signal.SIGTERM)
-    _, err = again.communicate(timeout=600)
-    assert again.returncode == 3, err
+    with train_alone(run, "run"):
+        pass  # it is nobody's now

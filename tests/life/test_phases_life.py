@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.life.conftest import TINY, Program, entries
+from tests.life.conftest import Program, entries, tiny
 
 LONG = (
     "budget: {sequence_length: 128}, model: {positions: {base: 1e6}}, "
     "data: {packing: best_fit, document_mask: true}"
 )
-WORDS = (
-    *(word for word in TINY if not word.startswith(("evaluation", "checkpoint", "budget.tot"))),
+WORDS = tiny(
     "budget.total_tokens=4_096",
     "checkpoint.every_tokens=1_024",
     "checkpoint.keep=9",
@@ -104,13 +103,12 @@ def test_a_phase_may_drop_the_moments_of_the_optimizer(run: Path, program: Progr
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("axis", ["context", "tensor"])
 def test_a_phase_in_another_layout_computes_what_one_process_computes(
-    run: Path, program: Program, axis: str
+    run: Path, program: Program
 ) -> None:
-    """Two data ranks, then two of another axis: of a checkpoint each takes its part."""
-    two = run.parent / axis
-    phase = f"phases={{long: {{from_tokens: 2_048, {LONG}, parallelism: {{{axis}: 2}}}}}}"
+    """Two data ranks, then two tensor ranks: of a checkpoint each takes its part."""
+    two = run.parent / "two"
+    phase = f"phases={{long: {{from_tokens: 2_048, {LONG}, parallelism: {{tensor: 2}}}}}}"
     program(*WORDS, f"run={two}", "cluster.ranks=2", phase)
     for one, other in zip(steps(two), steps(run), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)

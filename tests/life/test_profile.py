@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from components.profiling.parts import places_of
 from components.profiling.trace import read_trace
-from tests.life.conftest import TINY, Program, entries
+from tests.life.conftest import Program, entries, forget_the_end, tiny
 
 ASKED = ("profiler.steps=2", "profiler.first_step=3")
 # Operators whose result the host needs: on a device it would wait for them.
@@ -18,14 +17,7 @@ READS = {
     *("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select"),
     *("aten::_unique2", "aten::unique_dim", "aten::repeat_interleave"),
 }
-SHORT = (
-    *(word for word in TINY if not word.startswith(("budget.total_tokens", "checkpoint."))),
-    *("budget.total_tokens=3_072", "checkpoint.every_tokens=1_024"),  # six steps
-)
-EXPERTS = (
-    *(word for word in SHORT if not word.startswith("recipe=")),
-    *("recipe=mula7b_a1b", "model.mlp.num_experts=4"),
-)
+SHORT = tiny("budget.total_tokens=3_072", "checkpoint.every_tokens=1_024")  # six steps
 
 
 def profile_of(run: Path, rank: int) -> dict[str, Any]:
@@ -46,12 +38,6 @@ def reads_of(run: Path) -> set[str]:
 
 def parts_of(run: Path, rank: int = 0) -> dict[str, float]:
     return {part: times["seconds"] for part, times in profile_of(run, rank)["parts"].items()}
-
-
-def forget_the_end(run: Path) -> None:
-    """Leave the folder as a run leaves it that was killed after step 4."""
-    shutil.rmtree(max((run / "checkpoints").glob("tokens-*")))
-    (run / "results.json").unlink()
 
 
 def test_a_profile_is_printed_kept_and_reported(home: Path, program: Program) -> None:
@@ -78,9 +64,8 @@ def test_a_profile_goes_on_where_a_guard_takes_the_run_back_to_before_it(
     home: Path, program: Program
 ) -> None:
     run = home / "taken_back"
-    words = (
-        *(word for word in SHORT if not word.startswith("checkpoint.")),
-        *("checkpoint.every_tokens=512", "checkpoint.keep=6"),  # each step
+    words = tiny(
+        *("budget.total_tokens=3_072", "checkpoint.every_tokens=512", "checkpoint.keep=6"),
         *("guard.non_finite.action=roll_back", "guard.roll_back.skip_steps=3"),
         "guard.inject=[{fault: nan, rank: 0, step: 4}]",
     )
@@ -104,7 +89,8 @@ def test_two_ranks_show_what_they_send_and_wait_for(home: Path, program: Program
 @pytest.mark.long
 def test_experts_are_parts_of_a_profile(home: Path, program: Program) -> None:
     run = home / "experts"
-    program(*EXPERTS, *ASKED, f"run={run}")
+    words = (*SHORT, "recipe=mula7b_a1b", "model.mlp.num_experts=4")
+    program(*tiny(*words), *ASKED, f"run={run}")
     parts = parts_of(run)
     assert parts["experts: products"] > 0
     assert parts["experts: routing"] > 0

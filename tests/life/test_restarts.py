@@ -2,29 +2,26 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from tests.life.conftest import TINY, act
+from tests.life.conftest import act, check_same_bits, entries, tiny
 
 pytestmark = pytest.mark.long
 
 STEPS, STEP_SECONDS = 8, 2.0
-OWN = {
-    "budget.total_tokens": STEPS * 512,
-    "checkpoint.every_tokens": 2 * 512,
-    "evaluation.every_tokens": STEPS * 512,
-    "evaluation.max_windows_per_source": 4,
-    "parallelism.microbatch_sequences": 2,
-    "parallelism.tensor": 2,
-    "parallelism.data": 2,
-    "cluster.ranks": 4,
-    "watchdog.step_seconds": STEP_SECONDS,
-    "watchdog.every_steps": 2,
-}
+WORDS = (
+    f"budget.total_tokens={STEPS * 512}",
+    f"checkpoint.every_tokens={2 * 512}",
+    f"evaluation.every_tokens={STEPS * 512}",
+    "evaluation.max_windows_per_source=4",
+    "parallelism.microbatch_sequences=2",
+    "parallelism.tensor=2",
+    "parallelism.data=2",
+    "cluster.ranks=4",
+    f"watchdog.step_seconds={STEP_SECONDS}",
+    "watchdog.every_steps=2",
+)
 FAULTS = (
     "guard.inject=[{fault: kill, rank: 1, step: 4}, "
     "{fault: hang, rank: 2, step: 6, how: sleeps}, {fault: bit_flip, rank: 3, step: 8, bit: 7}]"
@@ -32,10 +29,7 @@ FAULTS = (
 
 
 def train(home: Path, name: str, *words: str, status: int = 0) -> Path:
-    named = {word.partition("=")[0] for word in words}
-    kept = [word for word in TINY if word.partition("=")[0] not in OWN]
-    own = [f"{key}={value}" for key, value in OWN.items() if key not in named]
-    assert act(home, *kept, *own, *words, f"run={name}") == status
+    assert act(home, *tiny(*WORDS, *words), f"run={name}") == status
     return home / name
 
 
@@ -46,29 +40,14 @@ def struck(home: Path) -> Path:
     )
 
 
-def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == kind]
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    newest = max((run / "checkpoints").glob("tokens-*"))
-    files = sorted(newest.glob("*.safetensors"))
-    return {
-        f"{file.name} {name}": one for file in files for name, one in load_file(file).items()
-    }
-
-
 def test_the_last_weights_are_those_of_a_run_that_nothing_struck(
     home: Path, struck: Path
 ) -> None:
-    ours, theirs = weights(struck), weights(train(home, "undisturbed"))
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    check_same_bits(struck, train(home, "undisturbed"))
 
 
 def test_the_journal_tells_why_the_ranks_started_again(struck: Path) -> None:
-    killed, hung, flipped = events(struck, "restart")
+    killed, hung, flipped = entries(struck, "restart")
     silent = killed["evidence"]["without_a_word"]
     assert 1 in silent  # the agent may end others before they say that they lost it
     assert killed["cause"].startswith(f"rank {', '.join(map(str, silent))} left no message; ")
@@ -77,15 +56,15 @@ def test_the_journal_tells_why_the_ranks_started_again(struck: Path) -> None:
     assert "ReplicasDifferError: in step 8 embedding.weight differs" in flipped["cause"]
     assert [event["step"] for event in (killed, hung, flipped)] == [2, 4, 6]
     assert all(event["seconds"] > 0.1 for event in (hung, flipped))
-    (difference,) = events(struck, "replicas")
+    (difference,) = entries(struck, "replicas")
     assert difference["evidence"] == {"weights": ["embedding.weight"], "ranks": [1, 3]}
 
 
 def test_a_hang_is_found_in_time_and_by_whom_the_others_wait_for(struck: Path) -> None:
     fired = next(
-        event for event in events(struck, "rehearsal") if event["evidence"]["fault"] == "hang"
+        event for event in entries(struck, "rehearsal") if event["evidence"]["fault"] == "hang"
     )
-    found = events(struck, "hang")
+    found = entries(struck, "hang")
     assert {
         event["evidence"]["rank"] for event in found if not event["evidence"]["waits_in"]
     } == {2}
@@ -105,4 +84,4 @@ def test_what_a_user_has_to_mend_ends_the_run_in_spite_of_restarts(
     two = ("parallelism.tensor=1", "cluster.ranks=2", "watchdog.restarts=1")
     run = train(home, "refused", fault, *two, status=2)
     assert "inject the fault after the first checkpoint" in capfd.readouterr().err
-    assert [event["kind"] for event in events(run, "restart")] == []
+    assert [event["kind"] for event in entries(run, "restart")] == []

@@ -7,22 +7,20 @@ import os
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
 from components.fault_tolerance.failures import read_errors
 from components.fault_tolerance.soft_failure import soft_failure
-from tests.life.conftest import TINY, Program, act, entries
+from tests.life.conftest import Program, check_same_bits, column, entries, tiny
+from tests.life.together import begin, train_together
 
-CUT = ("budget.total_tokens", "checkpoint.every_tokens", "evaluation.every_tokens")
-WORDS = (
-    *(word for word in TINY if not word.startswith(CUT)),
+WORDS = tiny(
     "budget.total_tokens=4_096",
     "checkpoint.every_tokens=2_048",
-    "checkpoint.keep=2",
     "evaluation.every_tokens=4_096",
     "guard.non_finite.action=relaunch",
 )
 TWO = (*WORDS, "cluster.ranks=2")
+DEEPSPEED = (*TWO, "parallelism.engine=deepspeed", "parallelism.zero=2")
 BAD_STEP, SAVED = 6, "tokens-000000000002048"
 FAULT = f"guard.inject=[{{fault: nan, rank: 1, step: {BAD_STEP}}}]"
 NODE = os.uname().nodename
@@ -33,28 +31,51 @@ def checkpoints(run: Path) -> list[str]:
     return sorted(file.name for file in (run / "checkpoints").glob("tokens-*"))
 
 
-def last_bytes(run: Path) -> dict[str, bytes]:
-    """Read weights and optimizer of the newest checkpoint."""
-    newest = run / "checkpoints" / checkpoints(run)[-1]
-    return {
-        name: tensor.numpy().tobytes()
-        for file in sorted(newest.glob("*.safetensors"))
-        for name, tensor in load_file(file).items()
-    }
-
-
 @pytest.fixture(scope="module")
-def undisturbed(home: Path) -> Path:
-    assert act(home, *TWO, f"run={home / 'undisturbed'}") == 0
-    return home / "undisturbed"
+def undisturbed(home: Path) -> dict[str, Path]:
+    """A run of each engine that nothing befalls."""
+    runs = {
+        "mesh": begin(home, "mesh", *TWO),
+        "deepspeed": begin(home, "deepspeed", *DEEPSPEED),
+    }
+    train_together([*runs.values()], 2)
+    return runs
 
 
 @pytest.mark.long
-def test_the_run_ends_without_saving_names_the_node_and_goes_on_with_the_same_bits(
-    home: Path, undisturbed: Path, program: Program
+def test_the_agent_of_a_run_with_restarts_relaunches_it(
+    home: Path, undisturbed: dict[str, Path], program: Program
+) -> None:
+    run = home / "relaunched"
+    program(*TWO, FAULT, "watchdog.restarts=1", f"run={run}")
+    (restart,) = entries(run, "restart")
+    assert TOLD in restart["cause"]
+    assert column(run, "step", "resume") == [4]
+    check_same_bits(run, undisturbed["mesh"])
+    (event,) = entries(run, "relaunch")
+    assert event["step"] == BAD_STEP - 1
+    assert event["evidence"]["nodes"] == [NODE]
+    assert [one["rank"] for one in event["evidence"]["found_by"]] == [1]
+
+
+def test_a_single_rank_ends_without_saving_and_resumes(home: Path, program: Program) -> None:
+    run = home / "alone"
+    fault = FAULT.replace("rank: 1", "rank: 0")
+    err = program(*WORDS, fault, f"run={run}", status=1).stderr
+    assert f"{TOLD}the forward pass was not finite on {NODE} (rank 0)" in err
+    assert "if the step is not finite again, add guard.non_finite.action=skip" in err
+    assert "Traceback" not in err
+    assert checkpoints(run) == [SAVED]
+    program(f"resume={run}")
+    assert column(run, "step", "resume") == [4]
+
+
+@pytest.mark.long
+def test_deepspeed_ends_without_having_taken_the_step_names_the_node_and_resumes(
+    home: Path, undisturbed: dict[str, Path], program: Program
 ) -> None:
     run = home / "struck"
-    err = program(*TWO, FAULT, f"run={run}", status=1).stderr
+    err = program(*DEEPSPEED, FAULT, f"run={run}", status=1).stderr
     assert f"{TOLD}the forward pass was not finite on {NODE} (rank 1)" in err
     assert f"resume={run} resumes from the last checkpoint" in err
     assert "Traceback" not in err
@@ -63,47 +84,5 @@ def test_the_run_ends_without_saving_names_the_node_and_goes_on_with_the_same_bi
     found = [soft_failure(error.message) for error in read_errors(run / "ranks")]
     assert found[0] is not None
     assert (found[0].step, found[0].ranks) == (BAD_STEP, (1,))
-    (event,) = entries(run, "relaunch")
-    assert event["step"] == BAD_STEP - 1
-    assert event["evidence"]["nodes"] == [NODE]
-    assert [one["rank"] for one in event["evidence"]["found_by"]] == [1]
     program(f"resume={run}")
-    assert [one["step"] for one in entries(run, "resume")] == [4]
-    assert last_bytes(run) == last_bytes(undisturbed)
-
-
-@pytest.mark.long
-def test_the_agent_of_a_run_with_restarts_relaunches_it(
-    home: Path, undisturbed: Path, program: Program
-) -> None:
-    run = home / "relaunched"
-    program(*TWO, FAULT, "watchdog.restarts=1", f"run={run}")
-    (restart,) = entries(run, "restart")
-    assert TOLD in restart["cause"]
-    assert [one["step"] for one in entries(run, "resume")] == [4]
-    assert last_bytes(run) == last_bytes(undisturbed)
-
-
-def test_a_single_rank_ends_with_the_same_words(home: Path, program: Program) -> None:
-    run, fault = home / "alone", FAULT.replace("rank: 1", "rank: 0")
-    err = program(*WORDS, fault, f"run={run}", status=1).stderr
-    assert f"{TOLD}the forward pass was not finite on {NODE} (rank 0)" in err
-    assert "if the step is not finite again, add guard.non_finite.action=skip" in err
-    assert "Traceback" not in err
-    assert checkpoints(run) == [SAVED]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("zero", [0, 2])
-def test_deepspeed_relaunches_without_having_taken_the_step(
-    home: Path, program: Program, zero: int
-) -> None:
-    engine = ("parallelism.engine=deepspeed", f"parallelism.zero={zero}")
-    expected, run = home / f"expected-{zero}", home / f"deepspeed-{zero}"
-    program(*TWO, *engine, f"run={expected}")
-    err = program(*TWO, *engine, FAULT, f"run={run}", status=1).stderr
-    assert f"the forward pass was not finite on {NODE} (rank 1)" in err
-    assert checkpoints(run) == [SAVED]
-    program(f"resume={run}")
-    losses = [one["loss"] for one in entries(run, "step")][-4:]
-    assert losses == [one["loss"] for one in entries(expected, "step")][-4:]
+    assert column(run, "loss")[-4:] == column(undisturbed["deepspeed"], "loss")[-4:]

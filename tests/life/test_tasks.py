@@ -1,8 +1,10 @@
-"""lm-eval asks tasks of a run: offline, from local files, with nothing of a file executed."""
+"""lm-eval asks tasks of a run: offline, with nothing of a file executed; alone or as a list."""
 
+import contextlib
 import json
 import math
 import os
+import socket
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,11 +18,14 @@ from sentencepiece import SentencePieceProcessor
 
 from command.actions import evaluate
 from command.arguments import read_point
+from command.evaluate.lists import list_names, read_list
+from command.outcome import Status
 from components.checkpoint.choice import newest_whole
 from components.config.check import read_recipe
 from components.convert.reading import load_weights
 from components.errors import RecipeError
-from tests.life.conftest import TINY, Program, act
+from tests.life.conftest import Program, act, tiny
+from tests.life.hub import write_hub
 
 pytestmark = [
     pytest.mark.long,  # most of it importing lm-eval and reading the tasks that it ships
@@ -28,6 +33,7 @@ pytestmark = [
         find_spec("lm_eval") is None,
         reason="lm-eval is not installed: requirements/evaluate.lock",
     ),
+    pytest.mark.timeout(3_600),  # 65 data sets are staged and read, twice by lm-eval itself
 ]
 SAME = 1e-4  # relative: float32, another library's kernels
 SOUNDS = ["woof woof", "miaow", "moo"]
@@ -44,6 +50,7 @@ doc_to_text: "The {{{{ animal }}}} says"
 doc_to_choice: {json.dumps(SOUNDS)}
 doc_to_target: sound
 """
+ANIMAL, METRIC = "{{ animal }}", f"{CHOICE}metric_list: [{{metric: "
 ENDING = f"""\
 task: ending
 {DATA}test_split: test
@@ -53,12 +60,22 @@ doc_to_target: " {{{{ says }}}}"
 """
 
 
+PUBLISHED = {"score_arc_easy": 70.2, "score_mmlu": 25.9, "score_average": 60.3}
+RUN = tiny(
+    "budget.total_tokens=2_048",
+    "checkpoint.every_tokens=1_024",
+    *(
+        f"published.{key}={{value: {value}, unit: per cent, source: paper}}"
+        for key, value in PUBLISHED.items()
+    ),
+)
+
+
 @pytest.fixture(scope="module")
 def trained(home: Path) -> Path:
-    run = home / "few"
-    few = (word for word in TINY if not word.startswith("budget.total_tokens"))
-    assert act(home, *few, "budget.total_tokens=2_048", f"run={run}") == 0
-    return run
+    """A run with two checkpoints."""
+    assert act(home, *RUN, f"run={home / 'few'}") == 0
+    return home / "few"
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +131,7 @@ def test_tasks_score_as_our_own_model_does(
     assert found["ending"]["metrics"]["perplexity"] == pytest.approx(perplexity, rel=SAME)
     assert found["ending"]["samples"] == len(DOCS)
     assert set(found["ending"]["sha256"]) == {"ending.yaml", "animals.jsonl"}
+    assert "perplexity" in (trained / "report.html").read_text()
 
 
 def test_two_ranks_find_what_one_finds(trained: Path, tasks: Path, program: Program) -> None:
@@ -135,7 +153,7 @@ def test_what_a_rank_meets_is_said_once_and_as_by_one_process(
     broken = home / "broken"
     broken.mkdir()
     (broken / "animals.jsonl").write_bytes((tasks / "animals.jsonl").read_bytes())
-    (broken / "choice.yaml").write_text(CHOICE.replace("{{ animal }}", "{{ animal.no.no }}"))
+    (broken / "choice.yaml").write_text(CHOICE.replace(ANIMAL, "{{ animal.no.no }}"))
     words = ("action=evaluate", f"run={trained}", "tasks=[choice]", f"tasks_folder={broken}")
     alone, together = (program(*words, f"ranks={ranks}", status=2).stderr for ranks in (1, 2))
     assert "tasks.choice: lm-eval cannot use it" in alone
@@ -143,53 +161,18 @@ def test_what_a_rank_meets_is_said_once_and_as_by_one_process(
     assert "Traceback" not in together
 
 
-def test_an_exported_folder_scores_the_same_without_its_run(
-    trained: Path, tasks: Path, program: Program
-) -> None:
-    of_run = program(
-        "action=evaluate", f"run={trained}", "tasks=ending", f"tasks_folder={tasks}"
-    )
-    (folder,) = (trained / "export").iterdir()
-    of_folder = program(
-        "action=evaluate", f"file={folder}", "tasks=ending", f"tasks_folder={tasks}"
-    )
-    own, exported = (
-        [float(cell.replace(",", "")) for cell in line.split()[2:]]
-        for said in (of_run, of_folder)
-        for line in said.stdout.splitlines()
-        if line.split()[:2] == ["ending", "perplexity"]
-    )
-    assert exported == pytest.approx(own, rel=SAME)  # of an untrained model it has 20 digits
-    assert "perplexity" in (trained / "report.html").read_text()
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (CHOICE.replace(ANIMAL, "{{ ''.__class__.__mro__ }}"), "cannot use it: SecurityError"),
+        (CHOICE.replace(ANIMAL, "{{ fish }}"), "UndefinedError: 'fish' is undefined"),
+        (CHOICE.replace("split: test", "split: dev"), "choice: lm-eval cannot use it: K"),
         (
-            CHOICE.replace("{{ animal }}", "{{ ''.__class__.__mro__ }}"),
-            "tasks.choice: lm-eval cannot use it: SecurityError",
+            f"{METRIC}./metric.py}}]\n",
+            "choice.metric_list: './metric.py' is not a built-in metr",
         ),
-        (
-            CHOICE.replace("{{ animal }}", "{{ fish }}"),
-            "tasks.choice: lm-eval cannot use it: UndefinedError: 'fish' is undefined",
-        ),
-        (
-            CHOICE + "metric_list: [{metric: ./metric.py}]\n",
-            "tasks.choice.metric_list: './metric.py' is not a built-in metric of lm-eval",
-        ),
-        (
-            CHOICE + "metric_list: [{metric: accuracy}]\n",
-            r"'accuracy' is not a built-in metric of lm-eval\n  known: .*\bacc\b",
-        ),
-        (
-            CHOICE + "metric_list: [{metric: acc, hf_evaluate: true}]\n",
-            "metric_list.0.hf_evaluate: input should be False",
-        ),
-        (
-            CHOICE.replace("test_split: test", "test_split: dev"),
-            "tasks.choice: lm-eval cannot use it: KeyError",
-        ),
+        (f"{METRIC}accuracy}}]\n", r"'accuracy' is not a built-in .*\n  known: .*\bacc\b"),
+        (f"{METRIC}acc, hf_evaluate: true}}]\n", "0.hf_evaluate: input should be False"),
     ],
 )
 def test_a_task_that_reaches_for_python_or_is_wrong_is_refused(
@@ -207,12 +190,209 @@ def test_a_task_of_lm_eval_needs_its_name_and_its_data(
 ) -> None:
     monkeypatch.chdir(home)
     words = ("action=evaluate", f"run={trained}")
-    with pytest.raises(RecipeError, match=r"unknown task 'sciqq'\n.*sciq"):
-        evaluate.run(read_point([*words, "tasks=[sciqq]"]))
-    with pytest.raises(RecipeError, match=r"tasks.sciq: its data set is not available"):
-        evaluate.run(read_point([*words, "tasks=[sciq]"]))
+    for asked, message in (
+        ("sciqq", r"unknown task 'sciqq'\n.*sciq"),
+        ("sciq", r"tasks.sciq: its data set is not available"),
+        ("", r"tasks: the task list is empty"),
+    ):
+        with pytest.raises(RecipeError, match=message):
+            evaluate.run(read_point([*words, f"tasks=[{asked}]"]))
 
 
-def test_no_task_is_no_question(trained: Path) -> None:
-    with pytest.raises(RecipeError, match=r"tasks: the task list is empty"):
-        evaluate.run(read_point(["action=evaluate", f"run={trained}", "tasks=[]"]))
+def test_tasks_of_a_diverged_run_have_null_for_what_is_no_number(
+    home: Path, tasks: Path, program: Program
+) -> None:
+    run, fault = home / "diverged", "guard.inject=[{fault: nan, rank: 0, step: 3}]"
+    short = ("budget.total_tokens=2_048", "guard=none", fault)
+    assert act(home, *tiny(*short), f"run={run}") == Status.DOES_NOT_HOLD
+
+    def refuse(constant: str) -> Any:
+        raise AssertionError(f"{constant} is not JSON")
+
+    words = ("tasks=[choice,ending]", f"tasks_folder={tasks}", f"run={run}")
+    done = program("action=evaluate", "output=json", *words)
+    found = json.loads(done.stdout, parse_constant=refuse)["tasks"]
+    assert found["ending"]["metrics"]["perplexity"] is None
+    assert "metrics.perplexity" in found["ending"]["not_finite"]
+    assert 0 <= found["choice"]["metrics"]["acc"] <= 1
+    program("action=evaluate", *words)
+
+
+@pytest.fixture(scope="module")
+def manager() -> Any:
+    from components.evaluate.harness import task_manager
+
+    return task_manager(shipped=True)
+
+
+@pytest.fixture(scope="module")
+def staged(home: Path, trained: Path, manager: Any) -> Path:
+    """The run, with the data of ``mula9`` prepared beside its own."""
+    from components.evaluate.task_list import iter_task_configs
+
+    subjects = [one["dataset_name"] for one in iter_task_configs("mmlu", manager.task_index)]
+    assert len(subjects) == 57
+    write_hub(home, subjects)
+    assert act(home, *RUN, "action=prepare", "tasks=mula9") == 0
+    return trained
+
+
+@pytest.fixture(scope="module")
+def evaluated(home: Path, staged: Path) -> list[dict[str, Any]]:
+    """Both checkpoints, from another folder than the hub's, where no connection is made."""
+
+    def refuse(*_: object) -> None:
+        raise OSError("there is no network here")
+
+    aside = home.with_name(f"{home.name}-elsewhere")
+    aside.mkdir()
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("connect", "connect_ex"):
+            patched.setattr(socket.socket, name, refuse)
+        patched.setattr(socket, "getaddrinfo", refuse)
+        words = (f"run={staged}", "tasks=mula9", "checkpoints=all")
+        assert act(aside, "action=evaluate", *words) == 0
+    files = sorted((staged / "evaluation").glob("*.json"))
+    return [json.loads(file.read_text()) for file in files]
+
+
+def own_figures(home: Path, export: Path, manager: Any) -> dict[str, Any]:
+    """Let lm-eval ask by itself, of the hub's own files: nothing staged, nothing guarded."""
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(export, dtype="float32")
+    lm = HFLM(pretrained=model, tokenizer=AutoTokenizer.from_pretrained(export), batch_size=4)
+    nine = [
+        "arc_easy", "arc_challenge", "hellaswag", "piqa", "boolq", "sciq", "winogrande",
+        "openbookqa", "mmlu",
+    ]  # fmt: skip
+    with contextlib.chdir(home):
+        found = simple_evaluate(model=lm, tasks=nine, task_manager=manager)
+    assert found is not None
+    results: dict[str, Any] = found["results"]
+    return results
+
+
+def test_scores_are_those_of_lm_eval_by_itself(
+    home: Path, trained: Path, evaluated: list[dict[str, Any]], manager: Any
+) -> None:
+    newest = evaluated[-1]
+    own = own_figures(home, trained / "export" / newest["checkpoint"], manager)
+    scores = newest["scores"]["mula9"]
+    normed = {"arc_easy", "arc_challenge", "hellaswag", "piqa", "openbookqa"}
+    for name, task in scores["tasks"].items():
+        metric = "acc_norm" if name in normed else "acc"
+        assert task["metric"] == metric
+        assert task["score"] == pytest.approx(100 * own[name][f"{metric},none"]), name
+        assert task["num_fewshot"] == 0
+    assert len(scores["tasks"]) == 9
+    assert len({task["score"] for task in scores["tasks"].values()}) > 2  # no constant
+    mean = sum(task["score"] for task in scores["tasks"].values()) / 9
+    assert scores["mean"] == pytest.approx(mean)
+
+
+def test_each_checkpoint_has_its_scores_beside_those_published(
+    trained: Path, evaluated: list[dict[str, Any]]
+) -> None:
+    assert [one["tokens_trained"] for one in evaluated] == [1_024, 2_048]
+    for one in evaluated:
+        scores = one["scores"]["mula9"]
+        assert scores["published"] == PUBLISHED["score_average"]
+        beside = {name: task["published"] for name, task in scores["tasks"].items()}
+        assert beside["arc_easy"] == PUBLISHED["score_arc_easy"]
+        assert beside["sciq"] is None
+    page = (trained / "report.html").read_text()
+    assert "Scores over tokens" in page
+
+
+def test_an_exported_folder_is_asked_where_the_data_are_said_to_be(
+    trained: Path, evaluated: list[dict[str, Any]], home: Path, program: Program
+) -> None:
+    export = trained / "export" / evaluated[0]["checkpoint"]
+    words = ("action=evaluate", f"file={export}", "tasks=mula9")
+    said = program(*words, status=2).stderr
+    assert "the data of mula9 are not staged: tasks-mula9/tasks.json does not exist" in said
+    assert "action=prepare stage=true tasks=mula9" in said
+    said = program(*words, f"tasks_folder={home}/prepared").stdout
+    rows = [line.split() for line in said.splitlines() if line.startswith("mula9")]
+    score = evaluated[0]["scores"]["mula9"]["tasks"]["piqa"]["score"]
+    (piqa,) = [row for row in rows if row[1] == "piqa"]
+    assert piqa[2:6] == ["acc_norm", "0", piqa[4], f"{score:.2f}"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("action=evaluate", "run=few"), "unknown task 'mula8'"),
+        ((*RUN, "action=prepare"), "unknown task list: 'mula8'"),
+    ],
+)
+def test_a_misspelt_list_is_offered_by_its_name(
+    words: tuple[str, ...], message: str, trained: Path, program: Program
+) -> None:
+    said = program(*words, "tasks=mula8", status=2).stderr
+    assert message in said
+    assert "mula9" in said
+
+
+def test_data_that_were_changed_or_are_of_another_list_are_refused(
+    home: Path, staged: Path, program: Program
+) -> None:
+    place = home / "prepared" / "tasks-mula9"
+    words = ("action=evaluate", f"run={staged}", "tasks=mula9")
+    file = place / "allenai__sciq" / "default" / "test.parquet"
+    before = file.read_bytes()
+    file.write_bytes(before[:-1] + b"\0")
+    assert "test.parquet: was changed" in program(*words, status=2).stderr
+    file.write_bytes(before)
+    record = place / "tasks.json"
+    tree = json.loads(record.read_text())
+    record.write_text(json.dumps(tree | {"reads": "0" * 64}))
+    assert (
+        "was staged for another version of the list mula9" in program(*words, status=2).stderr
+    )
+    record.write_text(json.dumps(tree))
+
+
+def test_another_version_or_metric_than_the_list_names_is_refused(
+    home: Path, trained: Path, evaluated: list[dict[str, Any]]
+) -> None:
+    from components.evaluate.harness import ask_list, open_harness
+    from components.evaluate.task_list import open_staged
+
+    task_list = read_list("mula9")
+    data = open_staged(task_list, home / "prepared" / "tasks-mula9")
+    export = trained / "export" / evaluated[0]["checkpoint"]
+    with open_harness(export, compute=None, most_rows=4) as harness:
+        for changed, problem in (
+            ({"version": 9.0}, r"piqa has version 1.0, the list requires 9.0"),
+            ({"metric": "bleu"}, r"piqa has no metric 'bleu'"),
+        ):
+            piqa = task_list.tasks["piqa"].model_copy(update=changed)
+            other = task_list.model_copy(update={"tasks": {"piqa": piqa}})
+            with pytest.raises(RecipeError, match=problem):
+                ask_list(harness, other, data, print)
+
+
+@pytest.mark.parametrize("name", list_names())
+def test_every_list_names_tasks_as_lm_eval_has_them(name: str, manager: Any) -> None:
+    from components.evaluate.task_list import iter_task_configs
+
+    task_list = read_list(name)
+    for question in task_list.iter_questions():
+        task, leading = (
+            task_list.tasks[question.task],
+            manager.task_index[question.lm_eval_task].cfg,
+        )
+        own = [*iter_task_configs(question.lm_eval_task, manager.task_index)]
+        version = (leading.get("metadata") or {}).get("version", "Yaml")
+        assert str(version).removesuffix(".0") == str(task.version).removesuffix(".0")
+        for one in own:
+            assert task.split == (one.get("test_split") or one["validation_split"])
+            assert task.metric in {one["metric"] for one in one["metric_list"]} | {"acc_norm"}
+            if not task_list.each:  # of several languages only English is lm-eval's own
+                assert question.dataset == one["dataset_path"]
+                config = one.get("dataset_name") or "default"
+                assert question.config_of(one.get("dataset_name")) == config

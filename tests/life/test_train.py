@@ -7,28 +7,26 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from components.build import build_node
 from components.config.check import read_recipe
-from tests.life.conftest import ROOT, TINY, Program, act, command, entries, environment, records
+from tests.life.conftest import (
+    ROOT,
+    TINY,
+    Program,
+    act,
+    check_same_bits,
+    command,
+    entries,
+    environment,
+    records,
+    tiny,
+)
 
-# Two ranks add the same fp32 numbers in another order; losses are near 6.
-TWO_RANKS_TOLERANCE = 2e-5
 # A start's clock and that of its record are read one after the other.
 CLOCKS_SECONDS = 0.25
-
-
-def last_weights(run: Path) -> dict[str, Any]:
-    newest = max((run / "checkpoints").glob("tokens-*"))
-    return {
-        name: tensor
-        for file in newest.glob("*.safetensors")
-        for name, tensor in load_file(file).items()
-    }
 
 
 @pytest.fixture(scope="module")
@@ -108,26 +106,8 @@ def test_killed_after_a_checkpoint_the_printed_command_ends_in_the_same_bits(
     assert began >= saved  # the kill may have come between a checkpoint and its line
     computed = [line["step"] for line in lines[resumed:] if line["kind"] == "step"]
     assert computed == list(range(began + 1, 25))
-    expected, found_weights = last_weights(whole), last_weights(run)
-    assert expected.keys() == found_weights.keys()
-    assert all(expected[name].equal(found_weights[name]) for name in expected)
+    check_same_bits(run, whole)
     assert (run / "report.html").is_file()
-
-
-def test_two_ranks_read_the_same_samples_and_find_the_same_losses(
-    whole: Path, home: Path, program: Program
-) -> None:
-    run = home / "two"
-    program(*TINY, "cluster.ranks=2", f"run={run}")
-    one, two = entries(whole, "step"), entries(run, "step")
-    assert [entry["samples_digest"] for entry in one] == [
-        entry["samples_digest"] for entry in two
-    ]
-    for first, second in zip(one, two, strict=True):
-        assert second["loss"] == pytest.approx(first["loss"], rel=TWO_RANKS_TOLERANCE)
-    one, two = entries(whole, "held_out"), entries(run, "held_out")
-    for first, second in zip(one, two, strict=True):
-        assert second["loss"] == pytest.approx(first["loss"], rel=TWO_RANKS_TOLERANCE)
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
@@ -135,14 +115,9 @@ def test_an_interrupt_saves_says_how_to_resume_and_exits_with_three(
     home: Path, ranks: int
 ) -> None:
     run = home / f"interrupted-{ranks}"
-    own = ("budget.total_tokens", "evaluation.")
-    words = [word for word in TINY if not word.startswith(own)]
+    words = tiny("budget.total_tokens=50_000_000", "evaluation.every_tokens=50_000_000")
     process = subprocess.Popen(
-        command(
-            *words,
-            *("budget.total_tokens=50_000_000", "evaluation.every_tokens=50_000_000"),
-            *(f"cluster.ranks={ranks}", f"run={run}"),
-        ),
+        command(*words, f"cluster.ranks={ranks}", f"run={run}"),
         cwd=home,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -154,7 +129,7 @@ def test_an_interrupt_saves_says_how_to_resume_and_exits_with_three(
         if entries(run, "step"):
             break
         time.sleep(0.1)
-    signal_group(process)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: everyone gets Ctrl-C
     out, err = process.communicate(timeout=600)
     assert process.returncode == 3, err[-4000:]
     assert f"python {ROOT / 'run.py'} resume={run}" in out
@@ -168,19 +143,13 @@ def test_an_interrupt_saves_says_how_to_resume_and_exits_with_three(
     assert "held-out loss: no evaluation since step 0" in out.splitlines()
 
 
-def signal_group(process: subprocess.Popen[str]) -> None:
-    """As a terminal does: everyone in the foreground gets Ctrl-C."""
-    os.killpg(process.pid, signal.SIGINT)
-
-
 def test_a_run_whose_last_step_broke_its_weights_does_not_hold(
     home: Path, program: Program
 ) -> None:
     """No guard sees it: the step's own loss is that of the weights before it."""
     run = home / "broken"
-    words = [word for word in TINY if not word.startswith("budget.total_tokens")]
-    rate = ("optimizer.lr=1e300", "budget.total_tokens=1_024")
-    done = program(*words, *rate, f"run={run}", status=1)
+    words = tiny("optimizer.lr=1e300", "budget.total_tokens=1_024")
+    done = program(*words, f"run={run}", status=1)
     line = "the run failed: not finite at the end: held-out loss"
     assert line in done.stderr.splitlines()
     results = json.loads((run / "results.json").read_text(), parse_constant=pytest.fail)
@@ -191,36 +160,25 @@ def test_a_run_whose_last_step_broke_its_weights_does_not_hold(
 def test_a_run_without_guards_whose_loss_is_no_number_does_not_hold(
     home: Path, program: Program
 ) -> None:
-    words = [word for word in TINY if not word.startswith("budget.total_tokens")]
-    rate = ("optimizer.lr=1e300", "budget.total_tokens=2_048", "guard=none")
-    done = program(*words, *rate, f"run={home / 'lost'}", status=1)
+    words = tiny("optimizer.lr=1e300", "budget.total_tokens=2_048", "guard=none")
+    done = program(*words, f"run={home / 'lost'}", status=1)
     assert "not finite at the end: training loss, held-out loss" in done.stderr
 
 
-def test_a_folder_that_holds_another_recipe_is_refused(whole: Path, program: Program) -> None:
-    done = program(*TINY, "optimizer.lr=1e-5", f"run={whole}", status=2)
-    assert f"{whole} has a different recipe" in done.stderr
-    done = program(*TINY, f"run={whole}", status=2)
-    assert f"resume={whole}" in done.stderr
-
-
-def test_a_finished_run_is_not_resumed(whole: Path, program: Program) -> None:
-    done = program(f"resume={whole}", status=2)
-    assert "has finished" in done.stderr
-
-
-def test_a_key_beside_resume_is_refused(whole: Path, program: Program) -> None:
-    done = program(f"resume={whole}", "optimizer.lr=1e-5", status=2)
-    assert "a resumed run cannot change optimizer.lr" in done.stderr
-
-
-def test_ranks_that_cannot_be_trained_are_refused_before_anything_is_written(
-    home: Path, program: Program
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((*TINY, "optimizer.lr=1e-5", "run={run}"), "{run} has a different recipe"),
+        ((*TINY, "run={run}"), "resume={run}"),
+        (("resume={run}",), "has finished"),
+        (("resume={run}", "optimizer.lr=1e-5"), "a resumed run cannot change optimizer.lr"),
+    ],
+)
+def test_a_finished_run_is_left_alone(
+    words: tuple[str, ...], message: str, whole: Path, program: Program
 ) -> None:
-    words = ("cluster.ranks=2", "cluster.nodes=2")
-    done = program(*TINY, *words, f"run={home / 'never'}", status=2)
-    assert "cluster: this machine is not 2 nodes of local" in done.stderr
-    assert not (home / "never").exists()
+    done = program(*(word.replace("{run}", str(whole)) for word in words), status=2)
+    assert message.replace("{run}", str(whole)) in done.stderr
 
 
 def test_a_report_of_several_runs_is_one_file(

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from components.run.folder import RunFolder
-from tests.life.conftest import Program, entries
+from tests.life.conftest import Program, entries, tiny
 from tests.life.test_branch import WORDS, ends
 
 TREE: dict[str, dict[str, Any]] = {
@@ -25,18 +25,16 @@ def test_a_tree_is_done_to_its_end_and_goes_on_where_it_was(
 ) -> None:
     text = yaml.safe_dump({"defaults": ["teuken7b"], "children": TREE})
     (home / "tree.yaml").write_text(text, "utf-8")
-    cut = ("recipe=", "checkpoint.keep=")
-    own = [word for word in (*WORDS, *ends(4_096)) if not word.startswith(cut)]
-    settled = "children.{}.at_tokens={}"
+    own = tiny(*WORDS, *ends(4_096), "recipe=./tree.yaml", "run=trunk", "checkpoint.keep=1")
     places = [
-        settled.format(name, one["at_tokens"])
+        f"children.{name}.at_tokens={one['at_tokens']}"
         for name, one in TREE.items()
         if "at_tokens" in one
     ]
     sets = ["children.cooled.set={budget.total_tokens: 3_072}"]
     sets += ["children.long.set={budget.total_tokens: 1_024}"]
     sets += ["children.judged.every_tokens=2_048"]
-    program("recipe=./tree.yaml", *own, *places, *sets, "run=trunk", "checkpoint.keep=1")
+    program(*own, *places, *sets)
     trunk = home / "trunk"
     kept = {int(one.name[7:]) for one in (trunk / "checkpoints").glob("tokens-*")}
     assert kept == {2_048, 3_072, 4_096}

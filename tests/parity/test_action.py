@@ -1,7 +1,7 @@
 """``action=parity`` as a user meets it: its layouts, its refusals, what it prints."""
 
 import json
-from collections.abc import Sequence
+import re
 from typing import Any
 
 import pytest
@@ -18,35 +18,31 @@ def layouts(*words: str) -> list[Recipe]:
     return list(action.layouts_of(read_point(["recipe=teuken7b", *words])))
 
 
-def degrees(recipe: Recipe) -> tuple[int, int, int]:
-    section = recipe.parallelism
-    return section.data, section.tensor, section.pipeline
-
-
-def test_the_recipes_own_layout_is_dealt_over_the_ranks() -> None:
-    (recipe,) = layouts("cluster.ranks=8")
-    assert degrees(recipe) == (2, 2, 2)
-    assert recipe.parallelism.sequence_parallel
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("cluster.ranks=8", ["8 ranks: 2 x 2 x 2"]),
+        (
+            "layouts=[{data: 2, tensor: 2}, {pipeline: 3, schedule: gpipe}]",
+            ["4 ranks: 2 x 2 x 1", "3 ranks: 1 x 1 x 3"],
+        ),
+        # Ranks beside layouts are dealt and proved first.
+        ("cluster.ranks=8 layouts=[{data: 2}]", ["8 ranks: 2 x 2 x 2", "2 ranks: 2 x 1 x 1"]),
+    ],
+)
+def test_ranks_are_dealt_or_come_from_the_degrees(words: str, expected: list[str]) -> None:
+    found = layouts(*re.split(r" (?=layouts)", words))
+    degrees = [(one.cluster.ranks, one.parallelism) for one in found]
+    assert [
+        f"{ranks} ranks: {one.data} x {one.tensor} x {one.pipeline}" for ranks, one in degrees
+    ] == expected
 
 
 def test_one_rank_is_not_compared_with_itself() -> None:
-    with pytest.raises(RecipeError, match=r"cluster\.ranks: one rank .*itself\n  write c"):
-        layouts()
-    with pytest.raises(RecipeError, match=r"cluster\.ranks: one rank .*itself\n  write c"):
-        layouts("cluster.ranks=1")
+    for words in ((), ("cluster.ranks=1",)):
+        with pytest.raises(RecipeError, match=r"cluster\.ranks: one rank .*itself\n  write c"):
+            layouts(*words)
     assert len(layouts("parallelism.engine=deepspeed")) == 1
-
-
-def test_listed_layouts_take_their_ranks_from_their_degrees() -> None:
-    found = layouts("layouts=[{data: 2, tensor: 2}, {pipeline: 3, schedule: gpipe}]")
-    assert [degrees(recipe) for recipe in found] == [(2, 2, 1), (1, 1, 3)]
-    assert [recipe.cluster.ranks for recipe in found] == [4, 3]
-    assert found[1].parallelism.schedule == "gpipe"
-
-
-def test_ranks_beside_layouts_are_dealt_and_proved_first() -> None:
-    found = layouts("cluster.ranks=8", "layouts=[{data: 2}]")
-    assert [recipe.cluster.ranks for recipe in found] == [8, 2]
 
 
 def test_keys_beside_layouts_hold_for_all_of_them() -> None:
@@ -73,10 +69,7 @@ def test_a_scale_that_the_user_names_is_taken() -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        (
-            "model.dropout=0.1",
-            r"model\.dropout: action=parity sets 0\.0\n  remove model\.dropout",
-        ),
+        ("model.dropout=0.1", r"model\.dropout: action=parity sets 0\.0\n  remove model\.dr"),
         ("precision.compute=float32", r"precision\.compute: action=parity sets float64"),
         ("layouts=[3]", r"layouts\.0: input should be a valid dictionary, got 3"),
         ("layouts=[{sensor: 2}]", r"parallelism\.sensor: unknown key"),
@@ -91,8 +84,8 @@ def test_what_cannot_be_proved_is_refused_before_a_process_starts(
 
 
 def test_deepspeed_is_judged_in_float32_which_it_has() -> None:
-    words = ("layouts=[{data: 2}, {data: 2, engine: deepspeed, zero: 3}]",)
-    ours, theirs = (proof(recipe, 2e-16) for recipe in layouts(*words))
+    words = "layouts=[{data: 2}, {data: 2, engine: deepspeed, zero: 3}]"
+    ours, theirs = (proof(recipe, 2e-16) for recipe in layouts(words))
     assert (ours.compute_dtype, theirs.compute_dtype) == ("float64", "float32")
     section = theirs.recipe.precision
     assert {section.compute, section.accumulate, section.reduce} == {"float32"}
@@ -104,10 +97,9 @@ def test_deepspeed_is_judged_in_float32_which_it_has() -> None:
 
 
 def test_what_deepspeeds_proofs_leave_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    words = (
-        "layouts=[{data: 2}, {data: 2, engine: deepspeed, zero: 2, offload_optimizer: true}]"
-    )
-    action.print_proofs([proof(recipe, 2e-16) for recipe in layouts(words)])
+    theirs = "{data: 2, engine: deepspeed, zero: 2, offload_optimizer: true}"
+    recipes = layouts(f"layouts=[{{data: 2}}, {theirs}]")
+    action.print_proofs([proof(recipe, 2e-16) for recipe in recipes])
     out = capsys.readouterr().out
     assert "data 2, DeepSpeed, ZeRO 2, offloaded" in out
     assert "compute in float64 or float32" in out
@@ -162,19 +154,13 @@ def test_several_layouts_hold_together_or_not() -> None:
     assert [layout["holds"] for layout in tree["layouts"]] == [True, False]
 
 
-@pytest.mark.parametrize("proofs", [[float("nan")], [float("inf")]])
-def test_json_has_null_for_what_is_no_number(proofs: Sequence[float]) -> None:
+def test_json_has_null_for_what_is_no_number_and_the_keys_of_ranks_that_failed() -> None:
     (recipe,) = layouts("cluster.ranks=2")
-    tree: dict[str, Any] = action.as_json([proof(recipe, proofs[0])])
-    assert tree["holds"] is False
-    assert tree["gradient"]["largest_relative_difference"] is None
-    json.dumps(tree, allow_nan=False)
-
-
-def test_ranks_that_failed_keep_the_promised_keys() -> None:
-    (recipe,) = layouts("cluster.ranks=2")
-    tree: dict[str, Any] = action.as_json([failed(recipe)])
-    assert tree["holds"] is False
+    proofs = [proof(recipe, float("nan")), proof(recipe, float("inf")), failed(recipe)]
+    for tree in (dict[str, Any](action.as_json([one])) for one in proofs):
+        assert tree["holds"] is False
+        assert tree["gradient"]["largest_relative_difference"] is None
+        json.dumps(tree, allow_nan=False)
     assert tree["failure"] == "exit status 1: ValueError: no"
     assert tree["gradient"] == {"largest_relative_difference": None, "parameter": None}
 
