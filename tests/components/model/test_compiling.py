@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.components.model.conftest import RMS_NORM
 from torch import Tensor
 
 from components.config.model_spec.feed_forward import ExpertsSpec, MLPSpec
@@ -21,9 +22,9 @@ from components.model.positions import PositionEncoding
 from components.torch_internals.operators import count_graphs
 from components.versions import release_of
 from tests.components.model.comparison import gradient_of, randomized
-from tests.components.model.conftest import RMS_NORM
 from tests.components.model.flex_on_cpu import flex_on_cpu
 from tests.components.model.routing_terms import auxiliary_terms
+from tests.components.model.specs import small_decoder
 
 # Torch's compiler warns of its own imports and inner workings, and hides that from whoever has
 # not made warnings errors.
@@ -96,9 +97,7 @@ def compare(plain: Decoder, model: Decoder, tokens: Tensor) -> None:
         ["norms", "attention", "mlp"],
     ],
 )
-def test_losses_and_gradients_stay_with_dropout_and_recomputation_too(
-    small_decoder: Build, recompute: Any
-) -> None:
+def test_losses_and_gradients_stay_with_dropout_and_recomputation_too(recompute: Any) -> None:
     plain = randomized(small_decoder(dropout=0.2, attention_dropout=0.2)).double()
     model = copy.deepcopy(plain)
     checkpoint_activations(model, recompute, compiled=True)
@@ -122,9 +121,7 @@ def test_losses_and_gradients_stay_with_dropout_and_recomputation_too(
         {"mlp": CLAMPED},
     ],
 )
-def test_discounts_and_experts_compile_too(
-    small_decoder: Build, part: dict[str, object]
-) -> None:
+def test_discounts_and_experts_compile_too(part: dict[str, object]) -> None:
     plain = randomized(small_decoder(**part)).double()
     model = copy.deepcopy(plain)
     compile_layers(model, "layers", recompute="none")
@@ -134,9 +131,7 @@ def test_discounts_and_experts_compile_too(
 
 
 @pytest.mark.long
-def test_all_layers_share_a_graph_that_evaluation_takes_no_part_in(
-    small_decoder: Build,
-) -> None:
+def test_all_layers_share_a_graph_that_evaluation_takes_no_part_in() -> None:
     plain = small_decoder(num_layers=12)  # more than torch makes graphs of one function
     model = copy.deepcopy(plain)
     compile_layers(model, "layers", recompute="none")
@@ -154,7 +149,7 @@ def test_all_layers_share_a_graph_that_evaluation_takes_no_part_in(
 
 
 @pytest.mark.long
-def test_layers_that_do_not_rotate_share_a_second_graph(small_decoder: Build) -> None:
+def test_layers_that_do_not_rotate_share_a_second_graph() -> None:
     some = InterleavedRotarySpec(base=10_000.0, skip_every=4)
     settings = {"positions": some, "num_layers": 12, "norm_placement": "after"}
     plain = randomized(small_decoder(**settings)).double()
@@ -166,7 +161,7 @@ def test_layers_that_do_not_rotate_share_a_second_graph(small_decoder: Build) ->
 
 
 @pytest.mark.long
-def test_layers_of_each_window_share_a_graph(small_decoder: Build) -> None:
+def test_layers_of_each_window_share_a_graph() -> None:
     turned = RotarySpec(base=10_000.0, local_base=100.0)
     settings = {"positions": turned, "num_layers": 12, "windows": [5, 7, "full"]}
     settings |= {"norm_placement": "both", "scale_dim": 14}
@@ -179,7 +174,7 @@ def test_layers_of_each_window_share_a_graph(small_decoder: Build) -> None:
 
 
 @pytest.mark.long
-def test_more_shapes_than_torch_compiles_end_with_the_way_out(small_decoder: Build) -> None:
+def test_more_shapes_than_torch_compiles_end_with_the_way_out() -> None:
     model = small_decoder()
     compile_layers(model, "layers", recompute="none")
     with torch._dynamo.config.patch(recompile_limit=1):
@@ -219,7 +214,7 @@ def test_flex_attention_to_texts_of_any_length_takes_four_graphs_at_most() -> No
 
 @pytest.mark.parametrize(("dropout", "sinks"), [(0.0, False), (0.25, False), (0.0, True)])
 def test_layers_of_flex_attention_share_a_graph_for_all_microbatches(
-    small_decoder: Build, dropout: float, sinks: bool
+    dropout: float, sinks: bool
 ) -> None:
     """The mask of a microbatch is made before the first layer: no graph holds it."""
     settings = {"positions": AlibiSpec(), "num_layers": 3, "attention_dropout": dropout}
@@ -245,7 +240,7 @@ def test_layers_of_flex_attention_share_a_graph_for_all_microbatches(
 
 
 def test_float64_is_refused_where_torch_cannot_compile_it(
-    small_decoder: Build, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
     compile_layers(small_decoder(), "layers", recompute="none")
@@ -253,15 +248,13 @@ def test_float64_is_refused_where_torch_cannot_compile_it(
         compile_layers(small_decoder().double(), "layers", recompute="none")
 
 
-def test_none_leaves_the_layers_as_they_are(small_decoder: Build) -> None:
+def test_none_leaves_the_layers_as_they_are() -> None:
     model = small_decoder()
     compile_layers(model, "none", recompute="none")
     assert all("forward" not in vars(layer) for layer in model.layers.values())
 
 
-def test_a_machine_without_a_compiler_is_told_at_once(
-    small_decoder: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_without_a_compiler_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(RecipeError, match="has no no-such-compiler") as caught:
         compile_layers(small_decoder(), "layers", recompute="none")

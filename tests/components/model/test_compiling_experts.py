@@ -18,6 +18,7 @@ from components.model.decoder import Decoder
 from components.model.expert_products import has_grouped_kernel
 from components.model.moe import Experts
 from tests.components.model.comparison import randomized
+from tests.components.model.specs import small_decoder
 from tests.components.model.test_compiling import compare
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, as in test_compiling
@@ -99,7 +100,7 @@ def gradients(mixed: Tensor, hidden: Tensor, layer: Experts) -> tuple[Tensor, ..
 @pytest.mark.parametrize("recompute", ["none", "selective", "full", ["mlp"]], ids=str)
 @pytest.mark.parametrize("path", ["auto", "loop"])
 def test_layers_of_experts_keep_losses_gradients_and_what_routers_counted(
-    small_decoder: Build, recompute: Literal["none", "full"] | list[str], path: str
+    recompute: Literal["none", "full"] | list[str], path: str
 ) -> None:
     plain = randomized(small_decoder(mlp=mixture(path=path), num_layers=3)).double()
     model = copy.deepcopy(plain)

@@ -1,7 +1,6 @@
 """The decoder against an independent Llama, at full size on `meta`, and cut into stages."""
 
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from components.config.model_spec.positions import LearnedSpec
 from components.model.decoder import Decoder
 from tests.components.model.comparison import assert_equal_models, gradient_of, randomized
 from tests.components.model.mappings import to_llama
+from tests.components.model.specs import small_decoder
 
 
 def llama_like(
@@ -42,12 +42,7 @@ def llama_like(
 )
 @pytest.mark.parametrize("sequence_length", [1, 37])
 def test_logits_and_gradients_equal_those_of_an_independent_llama(
-    small_decoder: Callable[..., Decoder],
-    tied: bool,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    sequence_length: int,
+    tied: bool, num_heads: int, num_kv_heads: int, head_dim: int, sequence_length: int
 ) -> None:
     heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     model = randomized(small_decoder(tied_embeddings=tied, **heads))
@@ -55,9 +50,7 @@ def test_logits_and_gradients_equal_those_of_an_independent_llama(
     assert_equal_models(model, llama, to_llama, sequence_length=sequence_length)
 
 
-def test_padded_rows_take_part_in_the_softmax_and_are_trained_down(
-    small_decoder: Callable[..., Decoder],
-) -> None:
+def test_padded_rows_take_part_in_the_softmax_and_are_trained_down() -> None:
     model = randomized(small_decoder(tied_embeddings=False))
     tokens = torch.randint(61, (2, 9))
     torch.autograd.backward(model.compute_loss(tokens, tokens))
@@ -69,7 +62,7 @@ def test_padded_rows_take_part_in_the_softmax_and_are_trained_down(
     assert model.compute_loss(tokens, tokens) > lean.compute_loss(tokens, tokens)
 
 
-def test_a_later_token_changes_no_earlier_logit(small_decoder: Callable[..., Decoder]) -> None:
+def test_a_later_token_changes_no_earlier_logit() -> None:
     model = randomized(small_decoder())
     tokens = torch.randint(61, (1, 20))
     changed = tokens.clone()
@@ -93,9 +86,7 @@ def test_the_full_size_has_exactly_the_published_parameters() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_two_stages_with_global_names_compute_what_the_whole_computes(
-    small_decoder: Callable[..., Decoder], tied: bool
-) -> None:
+def test_two_stages_with_global_names_compute_what_the_whole_computes(tied: bool) -> None:
     whole = randomized(small_decoder(num_layers=3, tied_embeddings=tied))
     first, last = copy.deepcopy(whole), copy.deepcopy(whole)
     first.final_norm = first.head = None
@@ -109,9 +100,7 @@ def test_two_stages_with_global_names_compute_what_the_whole_computes(
     assert {n for stage in (first, last) for n, _ in stage.named_parameters()} == names
 
 
-def test_the_first_stage_alone_has_learned_positions_and_the_embedding_norm(
-    small_decoder: Callable[..., Decoder],
-) -> None:
+def test_the_first_stage_alone_has_learned_positions_and_the_embedding_norm() -> None:
     norm = NormSpec(eps=1e-5, center=True, weight=True, bias=True)
     positions = LearnedSpec(num_positions=11)
     whole = randomized(
@@ -129,9 +118,7 @@ def test_the_first_stage_alone_has_learned_positions_and_the_embedding_norm(
     }
 
 
-def test_bfloat16_keeps_its_precision_outside_and_float32_in_the_loss(
-    small_decoder: Callable[..., Decoder],
-) -> None:
+def test_bfloat16_keeps_its_precision_outside_and_float32_in_the_loss() -> None:
     model = randomized(small_decoder())
     tokens = torch.randint(61, (2, 33))
     expected = model.compute_loss(tokens, tokens).item()

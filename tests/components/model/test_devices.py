@@ -5,7 +5,7 @@ Intel GPUs (what makes a device the current one), so it is lent that of ``meta``
 nothing. A backward pass asks for the GPU itself; there ``meta`` takes its place.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,10 +18,10 @@ from components.config.model_spec.feed_forward import ExpertsSpec
 from components.config.model_spec.positions import AlibiSpec, LearnedSpec
 from components.dryrun.fake_world import even_load
 from components.model import attention_kernels
-from components.model.decoder import Decoder
 from components.model.expert_products import has_grouped_kernel
 from tests.components.model.planted_guard import lend_guard
 from tests.components.model.routing_terms import auxiliary_terms
+from tests.components.model.specs import small_decoder
 
 LENGTH, ROWS = 16, 67
 MIXTURE = ExpertsSpec(
@@ -76,9 +76,7 @@ def planted_guard() -> Iterator[None]:
 @pytest.mark.usefixtures("plain_attention", "planted_guard")
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "documents"])
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_a_forward_pass_on_an_xpu_makes_nothing_elsewhere(
-    small_decoder: Callable[..., Decoder], kind: str, masked: bool
-) -> None:
+def test_a_forward_pass_on_an_xpu_makes_nothing_elsewhere(kind: str, masked: bool) -> None:
     with FakeTensorMode(), even_load():
         with torch.device("xpu"):  # and no longer: what names no device shall be seen
             model = small_decoder(**MODELS[kind])
@@ -106,9 +104,7 @@ def bfloat16_weights() -> Iterator[None]:
 
 @pytest.mark.usefixtures("bfloat16_weights")
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_off_the_cpu_a_backward_pass_gives_each_weight_its_gradient(
-    small_decoder: Callable[..., Decoder], kind: str
-) -> None:
+def test_off_the_cpu_a_backward_pass_gives_each_weight_its_gradient(kind: str) -> None:
     with even_load():  # experts ask for counts, which have no values on `meta`
         with torch.device("meta"):
             model = small_decoder(**MODELS[kind])

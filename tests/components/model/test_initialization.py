@@ -1,6 +1,5 @@
 """Initial values: what they depend on, what they do not, and how they are distributed."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Literal, cast
 
@@ -16,6 +15,7 @@ from components.engine.parallelize import draw_weights
 from components.model.decoder import Decoder
 from components.model.initialization import draw_rows
 from components.model.mlp import MLP
+from tests.components.model.specs import small_decoder
 
 ROWS = 2_500  # three blocks, the last one short
 
@@ -50,9 +50,7 @@ def test_seed_name_and_block_each_give_other_values() -> None:
         assert not torch.isclose(start, other).any()
 
 
-def test_a_model_from_meta_starts_like_one_built_in_memory(
-    small_decoder: Callable[..., Decoder],
-) -> None:
+def test_a_model_from_meta_starts_like_one_built_in_memory() -> None:
     plain = small_decoder()
     with torch.device("meta"):
         empty = small_decoder()
@@ -67,9 +65,7 @@ def test_a_model_from_meta_starts_like_one_built_in_memory(
     assert all(torch.equal(value, theirs[name]) for name, value in plain.named_parameters())
 
 
-def test_a_stage_starts_like_its_part_of_the_whole(
-    small_decoder: Callable[..., Decoder],
-) -> None:
+def test_a_stage_starts_like_its_part_of_the_whole() -> None:
     whole, stage = small_decoder(num_layers=3), small_decoder(num_layers=3)
     del stage.layers["0"]
     stage.embedding = None
@@ -81,7 +77,7 @@ def test_a_stage_starts_like_its_part_of_the_whole(
     assert all(torch.equal(value, reference[name]) for name, value in parts.items())
 
 
-def test_lower_precision_rounds_the_same_values(small_decoder: Callable[..., Decoder]) -> None:
+def test_lower_precision_rounds_the_same_values() -> None:
     wide, narrow = small_decoder(), small_decoder().bfloat16()
     draw_weights(wide, seed=7)
     draw_weights(narrow, seed=7)
@@ -91,7 +87,7 @@ def test_lower_precision_rounds_the_same_values(small_decoder: Callable[..., Dec
 
 @pytest.mark.parametrize(("residual", "expected"), [("scaled", 0.2 / 8**0.5), ("plain", 0.2)])
 def test_only_maps_onto_the_residual_stream_are_scaled(
-    small_decoder: Callable[..., Decoder], residual: Literal["scaled", "plain"], expected: float
+    residual: Literal["scaled", "plain"], expected: float
 ) -> None:
     model = small_decoder(dim=480, num_layers=4, num_heads=48)
     model.initialization = NormalSpec(std=0.2, residual=residual, padding_row=None)
@@ -128,9 +124,7 @@ def test_a_cutoff_draws_from_the_truncated_normal_distribution(cutoff: float) ->
     assert torch.equal(drawn[within], plain[within])
 
 
-def test_a_models_cutoff_is_in_the_deviations_of_each_map(
-    small_decoder: Callable[..., Decoder],
-) -> None:
+def test_a_models_cutoff_is_in_the_deviations_of_each_map() -> None:
     model = small_decoder(dim=240, num_layers=4, num_heads=24)
     model.initialization = NormalSpec(std=0.2, residual="scaled", padding_row=None, cutoff=2.0)
     draw_weights(model, seed=5)
@@ -141,9 +135,7 @@ def test_a_models_cutoff_is_in_the_deviations_of_each_map(
             assert 0.9 * bound < parameter.abs().max().item() <= bound * (1 + 1e-6), name
 
 
-def test_a_map_starts_by_its_fan_in_and_zeros_where_they_are_asked_for(
-    small_decoder: Callable[..., Decoder],
-) -> None:
+def test_a_map_starts_by_its_fan_in_and_zeros_where_they_are_asked_for() -> None:
     mlp = MLPSpec(ffn_dim=1_024, activation="relu_squared", gated=False, bias=False)
     model = small_decoder(dim=240, num_layers=2, num_heads=24, mlp=mlp)
     model.initialization = NormalSpec(
@@ -184,9 +176,7 @@ def test_biases_start_at_zero() -> None:
     assert not model.mlp.down.bias.any()
 
 
-def test_scalars_of_an_activation_start_at_its_constants(
-    small_decoder: Callable[..., Decoder],
-) -> None:
+def test_scalars_of_an_activation_start_at_its_constants() -> None:
     mlp = MLPSpec(ffn_dim=8, activation="xielu", gated=False, bias=False)
     model = small_decoder(mlp=mlp)
     starts = {name: one.clone() for name, one in model.named_parameters() if "alpha" in name}
@@ -199,7 +189,7 @@ def test_scalars_of_an_activation_start_at_its_constants(
     assert all(torch.equal(parameters[name], start) for name, start in starts.items())
 
 
-def test_the_padding_row_alone_starts_at_zero(small_decoder: Callable[..., Decoder]) -> None:
+def test_the_padding_row_alone_starts_at_zero() -> None:
     plain, padded = small_decoder(), small_decoder(padding_row=5)
     draw_weights(plain, seed=7)
     draw_weights(padded, seed=7)

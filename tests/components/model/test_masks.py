@@ -22,6 +22,7 @@ from components.model.masks import CausalMask
 from components.model.positions import Alibi, PositionEncoding
 from tests.components.model.comparison import randomized, relative_difference
 from tests.components.model.flex_on_cpu import flex_on_cpu
+from tests.components.model.specs import small_decoder
 
 Build = Callable[..., Decoder]
 KINDS: dict[str, PositionsSpec] = {
@@ -40,9 +41,7 @@ def packed(lengths: list[list[int]]) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_each_packed_document_reads_as_if_it_were_alone(
-    small_decoder: Build, kind: str
-) -> None:
+def test_each_packed_document_reads_as_if_it_were_alone(kind: str) -> None:
     """Positions go on across documents; those that see only distance cannot tell."""
     model = randomized(small_decoder(positions=KINDS[kind]))
     lengths = [[5, 1, 14], [19, 1], [20]]
@@ -57,7 +56,7 @@ def test_each_packed_document_reads_as_if_it_were_alone(
             first += length
 
 
-def test_learned_positions_are_not_reset_at_a_document(small_decoder: Build) -> None:
+def test_learned_positions_are_not_reset_at_a_document() -> None:
     model = randomized(small_decoder(positions=LearnedSpec(num_positions=20)))
     tokens = torch.randint(61, (1, 20))
     documents = packed([[7, 13]])
@@ -68,14 +67,14 @@ def test_learned_positions_are_not_reset_at_a_document(small_decoder: Build) -> 
     assert relative_difference(model(tokens[:, 7:])[0], logits[0, 7:]) > 0.01
 
 
-def test_one_document_alone_changes_nothing(small_decoder: Build) -> None:
+def test_one_document_alone_changes_nothing() -> None:
     model = randomized(small_decoder())
     tokens = torch.randint(61, (2, 20))
     one = torch.zeros(2, 20, dtype=torch.int64)
     assert relative_difference(model(tokens, documents=one), model(tokens)) < 1e-5
 
 
-def test_the_loss_takes_documents_too(small_decoder: Build) -> None:
+def test_the_loss_takes_documents_too() -> None:
     model = randomized(small_decoder())
     tokens, documents = torch.randint(61, (2, 20)), packed([[8, 12], [3, 17]])
     logits = model(tokens, documents=documents)
@@ -103,9 +102,7 @@ def test_the_dense_form_is_slope_times_distance_within_a_document() -> None:
 
 @pytest.mark.parametrize("with_documents", [True, False])
 @pytest.mark.parametrize("kind", ["rotary", "alibi"])
-def test_a_decoder_of_flex_attention_computes_the_same(
-    small_decoder: Build, kind: str, with_documents: bool
-) -> None:
+def test_a_decoder_of_flex_attention_computes_the_same(kind: str, with_documents: bool) -> None:
     model = randomized(small_decoder(positions=KINDS[kind])).double()
     tokens = torch.randint(61, (2, 20))
     documents = packed([[5, 1, 14], [9, 10, 1]]) if with_documents else None
@@ -118,9 +115,7 @@ def test_a_decoder_of_flex_attention_computes_the_same(
 
 
 @pytest.mark.parametrize("documents", [packed([[5, 15], [9, 11]]), None])
-def test_all_layers_and_stages_share_one_mask_and_its_blocks(
-    small_decoder: Build, documents: Tensor | None
-) -> None:
+def test_all_layers_and_stages_share_one_mask_and_its_blocks(documents: Tensor | None) -> None:
     model, made = randomized(small_decoder(positions=AlibiSpec(), num_layers=3)), []
     tokens = torch.randint(61, (2, 20))
     mask = model.build_mask(tokens, documents)

@@ -14,6 +14,7 @@ from components.distributed.activation_checkpoint import checkpoint_activations
 from components.engine.parallelize import draw_weights
 from components.model.decoder import Decoder
 from tests.components.model.routing_terms import auxiliary_terms
+from tests.components.model.specs import small_decoder
 
 DIM, FFN_DIM, NUM_LAYERS, NUM_HEADS, NUM_EXPERTS, TOP_K, VOCAB = 32, 16, 2, 4, 6, 2, 61
 COEFFICIENT = 0.5  # large, so that a wrong term would show
@@ -52,7 +53,7 @@ TO_OLMOE = {
 
 
 @pytest.fixture
-def mixture_decoder(small_decoder: Callable[..., Decoder]) -> Callable[..., Decoder]:
+def mixture_decoder() -> Callable[..., Decoder]:
     def make(path: Literal["auto", "grouped", "loop"]) -> Decoder:
         model = small_decoder(
             dim=DIM,

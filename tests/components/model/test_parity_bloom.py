@@ -1,6 +1,5 @@
 """The decoder with ALiBi and an embedding norm against an independent Bloom."""
 
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -11,10 +10,10 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from components.config.model_spec.feed_forward import MLPSpec
 from components.config.model_spec.norms import NormSpec
 from components.config.model_spec.positions import AlibiSpec
-from components.model.decoder import Decoder
 from components.model.positions import alibi_slopes
 from tests.components.model.comparison import assert_equal_models, randomized
 from tests.components.model.mappings import to_bloom
+from tests.components.model.specs import small_decoder
 
 LAYER_NORM = NormSpec(eps=1e-5, center=True, weight=True, bias=True)
 
@@ -22,7 +21,7 @@ LAYER_NORM = NormSpec(eps=1e-5, center=True, weight=True, bias=True)
 @pytest.mark.parametrize("layer_scaling", [True, False])
 @pytest.mark.parametrize(("num_heads", "head_dim"), [(7, 6), (12, 5), (8, 3)])
 def test_logits_and_gradients_equal_those_of_an_independent_bloom(
-    small_decoder: Callable[..., Decoder], num_heads: int, head_dim: int, layer_scaling: bool
+    num_heads: int, head_dim: int, layer_scaling: bool
 ) -> None:
     dim = num_heads * head_dim
     model = randomized(

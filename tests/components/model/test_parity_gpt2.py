@@ -20,13 +20,12 @@ from tests.components.model.comparison import (
     relative_difference,
 )
 from tests.components.model.mappings import to_gpt2
+from tests.components.model.specs import small_decoder
 
 Build = Callable[..., Decoder]
 
 
-def gpt2_like(
-    small_decoder: Build, activation: Literal["gelu", "gelu_tanh"], dropout: float
-) -> Decoder:
+def gpt2_like(activation: Literal["gelu", "gelu_tanh"], dropout: float) -> Decoder:
     return randomized(
         small_decoder(
             dim=35,
@@ -64,7 +63,6 @@ def gpt2(activation: Literal["gelu", "gelu_new"], dropout: float) -> GPT2LMHeadM
 @pytest.mark.parametrize("sequence_length", [1, 41])
 @pytest.mark.parametrize(("ours", "theirs"), [("gelu", "gelu"), ("gelu_tanh", "gelu_new")])
 def test_logits_and_gradients_equal_those_of_an_independent_gpt2(
-    small_decoder: Build,
     ours: Literal["gelu", "gelu_tanh"],
     theirs: Literal["gelu", "gelu_new"],
     sequence_length: int,
@@ -74,7 +72,7 @@ def test_logits_and_gradients_equal_those_of_an_independent_gpt2(
     assert_equal_models(model, reference, to_gpt2, sequence_length=sequence_length)
 
 
-def test_dropout_strikes_where_it_does_in_gpt2(small_decoder: Build) -> None:
+def test_dropout_strikes_where_it_does_in_gpt2() -> None:
     model, reference = gpt2_like(small_decoder, "gelu", 0.25), gpt2("gelu", 0.25).train()
     give_weights(reference, model, to_gpt2)
     tokens = torch.randint(67, (3, 41))
@@ -86,7 +84,7 @@ def test_dropout_strikes_where_it_does_in_gpt2(small_decoder: Build) -> None:
     assert relative_difference(model.eval()(tokens), theirs) > 0.01
 
 
-def test_rejects_sequences_longer_than_the_learned_positions(small_decoder: Build) -> None:
+def test_rejects_sequences_longer_than_the_learned_positions() -> None:
     model = gpt2_like(small_decoder, "gelu", dropout=0.0)
     with pytest.raises(RecipeError, match=r"num_positions: 41 learned positions for 42 tokens"):
         model(torch.zeros(1, 42, dtype=torch.int64))

@@ -1,7 +1,5 @@
 """The decoder against an independent OLMo, and its query-key norm against OLMoE's attention."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from transformers import OlmoConfig, OlmoeConfig, OlmoForCausalLM
@@ -12,7 +10,6 @@ from components.config.model_spec.attention import GroupedQueryAttentionSpec
 from components.config.model_spec.norms import NormSpec
 from components.config.model_spec.positions import RotarySpec
 from components.model.attention import Attention, AttentionContext
-from components.model.decoder import Decoder
 from components.model.norms import Norm
 from components.model.positions import Rotary
 from tests.components.model.comparison import (
@@ -24,12 +21,11 @@ from tests.components.model.comparison import (
     relative_difference,
 )
 from tests.components.model.mappings import to_llama
+from tests.components.model.specs import small_decoder
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_logits_and_gradients_equal_those_of_an_independent_olmo(
-    small_decoder: Callable[..., Decoder], tied: bool
-) -> None:
+def test_logits_and_gradients_equal_those_of_an_independent_olmo(tied: bool) -> None:
     model = randomized(
         small_decoder(
             dim=60,

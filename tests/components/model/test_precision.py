@@ -1,7 +1,6 @@
 """The residual stream under autocast: in the products' precision, and as right as it can be."""
 
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from components.model.decoder import Decoder
 from components.model.norms import Norm
 from tests.components.model.comparison import randomized
 from tests.components.model.mappings import to_llama
+from tests.components.model.specs import small_decoder
 
 HEADS = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 10}
 
@@ -58,9 +58,7 @@ def test_a_norm_of_bfloat16_is_that_of_float32_rounded(center: bool) -> None:
     torch.testing.assert_close(found.float(), expected, rtol=2**-7, atol=2**-7)
 
 
-def test_what_passes_between_layers_is_bfloat16_and_the_loss_is_float32(
-    small_decoder: Callable[..., Decoder],
-) -> None:
+def test_what_passes_between_layers_is_bfloat16_and_the_loss_is_float32() -> None:
     model = randomized(small_decoder())
     passed: list[Tensor] = []
     for layer in model.layers.values():
@@ -74,9 +72,7 @@ def test_what_passes_between_layers_is_bfloat16_and_the_loss_is_float32(
     assert all(weight.grad is not None for weight in model.parameters())
 
 
-def test_logits_are_no_further_from_the_exact_ones_than_those_of_a_bfloat16_llama(
-    small_decoder: Callable[..., Decoder],
-) -> None:
+def test_logits_are_no_further_from_the_exact_ones_than_those_of_a_bfloat16_llama() -> None:
     model = randomized(small_decoder(num_layers=8, std=0.05, **HEADS))
     config = LlamaConfig(
         vocab_size=67,
@@ -100,9 +96,7 @@ def test_logits_are_no_further_from_the_exact_ones_than_those_of_a_bfloat16_llam
     assert 0 < errors[0] < 1.1 * errors[1] < 0.1 * exact.norm()
 
 
-def test_the_backward_pass_reads_about_half_of_what_it_reads_in_float32(
-    small_decoder: Callable[..., Decoder],
-) -> None:
+def test_the_backward_pass_reads_about_half_of_what_it_reads_in_float32() -> None:
     # A CPU has a fused kernel of LayerNorm, and none of RMSNorm.
     norm = NormSpec(eps=1e-5, center=True, weight=True, bias=True)
     model = randomized(small_decoder(num_layers=4, norm=norm))

@@ -22,6 +22,7 @@ from components.model.masks import CausalMask
 from components.model.positions import PositionEncoding, Rotary
 from tests.components.model.comparison import randomized, relative_difference
 from tests.components.model.flex_on_cpu import flex_on_cpu
+from tests.components.model.specs import small_decoder
 from tests.components.model.test_masks import packed
 
 Build = Callable[..., Decoder]
@@ -80,7 +81,7 @@ def test_a_query_sees_itself_and_as_many_keys_as_make_the_window(window: int) ->
 @pytest.mark.parametrize("kind", [RotarySpec(base=10_000.0), AlibiSpec()])
 @pytest.mark.parametrize("documents", [None, packed([[5, 1, 14], [9, 10, 1]])])
 def test_flex_and_dense_masks_agree_in_every_layer(
-    small_decoder: Build, kind: PositionsSpec, documents: Tensor | None
+    kind: PositionsSpec, documents: Tensor | None
 ) -> None:
     windows = [4, "full", 7]
     model = randomized(small_decoder(positions=kind, num_layers=4, windows=windows)).double()
@@ -93,9 +94,7 @@ def test_flex_and_dense_masks_agree_in_every_layer(
     torch.testing.assert_close([loss, *found], [expected, *wanted], rtol=1e-9, atol=1e-11)
 
 
-def test_a_token_is_read_as_far_back_as_the_windows_of_all_layers_reach(
-    small_decoder: Build,
-) -> None:
+def test_a_token_is_read_as_far_back_as_the_windows_of_all_layers_reach() -> None:
     """Two layers with windows of 4 and 6 reach 3 + 5 tokens back, and no further."""
     model = randomized(small_decoder(windows=(4, 6)))
     tokens = torch.randint(61, (1, LENGTH))
@@ -108,7 +107,7 @@ def test_a_token_is_read_as_far_back_as_the_windows_of_all_layers_reach(
     assert difference[reached + 1 :].max() == 0
 
 
-def test_a_window_as_long_as_the_sequence_is_plain_attention(small_decoder: Build) -> None:
+def test_a_window_as_long_as_the_sequence_is_plain_attention() -> None:
     plain = randomized(small_decoder())
     long = small_decoder(windows=(LENGTH,))
     long.load_state_dict(plain.state_dict())
@@ -132,7 +131,7 @@ def masks_given(model: Decoder, tokens: Tensor) -> list[bool]:
     return plain
 
 
-def test_layers_of_one_window_share_one_mask_with_all_stages(small_decoder: Build) -> None:
+def test_layers_of_one_window_share_one_mask_with_all_stages() -> None:
     windows = [5, 5, "full", 7]
     model = randomized(small_decoder(positions=AlibiSpec(), num_layers=8, windows=windows))
     tokens, made = torch.randint(61, (2, LENGTH)), []
@@ -185,7 +184,7 @@ def test_layers_with_a_window_turn_by_their_own_base_and_are_not_slowed() -> Non
     assert not scope.for_window(4).is_plain_causal
 
 
-def test_without_a_base_of_their_own_they_turn_as_the_others(small_decoder: Build) -> None:
+def test_without_a_base_of_their_own_they_turn_as_the_others() -> None:
     slowed = RotarySpec(base=10_000.0, scaling=LinearScalingSpec(factor=8.0))
     model = randomized(small_decoder(positions=slowed, windows=(LENGTH, "full")))
     plain = small_decoder(positions=slowed)
