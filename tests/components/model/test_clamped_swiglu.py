@@ -6,10 +6,11 @@ from torch import Tensor
 from transformers import GptOssConfig
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 
-from components.config.model_spec.feed_forward import ExpertsSpec, MLPSpec
+from components.config.model_spec.feed_forward import ExpertsSpec
 from components.model.mlp import MLP, SwiGLU
 from components.model.moe import Experts
 from components.optim.muon import is_hidden_matrix
+from tests.components.model.specs import experts_spec, mlp_spec
 
 ALPHA, LIMIT, OFFSET = 1.702, 0.7, 1.0
 DIM, WIDTH, NUM_EXPERTS, TOP_K = 8, 12, 5, 2
@@ -51,8 +52,7 @@ def test_the_inputs_alone_are_saved_and_bfloat16_is_computed_in_float32() -> Non
 
 
 def test_an_mlp_uses_it() -> None:
-    sizes = {"ffn_dim": WIDTH, "activation": "silu", "gated": True, "bias": True}
-    spec = MLPSpec.model_validate(sizes | CLAMPED)
+    spec = mlp_spec(WIDTH, bias=True, **CLAMPED)
     part, hidden = MLP(spec, dim=DIM), torch.randn(2, 3, DIM)
     assert part.gate is not None
     expected = part.down(formula(part.gate(hidden), part.up(hidden)))
@@ -116,19 +116,6 @@ def test_experts_are_those_of_gpt_oss() -> None:
 
 
 def experts(**changes: object) -> tuple[Experts, ExpertsSpec]:
-    settings = {
-        "num_experts": NUM_EXPERTS,
-        "top_k": TOP_K,
-        "ffn_dim": WIDTH,
-        "activation": "silu",
-        "gated": True,
-        "bias": True,
-        "renormalize": True,
-        "routing": "learned",
-        "auxiliary_loss": 0.0,
-        "auxiliary_scope": "model",
-        "z_loss": 0.0,
-        "path": "auto",
-    }
-    spec = ExpertsSpec.model_validate(settings | CLAMPED | changes)
+    settings = {"num_experts": NUM_EXPERTS, "ffn_dim": WIDTH, "bias": True, "renormalize": True}
+    spec = experts_spec(**settings | CLAMPED | changes)
     return Experts(spec, dim=DIM), spec

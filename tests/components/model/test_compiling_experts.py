@@ -18,30 +18,19 @@ from components.model.decoder import Decoder
 from components.model.expert_products import has_grouped_kernel
 from components.model.moe import Experts
 from tests.components.model.comparison import randomized
-from tests.components.model.specs import small_decoder
+from tests.components.model.specs import experts_spec, small_decoder
 from tests.components.model.test_compiling import compare
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, as in test_compiling
 
 Build = Callable[..., Decoder]
-NUM_EXPERTS, TOP_K, DIM, FFN_DIM, TOKENS = 4, 2, 16, 24, 24
+NUM_EXPERTS, DIM, FFN_DIM, TOKENS = 4, 16, 24, 24
 
 
 def mixture(**changes: Any) -> ExpertsSpec:
-    settings: dict[str, Any] = {
-        "num_experts": NUM_EXPERTS,
-        "top_k": TOP_K,
-        "ffn_dim": FFN_DIM,
-        "activation": "silu",
-        "gated": True,
-        "renormalize": False,
-        "routing": "learned",
-        "auxiliary_loss": 0.01,
-        "auxiliary_scope": "model",
-        "z_loss": 0.001,
-        "path": "auto",
-    }
-    return ExpertsSpec(**settings | changes)
+    return experts_spec(
+        **{"ffn_dim": FFN_DIM, "auxiliary_loss": 0.01, "z_loss": 0.001} | changes
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """The decoder against an independent Llama, at full size on `meta`, and cut into stages."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -10,43 +11,38 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.build import build_node
-from components.config.model_spec.norms import NormSpec
 from components.config.model_spec.positions import LearnedSpec
 from components.model.decoder import Decoder
 from tests.components.model.comparison import assert_equal_models, gradient_of, randomized
 from tests.components.model.mappings import to_llama
-from tests.components.model.specs import small_decoder
+from tests.components.model.specs import LAYER_NORM, small_decoder
 
 
-def llama_like(
-    model: Decoder, *, num_heads: int, num_kv_heads: int, head_dim: int
-) -> LlamaForCausalLM:
+def llama_like(model: Decoder, heads: int = 6, groups: int = 2, width: int = 10) -> Any:
     config = LlamaConfig(
         vocab_size=67,
         hidden_size=48,
         intermediate_size=77,
-        num_hidden_layers=2,
+        num_hidden_layers=model.num_layers,
         rms_norm_eps=1e-5,
         tie_word_embeddings=model.head is None,
-        num_attention_heads=num_heads,
-        num_key_value_heads=num_kv_heads,
-        head_dim=head_dim,
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
+        head_dim=width,
     )
     config._attn_implementation = "eager"
     return LlamaForCausalLM(config)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim"), [(6, 2, 10), (6, 6, 8), (3, 1, 2)]
-)
+@pytest.mark.parametrize("heads", [(6, 2, 10), (6, 6, 8), (3, 1, 2)])
 @pytest.mark.parametrize("sequence_length", [1, 37])
 def test_logits_and_gradients_equal_those_of_an_independent_llama(
-    tied: bool, num_heads: int, num_kv_heads: int, head_dim: int, sequence_length: int
+    tied: bool, heads: tuple[int, int, int], sequence_length: int
 ) -> None:
-    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-    model = randomized(small_decoder(tied_embeddings=tied, **heads))
-    llama = llama_like(model, **heads)
+    sizes = dict(zip(("num_heads", "num_kv_heads", "head_dim"), heads, strict=True))
+    model = randomized(small_decoder(tied_embeddings=tied, **sizes))
+    llama = llama_like(model, *heads)
     assert_equal_models(model, llama, to_llama, sequence_length=sequence_length)
 
 
@@ -101,11 +97,9 @@ def test_two_stages_with_global_names_compute_what_the_whole_computes(tied: bool
 
 
 def test_the_first_stage_alone_has_learned_positions_and_the_embedding_norm() -> None:
-    norm = NormSpec(eps=1e-5, center=True, weight=True, bias=True)
-    positions = LearnedSpec(num_positions=11)
-    whole = randomized(
-        small_decoder(tied_embeddings=False, embedding_norm=norm, positions=positions)
-    )
+    places = LearnedSpec(num_positions=11)
+    parts = {"embedding_norm": LAYER_NORM, "positions": places}
+    whole = randomized(small_decoder(tied_embeddings=False, **parts))
     first, last = copy.deepcopy(whole), copy.deepcopy(whole)
     first.final_norm = first.head = None
     del first.layers["1"], last.layers["0"]

@@ -14,29 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from components.config.model_spec.feed_forward import ExpertsSpec
 from components.config.model_spec.positions import AlibiSpec, LearnedSpec
 from components.dryrun.fake_world import even_load
 from components.model import attention_kernels
 from components.model.expert_products import has_grouped_kernel
 from tests.components.model.planted_guard import lend_guard
 from tests.components.model.routing_terms import auxiliary_terms
-from tests.components.model.specs import small_decoder
+from tests.components.model.specs import experts_spec, small_decoder
 
 LENGTH, ROWS = 16, 67
-MIXTURE = ExpertsSpec(
-    num_experts=4,
-    top_k=2,
-    ffn_dim=16,
-    activation="silu",
-    gated=True,
-    renormalize=True,
-    routing="learned",
-    auxiliary_loss=0.01,
-    auxiliary_scope="model",
-    z_loss=0.001,
-    path="auto",
-)
+MIXTURE = experts_spec(renormalize=True, auxiliary_loss=0.01, z_loss=0.001)
 MODELS: dict[str, dict[str, Any]] = {
     "rotary": {},
     "alibi": {"positions": AlibiSpec()},

@@ -1,7 +1,7 @@
 """Initial values: what they depend on, what they do not, and how they are distributed."""
 
 from functools import partial
-from typing import Literal, cast
+from typing import Literal
 
 import pytest
 import torch
@@ -9,13 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ks_2samp, kstest, truncnorm
 
-from components.config.model_spec.feed_forward import MLPSpec
-from components.config.model_spec.initialization import NormalSpec
 from components.engine.parallelize import draw_weights
-from components.model.decoder import Decoder
 from components.model.initialization import draw_rows
-from components.model.mlp import MLP
-from tests.components.model.specs import small_decoder
+from tests.components.model.specs import mlp_spec, normal_spec, small_decoder
 
 ROWS = 2_500  # three blocks, the last one short
 
@@ -90,7 +86,7 @@ def test_only_maps_onto_the_residual_stream_are_scaled(
     residual: Literal["scaled", "plain"], expected: float
 ) -> None:
     model = small_decoder(dim=480, num_layers=4, num_heads=48)
-    model.initialization = NormalSpec(std=0.2, residual=residual, padding_row=None)
+    model.initialization = normal_spec(residual=residual)
     draw_weights(model, seed=5)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
@@ -126,7 +122,7 @@ def test_a_cutoff_draws_from_the_truncated_normal_distribution(cutoff: float) ->
 
 def test_a_models_cutoff_is_in_the_deviations_of_each_map() -> None:
     model = small_decoder(dim=240, num_layers=4, num_heads=24)
-    model.initialization = NormalSpec(std=0.2, residual="scaled", padding_row=None, cutoff=2.0)
+    model.initialization = normal_spec(cutoff=2.0)
     draw_weights(model, seed=5)
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
@@ -136,11 +132,9 @@ def test_a_models_cutoff_is_in_the_deviations_of_each_map() -> None:
 
 
 def test_a_map_starts_by_its_fan_in_and_zeros_where_they_are_asked_for() -> None:
-    mlp = MLPSpec(ffn_dim=1_024, activation="relu_squared", gated=False, bias=False)
-    model = small_decoder(dim=240, num_layers=2, num_heads=24, mlp=mlp)
-    model.initialization = NormalSpec(
-        std="fan_in", residual="zero", padding_row=None, embedding_std=1.0, head_std=0.0
-    )
+    mlp = mlp_spec(1_024, "relu_squared")
+    model = small_decoder(dim=240, num_heads=24, mlp=mlp)
+    model.initialization = normal_spec("fan_in", "zero", embedding_std=1.0, head_std=0.0)
     draw_weights(model, seed=5)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
@@ -153,7 +147,7 @@ def test_a_map_starts_by_its_fan_in_and_zeros_where_they_are_asked_for() -> None
         std = 1.0 if name == "embedding.weight" else std
         error = std / parameter.numel() ** 0.5
         assert parameter.std().item() == pytest.approx(std, abs=5 * error), name
-    model.initialization = NormalSpec(std="fan_in", residual="plain", padding_row=None)
+    model.initialization = normal_spec("fan_in", "plain")
     draw_weights(model, seed=5)
     down = model.get_parameter("layers.0.mlp.down.weight")
     narrower = (240 / 1_024) ** 0.5 / 1_024**0.5
@@ -161,24 +155,15 @@ def test_a_map_starts_by_its_fan_in_and_zeros_where_they_are_asked_for() -> None
 
 
 def test_biases_start_at_zero() -> None:
-    class Model(torch.nn.Module):
-        num_branches = 2
-        initialization = NormalSpec(std=0.1, residual="scaled", padding_row=None)
-        parametrization = None
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.mlp = MLP(MLPSpec(ffn_dim=6, activation="gelu", gated=False, bias=True), dim=4)
-
-    model = Model()
-    draw_weights(cast("Decoder", model), seed=0)
-    assert not model.mlp.up.bias.any()
-    assert not model.mlp.down.bias.any()
+    model = small_decoder(mlp=mlp_spec(6, "gelu", bias=True))
+    draw_weights(model, seed=0)
+    biases = [one for name, one in model.named_parameters() if name.endswith("bias")]
+    assert len(biases) == 2 * model.num_layers
+    assert not any(one.any() for one in biases)
 
 
 def test_scalars_of_an_activation_start_at_its_constants() -> None:
-    mlp = MLPSpec(ffn_dim=8, activation="xielu", gated=False, bias=False)
-    model = small_decoder(mlp=mlp)
+    model = small_decoder(mlp=mlp_spec(8, "xielu"))
     starts = {name: one.clone() for name, one in model.named_parameters() if "alpha" in name}
     assert len(starts) == 2 * model.num_layers
     with torch.no_grad():
@@ -190,7 +175,7 @@ def test_scalars_of_an_activation_start_at_its_constants() -> None:
 
 
 def test_the_padding_row_alone_starts_at_zero() -> None:
-    plain, padded = small_decoder(), small_decoder(padding_row=5)
+    plain, padded = small_decoder(), small_decoder(initialization=normal_spec(padding_row=5))
     draw_weights(plain, seed=7)
     draw_weights(padded, seed=7)
     assert plain.embedding is not None

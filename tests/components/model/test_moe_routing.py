@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.models.olmoe.modeling_olmoe import load_balancing_loss_func
 
-from components.config.model_spec.feed_forward import ExpertsSpec
 from components.model.moe import Experts, expert_layers, take_rows
 from components.model.routing import RoutingTally
 from tests.components.model.routing_terms import auxiliary_terms
+from tests.components.model.specs import experts_spec
 
 DIM, NUM_EXPERTS, TOP_K, NUM_LAYERS = 16, 6, 2, 3
 
@@ -23,22 +23,9 @@ class Layers(nn.Module):
     def __init__(self, **changes: Any) -> None:
         super().__init__()
         torch.manual_seed(0)
-        settings: dict[str, Any] = {
-            "num_experts": NUM_EXPERTS,
-            "top_k": TOP_K,
-            "ffn_dim": 8,
-            "activation": "silu",
-            "gated": True,
-            "renormalize": False,
-            "routing": "learned",
-            "auxiliary_loss": 0.25,
-            "auxiliary_scope": "model",
-            "z_loss": 0.0,
-            "path": "auto",
-        }
-        self.parts = nn.ModuleList(
-            Experts(ExpertsSpec(**settings | changes), dim=DIM) for _ in range(NUM_LAYERS)
-        )
+        settings = {"num_experts": NUM_EXPERTS, "ffn_dim": 8, "auxiliary_loss": 0.25}
+        spec = experts_spec(**settings | changes)
+        self.parts = nn.ModuleList(Experts(spec, dim=DIM) for _ in range(NUM_LAYERS))
         with torch.no_grad():
             for part in self.parts:
                 part.get_parameter("router.weight").mul_(6)  # far from balance

@@ -6,16 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from components.config.model_spec.norms import NormSpec
 from components.model.decoder import Decoder
 from components.model.norms import Norm
 from tests.components.model.comparison import randomized
 from tests.components.model.mappings import to_llama
-from tests.components.model.specs import small_decoder
-
-HEADS = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 10}
+from tests.components.model.specs import LAYER_NORM, normal_spec, small_decoder
+from tests.components.model.test_decoder import llama_like
 
 
 def autocast() -> torch.autocast:
@@ -73,19 +71,8 @@ def test_what_passes_between_layers_is_bfloat16_and_the_loss_is_float32() -> Non
 
 
 def test_logits_are_no_further_from_the_exact_ones_than_those_of_a_bfloat16_llama() -> None:
-    model = randomized(small_decoder(num_layers=8, std=0.05, **HEADS))
-    config = LlamaConfig(
-        vocab_size=67,
-        hidden_size=48,
-        intermediate_size=77,
-        num_hidden_layers=8,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=10,
-    )
-    llama = LlamaForCausalLM(config)
+    model = randomized(small_decoder(num_layers=8, initialization=normal_spec(0.05)))
+    llama = llama_like(model)
     llama.load_state_dict(to_llama(model.state_dict()), strict=False)
     tokens = torch.randint(61, (4, 37))
     exact = copy.deepcopy(model).double()(tokens)
@@ -98,8 +85,7 @@ def test_logits_are_no_further_from_the_exact_ones_than_those_of_a_bfloat16_llam
 
 def test_the_backward_pass_reads_about_half_of_what_it_reads_in_float32() -> None:
     # A CPU has a fused kernel of LayerNorm, and none of RMSNorm.
-    norm = NormSpec(eps=1e-5, center=True, weight=True, bias=True)
-    model = randomized(small_decoder(num_layers=4, norm=norm))
+    model = randomized(small_decoder(num_layers=4, norm=LAYER_NORM))
     tokens = torch.randint(61, (4, 64))
     wide = saved_bytes(model, tokens)
     with autocast():
