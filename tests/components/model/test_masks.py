@@ -1,6 +1,7 @@
 """Documents and discounts, in both forms, each against attention computed another way."""
 
 from collections.abc import Callable
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -114,19 +115,26 @@ def test_a_decoder_of_flex_attention_computes_the_same(kind: str, with_documents
     torch.testing.assert_close([loss, *found], [expected, *wanted], rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("documents", [packed([[5, 15], [9, 11]]), None])
-def test_all_layers_and_stages_share_one_mask_and_its_blocks(documents: Tensor | None) -> None:
-    model, made = randomized(small_decoder(positions=AlibiSpec(), num_layers=3)), []
-    tokens = torch.randint(61, (2, 20))
-    mask = model.build_mask(tokens, documents)
-    find = CausalMask._find_blocks
+def masks_made(
+    model: Decoder, tokens: Tensor, mask: CausalMask
+) -> tuple[list[Tensor], list[Any]]:
+    """Go through all layers twice; return the results, and whose blocks were looked for."""
+    made, find = list[Any](), CausalMask._find_blocks
 
     def counted(self: CausalMask, keys: int) -> BlockMask:
         made.append(self)
         return find(self, keys)
 
     with flex_on_cpu(), torch.no_grad(), patch.object(CausalMask, "_find_blocks", counted):
-        twice = [model(tokens, mask=mask) for _ in range(2)]
+        return [model(tokens, mask=mask) for _ in range(2)], made
+
+
+@pytest.mark.parametrize("documents", [packed([[5, 15], [9, 11]]), None])
+def test_all_layers_and_stages_share_one_mask_and_its_blocks(documents: Tensor | None) -> None:
+    model = randomized(small_decoder(positions=AlibiSpec(), num_layers=3))
+    tokens = torch.randint(61, (2, 20))
+    mask = model.build_mask(tokens, documents)
+    twice, made = masks_made(model, tokens, mask)
     assert made == [mask]
     assert torch.equal(*twice)
     torch.testing.assert_close(twice[0], model(tokens, documents=documents))

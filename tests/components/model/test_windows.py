@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.attention.flex_attention import create_block_mask
 
 from components.attention_backends import BACKENDS
 from components.attention_windows import window_of
@@ -23,7 +23,7 @@ from components.model.positions import PositionEncoding, Rotary
 from tests.components.model.comparison import randomized, relative_difference
 from tests.components.model.flex_on_cpu import flex_on_cpu
 from tests.components.model.specs import small_decoder
-from tests.components.model.test_masks import packed
+from tests.components.model.test_masks import masks_made, packed
 
 Build = Callable[..., Decoder]
 LENGTH = 20
@@ -134,22 +134,11 @@ def masks_given(model: Decoder, tokens: Tensor) -> list[bool]:
 def test_layers_of_one_window_share_one_mask_with_all_stages() -> None:
     windows = [5, 5, "full", 7]
     model = randomized(small_decoder(positions=AlibiSpec(), num_layers=8, windows=windows))
-    tokens, made = torch.randint(61, (2, LENGTH)), []
+    tokens = torch.randint(61, (2, LENGTH))
     mask = model.build_mask(tokens, packed([[5, 15], [9, 11]]))
-    find = CausalMask._find_blocks
-
-    def counted(self: CausalMask, keys: int) -> BlockMask:
-        made.append(self)
-        return find(self, keys)
-
-    with flex_on_cpu(), torch.no_grad(), patch.object(CausalMask, "_find_blocks", counted):
-        for _ in range(2):
-            model(tokens, mask=mask)
-    assert {id(one) for one in made} == {
-        id(mask),
-        id(mask.for_window(5)),
-        id(mask.for_window(7)),
-    }
+    _, made = masks_made(model, tokens, mask)
+    expected = {mask, mask.for_window(5), mask.for_window(7)}
+    assert {*map(id, made)} == {*map(id, expected)}
     assert len(made) == 3
 
 
