@@ -1,13 +1,109 @@
 """A rank that holds parts starts with the bits that one process gives the whole."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
+from torch import Tensor
 
+from components.config.model_spec.initialization import NormalSpec
 from components.config.model_spec.positions import LearnedSpec
-from tests.components.distributed.filling_cases import draw, take_over, whole_rows
-from tests.components.distributed.layout_cases import Layout
+from components.distributed.broadcast_read import reads_for_stage
+from components.distributed.data import shard_weights
+from components.distributed.tensor import split_tensors
+from components.distributed.weight_shards import get_local_part
+from components.engine.parallelize import copy_weights, draw_weights
+from components.model.decoder import Decoder
+from tests.components.distributed.layout_cases import FLOAT32, Layout, gather, layout_mesh
 from tests.components.distributed.ranks import Ranks
-from tests.components.distributed.tensor_cases import GELU, LAYER_NORM, LENGTH, Parts
+from tests.components.distributed.tensor_cases import (
+    GELU,
+    LAYER_NORM,
+    LENGTH,
+    Parts,
+    batch,
+    build,
+    randomized,
+    relative,
+)
+
+SEED = 11
+PADDING_ROW = 1_500  # beyond the first block of rows
+# A third is drawn again, so what a rank draws depends on rows that others hold.
+FIRST = NormalSpec(std=0.02, residual="scaled", padding_row=PADDING_ROW, cutoff=1.0)
+
+
+class Filled(NamedTuple):
+    """Which weights differ in a bit, how far the loss is off, and a rank's embedded rows."""
+
+    different: list[str]
+    loss: float
+    rows: Tensor
+
+
+def draw(parts: Parts, layout: Layout) -> Filled:
+    """Draw in the layout, and the whole as one process does."""
+    whole, decoder = _whole(parts), _parallelized(parts, layout)
+    draw_weights(decoder, seed=SEED)
+    return _compare(decoder, whole)
+
+
+def take_over(parts: Parts, layout: Layout) -> Filled:
+    """Copy a model's weights into the layout; one rank alone has them."""
+    whole, decoder = randomized(parts).float(), _parallelized(parts, layout)
+    mesh = layout_mesh(layout)
+    with torch.device("meta"):
+        outline = build(parts)
+    copy_weights(decoder, whole if reads_for_stage(mesh) else outline, mesh)
+    return _compare(decoder, whole)
+
+
+def whole_rows(parts: Parts) -> Tensor:
+    """Return the embedding as one process draws it."""
+    embedding = _whole(parts).embedding
+    assert embedding is not None
+    return embedding.weight.detach()
+
+
+def _whole(parts: Parts) -> Decoder:
+    whole = build(parts)
+    whole.initialization = FIRST
+    draw_weights(whole, seed=SEED)
+    return whole
+
+
+def _parallelized(parts: Parts, layout: Layout) -> Decoder:
+    mesh = layout_mesh(layout)
+    with torch.device("meta"):
+        decoder = build(parts)
+    decoder.initialization = FIRST
+    split_tensors(decoder, mesh.get_axis("tensor"), sequence_parallel=False)
+    if layout.zero == 3:
+        shard_weights(decoder, mesh, dtypes=FLOAT32)
+    decoder.to_empty(device="cpu")
+    with torch.no_grad():  # what memory happens to hold may look right
+        for weight in decoder.parameters():
+            get_local_part(weight).fill_(torch.nan)
+    return decoder
+
+
+def _compare(decoder: Decoder, whole: Decoder) -> Filled:
+    """Gather every weight; the loss says the same without trusting what gathers."""
+    expected = dict(whole.named_parameters())
+    different = [
+        name
+        for name, weight in decoder.named_parameters()
+        if not torch.equal(gather(weight.detach()), expected[name])
+    ]
+    assert decoder.embedding is not None
+    rows = get_local_part(decoder.embedding.weight).clone()
+    tokens, targets, _ = batch()
+    with torch.no_grad():
+        loss = relative(
+            decoder.compute_loss(tokens, targets), whole.compute_loss(tokens, targets)
+        )
+    return Filled(different, loss, rows)
+
 
 LOSS_TOLERANCE = 1e-6  # in single precision, as weights are drawn
 

@@ -15,9 +15,9 @@ from tests.components.distributed.experts_cases import (
     note_order,
 )
 from tests.components.distributed.layout_cases import Layout
-from tests.components.distributed.microbatches_cases import run_steps
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import SWIGLU, Parts
+from tests.components.distributed.test_microbatches import run_steps
 
 # Double precision has 16 digits; sums in another order cost the last one or two.
 TOLERANCE = 1e-13

@@ -1,11 +1,20 @@
 """Tensor parallelism costs what it should, and bears stages, shards and checkpointing."""
 
-from typing import Literal
+import copy
+from collections import Counter
+from typing import Any, Literal, cast
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from components.config.model_spec.positions import AlibiSpec, LearnedSpec
+from components.distributed.activation_checkpoint import checkpoint_activations
+from components.distributed.tensor import split_tensors
+from components.model.decoder import Decoder
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import (
     GELU,
@@ -15,16 +24,188 @@ from tests.components.distributed.tensor_cases import (
     RMS_NORM,
     Difference,
     Parts,
+    batch,
+    build,
+    full,
+    gradients,
+    mesh_of,
+    randomized,
+    relative,
+    split_copy,
+    tensor_mesh,
+    worst,
 )
-from tests.components.distributed.tensor_layout_cases import (
-    autocast_difference,
-    checkpointing_difference,
-    count_collectives,
-    run_in_stages,
-    shard_too,
-    start_on_meta,
-    summed_in,
-)
+from tests.components.model.comparison import gradient_of
+
+
+def count_collectives(parts: Parts, sequence_parallel: bool) -> list[dict[str, int]]:
+    """Count the collectives that one more layer costs, forward and backward."""
+    passes: list[list[Counter[str]]] = []
+    for num_layers in (1, 2):
+        decoder = split_copy(
+            randomized(parts._replace(num_layers=num_layers)),
+            sequence_parallel=sequence_parallel,
+        )
+        tokens, targets, _ = batch()
+        with Collectives() as forward:
+            loss = decoder.compute_loss(tokens, targets)
+        with Collectives() as backward:
+            torch.autograd.backward(loss)
+        passes.append([forward.counts, backward.counts])
+    fewer, more = passes
+    return [dict(two - one) for one, two in zip(fewer, more, strict=True)]
+
+
+class Collectives(TorchDispatchMode):
+    """Count by name; torch's ``CommDebugMode`` breaks on a module that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if DTensor in types:  # what it does to its local tensors comes by again
+            return NotImplemented
+        # Autograd's wrappers around results move nothing.
+        if func.namespace in {"c10d", "_c10d_functional"} and "wrap" not in str(func):
+            self.counts[func._opname.strip("_")] += "wait" not in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def summed_in(reduce: torch.dtype) -> set[float]:
+    """Return the sums of gradients 256, 1, 1 and 1 of a bfloat16 norm, one on each rank."""
+    decoder = build(Parts()).to(torch.bfloat16)
+    split_tensors(decoder, tensor_mesh(), sequence_parallel=True, reduce=reduce)
+    norm = cast("nn.Module", decoder.final_norm)
+    share = 1.0 if torch.distributed.get_rank() else 256.0
+    unit = torch.ones(1, 1, 24, dtype=torch.bfloat16)
+    torch.autograd.backward(norm(unit), torch.full_like(unit, share))
+    found = full(cast("Tensor", norm.weight).grad)
+    assert found.dtype == torch.bfloat16
+    return set(found.tolist())
+
+
+def run_in_stages(parts: Parts, sequence_parallel: bool) -> Difference:
+    """Cut a decoder into three stages, split each, and hand hidden states on."""
+    whole = randomized(parts)
+    tokens, targets, _ = batch()
+    expected = whole.compute_loss(tokens, targets)
+    torch.autograd.backward(expected)
+    stages = [_stage(whole, layers, of=3) for layers in range(3)]
+    for stage in stages:
+        split_tensors(stage, tensor_mesh(), sequence_parallel=sequence_parallel)
+    hidden = tokens
+    slices = tensor_mesh().size() if sequence_parallel else 1
+    for stage in stages[:-1]:
+        hidden = stage(hidden)
+        assert hidden.shape == (len(tokens), tokens.shape[1] // slices, 24)
+        assert type(hidden) is Tensor
+    loss = stages[-1](hidden, targets=targets)
+    torch.autograd.backward(loss)
+    difference = relative(loss.detach(), expected.detach())
+    return Difference(difference, *worst(whole, _sum_gradients(stages)))
+
+
+def _stage(whole: Decoder, number: int, *, of: int) -> Decoder:
+    """Copy a stage of one layer, as a pipeline cuts it."""
+    stage = copy.deepcopy(whole)
+    stage.zero_grad()
+    for index in set(stage.layers) - {str(number)}:
+        del stage.layers[index]
+    if number > 0:
+        stage.embedding_norm = None
+        if any(True for _ in cast("nn.Module", stage.positions).parameters()):
+            stage.positions = None
+        if number < of - 1 or stage.head is not None:
+            stage.embedding = None
+    if number < of - 1:
+        stage.final_norm = stage.head = None
+    return stage
+
+
+def _sum_gradients(stages: list[Decoder]) -> dict[str, Tensor]:
+    """Collect gradients from all stages; tied ends each have a share of one."""
+    sums: dict[str, Tensor] = {}
+    for stage in stages:
+        for name, parameter in stage.named_parameters():
+            sums[name] = sums.get(name, 0) + full(parameter.grad)
+    return sums
+
+
+def shard_too(parts: Parts, sequence_parallel: bool) -> Difference:
+    """Train 2 x 2 ranks, data x tensor: each data rank has sequences of its own."""
+    whole, mesh = randomized(parts), mesh_of(2, 2)
+    split = copy.deepcopy(whole)
+    split_tensors(split, mesh["tensor"], sequence_parallel=sequence_parallel)
+    for module in (*split.layers.values(), split):
+        fully_shard(module, mesh=mesh["data"])
+    tokens, targets, _ = batch(sequences=4)
+    losses = []
+    for _ in range(2):  # the second pass adds to what the first left
+        expected = whole.compute_loss(tokens, targets)
+        torch.autograd.backward(expected)
+        mine = slice(2, 4) if mesh["data"].get_local_rank() else slice(0, 2)
+        loss = split.compute_loss(tokens[mine], targets[mine])
+        torch.autograd.backward(loss)
+        total = loss.detach().clone()
+        torch.distributed.all_reduce(total, group=mesh["data"].get_group())
+        losses.append(relative(total / 2, expected.detach()))
+    return Difference(max(losses), *worst(whole, gradients(split)))
+
+
+def checkpointing_difference(
+    parts: Parts, sequence_parallel: bool, recompute: Literal["selective", "full"] | list[str]
+) -> float:
+    """Return the largest difference that checkpointing makes to a gradient."""
+    plain = split_copy(randomized(parts), sequence_parallel=sequence_parallel)
+    thrifty = split_copy(randomized(parts), sequence_parallel=sequence_parallel)
+    checkpoint_activations(thrifty, recompute)
+    tokens, targets, _ = batch()
+    for decoder in (plain, thrifty):
+        torch.manual_seed(7)
+        torch.autograd.backward(decoder.compute_loss(tokens, targets))
+    pairs = zip(plain.parameters(), thrifty.parameters(), strict=True)
+    return max((full(a.grad) - full(b.grad)).abs().max().item() for a, b in pairs)
+
+
+def start_on_meta(parts: Parts) -> None:
+    """Split on ``meta``, make it real, and take a step of an optimizer that goes by lists."""
+    with torch.device("meta"):
+        decoder, names = build(parts), [name for name, _ in build(parts).named_parameters()]
+    split_tensors(decoder, tensor_mesh(), sequence_parallel=True)
+    placements = [cast("DTensor", p).placements for p in decoder.parameters()]
+    decoder.to_empty(device="cpu")
+    assert [name for name, _ in decoder.named_parameters()] == names
+    assert [cast("DTensor", p).placements for p in decoder.parameters()] == placements
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.fill_(0.1)
+    optimizer = torch.optim.AdamW(decoder.parameters(), lr=0.1, foreach=True)
+    tokens, targets, _ = batch()
+    torch.autograd.backward(decoder.compute_loss(tokens, targets))
+    optimizer.step()
+    assert all(bool((full(p.detach()) != 0.1).any()) for p in decoder.parameters())
+
+
+def autocast_difference(parts: Parts, sequence_parallel: bool) -> float:
+    """Compute in bfloat16 over float32 weights, whole and split."""
+    whole = randomized(parts).float()
+    split = split_copy(whole, sequence_parallel=sequence_parallel)
+    tokens, targets, _ = batch()
+    losses = []
+    for decoder in (whole, split):
+        with torch.autocast("cpu", torch.bfloat16):
+            losses.append(decoder.compute_loss(tokens, targets))
+        torch.autograd.backward(losses[-1])
+    difference = max(
+        relative(full(q.grad), gradient_of(p))
+        for p, q in zip(whole.parameters(), split.parameters(), strict=True)
+        if p.dim() > 1
+    )
+    return max(difference, relative(losses[1].detach(), losses[0].detach()))
+
 
 LOSS_TOLERANCE = 1e-12
 GRADIENT_TOLERANCE = 1e-10

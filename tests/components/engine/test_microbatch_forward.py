@@ -22,7 +22,7 @@ from components.parity.prover import in_precision
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import Parts
 from tests.components.distributed.tensor_cases import build as build_decoder
-from tests.components.engine.mesh_engine_cases import count_unequally
+from tests.components.engine.test_mesh_engine import count_unequally
 
 RECIPE = compose_recipe(read_point(["recipe=teuken7b", "scale=mini"]))
 
