@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from components.attention_backends import BACKENDS
-from components.config.model_spec.positions import AlibiSpec, LearnedSpec, RotarySpec
+from components.config.model_spec.positions import LearnedSpec, RotarySpec
 from components.distributed.context import (
     ContextCore,
     SequencePart,
@@ -26,15 +26,15 @@ from components.model.attention import AttentionContext, AttentionCore
 from components.model.positions import PositionEncoding, alibi_slopes
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import (
-    GELU,
+    BLOOM,
     GEMMA3,
     HYBRID,
     LATENT,
-    LAYER_NORM,
     LENGTH,
-    RMS_NORM,
+    LOSS_TOLERANCE,
     Difference,
     Parts,
+    assert_small,
     batch,
     full,
     randomized,
@@ -43,6 +43,7 @@ from tests.components.distributed.tensor_cases import (
 )
 from tests.components.model.comparison import gradient_of
 from tests.components.model.flex_on_cpu import flex_on_cpu
+from tests.components.model.specs import RMS_NORM
 
 CORE_LENGTH = 32
 HEAD_DIM = 6
@@ -97,10 +98,8 @@ def seeds() -> tuple[int, int]:
 def core_differences(core: Core) -> list[float]:
     """Compare what comes out, and the gradients of queries, keys and values."""
     *inputs, upstream = _drawn(core)
-    part, plain = (
-        SequencePart.from_mesh(context_mesh()),
-        AttentionCore(dropout=0.0, backends=BACKENDS, has_sinks=core.sinks),
-    )
+    part = SequencePart.from_mesh(context_mesh())
+    plain = AttentionCore(dropout=0.0, backends=BACKENDS, has_sinks=core.sinks)
     places = part.position_ids(CORE_LENGTH // part.ranks, torch.device("cpu"))
     mine = [tensor[:, :, places] for tensor in (*inputs, upstream)]
     expected = _mixed_and_gradients(
@@ -198,9 +197,6 @@ def _batches(documents: bool) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         yield tokens, targets, numbers if documents else None
 
 
-# Double precision has 16 digits; sums in another order cost the last two or three.
-LOSS_TOLERANCE = 1e-12
-GRADIENT_TOLERANCE = 1e-10
 CPU = torch.device("cpu")
 CORES = {
     "multi-head": Core(),
@@ -216,16 +212,6 @@ CORES = {
     "narrow window, slopes, documents": Core(window=3, slopes=True, documents=True),
 }
 LLAMA = Parts(z_loss=0.1)
-BLOOM = Parts(
-    num_heads=12,  # no power of two
-    num_kv_heads=12,
-    bias=True,
-    tied=True,
-    positions=AlibiSpec(),
-    mlp=GELU,
-    norm=LAYER_NORM,
-    embedding_norm=LAYER_NORM,
-)
 # A window, none, and one longer than a rank's part; those with one turn otherwise.
 WINDOWED = Parts(
     positions=RotarySpec(base=10_000.0, local_base=100.0),
@@ -317,18 +303,8 @@ def test_each_rank_draws_masks_of_its_own(four_ranks: Ranks) -> None:
     assert alone == (3, 3, 3, 3)
 
 
-def assert_small(differences: list[Difference]) -> None:
-    for difference in differences:
-        assert difference.loss < LOSS_TOLERANCE
-        assert difference.gradient < GRADIENT_TOLERANCE, difference.parameter
-
-
 @pytest.mark.parametrize("documents", [False, True], ids=["crossing", "documents"])
-@pytest.mark.parametrize(
-    "model",
-    MODELS.values(),
-    ids=MODELS,
-)
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_a_decoder_on_two_ranks_equals_one_process(
     two_ranks: Ranks, model: Parts, documents: bool
 ) -> None:
@@ -336,11 +312,7 @@ def test_a_decoder_on_two_ranks_equals_one_process(
 
 
 @pytest.mark.quick("sliced-llama", "whole-bloom", "sliced-windowed")
-@pytest.mark.parametrize(
-    "model",
-    MODELS.values(),
-    ids=MODELS,
-)
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["whole", "sliced"])
 def test_tensor_ranks_split_what_a_context_rank_holds(
     four_ranks: Ranks, model: Parts, sequence_parallel: bool

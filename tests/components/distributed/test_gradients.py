@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from components.config.model_spec.positions import LearnedSpec
 from components.distributed.mesh import sum_over_ranks
 from components.distributed.weight_shards import clip_gradients, squared_norm, unscale_gradients
 from tests.components.distributed.layout_cases import (
@@ -18,13 +17,7 @@ from tests.components.distributed.layout_cases import (
     largest_difference,
 )
 from tests.components.distributed.ranks import Ranks
-from tests.components.distributed.tensor_cases import (
-    GELU,
-    LAYER_NORM,
-    LENGTH,
-    Parts,
-    randomized,
-)
+from tests.components.distributed.tensor_cases import GELU, GPT, Parts, randomized
 
 
 class Clipped(NamedTuple):
@@ -92,15 +85,7 @@ def unscaled(parts: Parts, layout: Layout) -> bool:
 NORM_TOLERANCE = 1e-13
 GRADIENT_TOLERANCE = 1e-11
 
-TIED = Parts(
-    num_kv_heads=8,
-    bias=True,
-    tied=True,
-    positions=LearnedSpec(num_positions=LENGTH),
-    mlp=GELU,
-    norm=LAYER_NORM,
-)
-UNEVEN = TIED._replace(rows=61, mlp=GELU.model_copy(update={"ffn_dim": 5}))
+UNEVEN = GPT._replace(rows=61, mlp=GELU.model_copy(update={"ffn_dim": 5}))
 TWO = {
     "tensor": Layout(tensor=2),
     "sliced tensor": Layout(tensor=2, sequence_parallel=True),
@@ -125,7 +110,7 @@ def assert_as_torch(found: list[Clipped]) -> None:
 
 @pytest.mark.parametrize("layout", TWO)
 def test_norm_and_clipping_on_two_ranks_are_torchs(two_ranks: Ranks, layout: str) -> None:
-    assert_as_torch(two_ranks(norm_and_clip, TIED, TWO[layout], 0.3))
+    assert_as_torch(two_ranks(norm_and_clip, GPT, TWO[layout], 0.3))
 
 
 @pytest.mark.parametrize("layout", ["tied ends", "zero 1", "zero 3"])
@@ -135,24 +120,24 @@ def test_uneven_rows_are_counted_once(two_ranks: Ranks, layout: str) -> None:
 
 @pytest.mark.parametrize("layout", FOUR)
 def test_norm_and_clipping_on_four_ranks_are_torchs(four_ranks: Ranks, layout: str) -> None:
-    assert_as_torch(four_ranks(norm_and_clip, TIED, FOUR[layout], 0.3))
+    assert_as_torch(four_ranks(norm_and_clip, GPT, FOUR[layout], 0.3))
 
 
 @pytest.mark.parametrize("layout", ["tensor", "tied ends", "zero 1", "zero 3"])
 def test_nan_on_one_rank_makes_the_norm_nan_on_all(two_ranks: Ranks, layout: str) -> None:
-    norms = two_ranks(spoil_one, TIED, TWO[layout], 1, math.nan)
+    norms = two_ranks(spoil_one, GPT, TWO[layout], 1, math.nan)
     assert all(math.isnan(norm) for norm in norms)
 
 
 def test_an_overflow_on_one_rank_is_seen_by_all(four_ranks: Ranks) -> None:
-    norms = four_ranks(spoil_one, TIED, FOUR["tied ends, tensor"], 2, math.inf)
+    norms = four_ranks(spoil_one, GPT, FOUR["tied ends, tensor"], 2, math.inf)
     assert norms == [math.inf] * 4
 
 
 def test_below_the_limit_no_bit_changes(two_ranks: Ranks) -> None:
-    assert two_ranks(leave_alone, TIED, TWO["zero 1"]) == [True, True]
+    assert two_ranks(leave_alone, GPT, TWO["zero 1"]) == [True, True]
 
 
 @pytest.mark.parametrize("layout", ["zero 1", "zero 3"])
 def test_a_loss_scale_is_taken_out_of_every_gradient(two_ranks: Ranks, layout: str) -> None:
-    assert two_ranks(unscaled, TIED, TWO[layout]) == [True, True]
+    assert two_ranks(unscaled, GPT, TWO[layout]) == [True, True]

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from components.config.model_spec.positions import LearnedSpec
 from components.config.stages import SPLIT_SCHEDULES
 from components.distributed.pipeline import check_schedule
 from components.errors import RecipeError
@@ -21,14 +20,8 @@ from tests.components.distributed.layout_cases import (
     largest_difference,
 )
 from tests.components.distributed.ranks import Ranks
-from tests.components.distributed.tensor_cases import (
-    GELU,
-    LAYER_NORM,
-    LENGTH,
-    XIELU,
-    Parts,
-    randomized,
-)
+from tests.components.distributed.tensor_cases import GPT, XIELU, Parts, randomized
+from tests.components.model.specs import LAYER_NORM
 
 
 class Found(NamedTuple):
@@ -89,18 +82,8 @@ def _evaluate(whole: Whole, sharded: ParallelModel) -> list[float]:
 TOLERANCE = 1e-13
 TENSOR_TOLERANCE = 1e-11
 
-GPT = Parts(
-    num_kv_heads=8,
-    bias=True,
-    tied=True,
-    positions=LearnedSpec(num_positions=LENGTH),
-    mlp=GELU,
-    norm=LAYER_NORM,
-    embedding_norm=LAYER_NORM,
-    num_layers=5,
-    z_loss=0.1,
-)
-DROPS = GPT._replace(dropout=0.1, attention_dropout=0.1)
+PARTS = GPT._replace(embedding_norm=LAYER_NORM, num_layers=5, z_loss=0.1)
+DROPS = PARTS._replace(dropout=0.1, attention_dropout=0.1)
 SCHEDULES = {
     "gpipe": Layout(schedule="gpipe"),
     "1f1b": Layout(schedule="1f1b"),
@@ -131,7 +114,7 @@ def test_two_ranks_compute_what_one_does_while_the_batch_grows(
     two_ranks: Ranks, schedule: str
 ) -> None:
     layout = SCHEDULES[schedule]._replace(pipeline=2)
-    found = two_ranks(run_steps, GPT, layout, [*RAMP_UP, 4], False)
+    found = two_ranks(run_steps, PARTS, layout, [*RAMP_UP, 4], False)
     assert_as_one_process(found, 14, TOLERANCE)
 
 
@@ -142,7 +125,7 @@ def test_what_each_microbatch_leaves_is_averaged_at_once(
 ) -> None:
     """Where weights have a pass of their own, that is when ZeRO 2 takes their gradients."""
     layout = SCHEDULES[schedule]._replace(pipeline=2, shard=2, zero=2, bucket_elements=1_000)
-    assert_as_one_process(four_ranks(run_steps, GPT, layout, [4, 4], False), 8, TOLERANCE)
+    assert_as_one_process(four_ranks(run_steps, PARTS, layout, [4, 4], False), 8, TOLERANCE)
 
 
 @pytest.mark.quick("1f1b")
@@ -158,7 +141,7 @@ def test_evaluation_between_steps_finds_the_loss_and_changes_nothing(
 @schedules
 def test_four_ranks_compute_what_one_does(four_ranks: Ranks, schedule: str) -> None:
     layout = SCHEDULES[schedule]._replace(pipeline=4)
-    parts = GPT._replace(num_layers=8)
+    parts = PARTS._replace(num_layers=8)
     counts = [8, 12] if schedule == "dualpipev" else [4, 8]  # one for each of its stages
     found = four_ranks(run_steps, parts, layout, counts, True)
     assert_as_one_process(found, sum(counts), TOLERANCE)
@@ -202,7 +185,7 @@ def test_stages_of_data_ranks_compute_what_one_process_does(
     four_ranks: Ranks, schedule: str, zero: int
 ) -> None:
     layout = SCHEDULES[schedule]._replace(pipeline=2, shard=2, zero=zero)
-    assert_as_one_process(four_ranks(run_steps, GPT, layout, RAMP_UP, True), 10, TOLERANCE)
+    assert_as_one_process(four_ranks(run_steps, PARTS, layout, RAMP_UP, True), 10, TOLERANCE)
 
 
 @pytest.mark.quick("interleaved")
@@ -211,7 +194,7 @@ def test_stages_of_sliced_tensor_ranks_compute_what_one_process_does(
     four_ranks: Ranks, schedule: str
 ) -> None:
     layout = SCHEDULES[schedule]._replace(pipeline=2, tensor=2, sequence_parallel=True)
-    found = four_ranks(run_steps, GPT, layout, [4], False)
+    found = four_ranks(run_steps, PARTS, layout, [4], False)
     assert_as_one_process(found, 4, TENSOR_TOLERANCE)
 
 
@@ -227,7 +210,7 @@ def test_a_trained_activation_computes_what_one_process_does(
     two_ranks: Ranks, layout: Layout
 ) -> None:
     """Its scalars' gradients come with those of weights, and once of a layer computed twice."""
-    parts = GPT._replace(mlp=XIELU)
+    parts = PARTS._replace(mlp=XIELU)
     assert_as_one_process(two_ranks(run_steps, parts, layout, [4], False), 4, TENSOR_TOLERANCE)
 
 
@@ -244,7 +227,7 @@ def test_without_stages_ranks_accumulate_as_one_process_does(two_ranks: Ranks) -
 @pytest.mark.parametrize("schedule", ["zero_bubble", "dualpipev"])
 def test_compiled_layers_compute_what_one_process_does(two_ranks: Ranks, schedule: str) -> None:
     layout = SCHEDULES[schedule]._replace(pipeline=2, compile="layers")
-    found = two_ranks(run_steps, GPT, layout, [4], True)
+    found = two_ranks(run_steps, PARTS, layout, [4], True)
     assert_as_one_process(found, 4, TENSOR_TOLERANCE)
 
 
@@ -253,7 +236,7 @@ def test_compiled_layers_of_sliced_tensor_ranks_compute_what_one_process_does(
     two_ranks: Ranks,
 ) -> None:
     layout = Layout(tensor=2, sequence_parallel=True, compile="layers", recompute="selective")
-    found = two_ranks(run_steps, GPT, layout, [2], False)
+    found = two_ranks(run_steps, PARTS, layout, [2], False)
     assert_as_one_process(found, 2, TENSOR_TOLERANCE)
 
 

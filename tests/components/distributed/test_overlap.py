@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from components.config.model_spec.feed_forward import ExpertsSpec, FeedForwardSpec
+from components.config.model_spec.feed_forward import FeedForwardSpec
 from components.distributed import collectives
 from components.model.decoder import Decoder
 from components.torch_internals import operators
@@ -16,6 +16,7 @@ from tests.components.distributed.data_cases import train_by_many_buckets
 from tests.components.distributed.layout_cases import Layout, ParallelModel, batch_of
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import Parts, randomized
+from tests.components.model.specs import experts_spec
 
 
 class SimulatedLink:
@@ -104,19 +105,7 @@ LEAST = 0.7
 LAYERS = 8
 FEWER_THAN_A_LAYER = 1_000
 DENSE = Parts(num_layers=LAYERS)
-EXPERTS = ExpertsSpec(
-    num_experts=4,
-    top_k=2,
-    ffn_dim=8,
-    activation="silu",
-    gated=True,
-    renormalize=False,
-    routing="learned",
-    auxiliary_loss=0.0,
-    auxiliary_scope="layer",
-    z_loss=0.0,
-    path="loop",
-)
+EXPERTS = experts_spec(ffn_dim=8, path="loop")
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2])
@@ -124,13 +113,8 @@ EXPERTS = ExpertsSpec(
 def test_passes_hide_most_of_an_exchange_as_long_as_the_backward_pass(
     two_ranks: Ranks, mlp: FeedForwardSpec, zero: int
 ) -> None:
-    layout = Layout(
-        shard=2,
-        zero=zero,
-        bucket_elements=FEWER_THAN_A_LAYER,
-        accumulate="float32",
-        reduce="float32",
-    )
+    sums = {"accumulate": "float32", "reduce": "float32"}
+    layout = Layout(shard=2, zero=zero, bucket_elements=FEWER_THAN_A_LAYER, **sums)
     for found in two_ranks(hidden, DENSE._replace(mlp=mlp), layout):
         assert found >= LEAST
 

@@ -23,7 +23,6 @@ from tests.components.distributed.tensor_cases import (
 from tests.components.distributed.test_context import context_mesh
 from tests.components.distributed.test_experts import mixture
 from tests.components.distributed.test_tensor import GATED, HEAD_NORMS, NORMS_AFTER, SINKS
-from tests.components.distributed.test_tensor_layouts import BLOOM
 from tests.components.model.comparison import gradient_of
 from tests.components.model.operators_seen import DEAR, Operators
 from tests.components.model.routing_terms import auxiliary_terms
@@ -68,39 +67,26 @@ def _gradients(
 DROPS = BLOOM._replace(dropout=0.1, attention_dropout=0.2)
 
 
-@pytest.mark.parametrize(
-    ("layout", "parts"),
-    [
-        ("whole", Parts(qk_norm=RMS_NORM)),
-        ("sliced", Parts()),
-        ("whole", NORMS_AFTER),
-        ("sliced", NORMS_AFTER._replace(bias=True, dropout=0.1)),
-        ("whole", HEAD_NORMS),
-        ("sliced", GATED),
-        ("whole", SINKS),
-        ("whole", DROPS),
-        ("sliced", DROPS),
-        ("context", Parts()),
-        ("context", Parts(positions=AlibiSpec())),
-        ("all_gather 1", mixture()),
-        ("all_gather 2", mixture()._replace(dropout=0.1)),
-        ("all_to_all 1", mixture()),
-        ("all_to_all 2", mixture()._replace(dropout=0.1)),
-    ],
-    ids=[
-        *(
-            "whole",
-            "sliced",
-            "norms after",
-            "sliced, norms after",
-            "norm of each head",
-            "gated",
-            "sinks",
-        ),
-        *("whole, drops", "sliced, drops", "context", "context, slopes"),
-        *("gathered", "gathered in parts", "exchanged", "exchanged in parts"),
-    ],
-)
+CASES = {
+    "whole": ("whole", Parts(qk_norm=RMS_NORM)),
+    "sliced": ("sliced", Parts()),
+    "norms after": ("whole", NORMS_AFTER),
+    "sliced, norms after": ("sliced", NORMS_AFTER._replace(bias=True, dropout=0.1)),
+    "norm of each head": ("whole", HEAD_NORMS),
+    "gated": ("sliced", GATED),
+    "sinks": ("whole", SINKS),
+    "whole, drops": ("whole", DROPS),
+    "sliced, drops": ("sliced", DROPS),
+    "context": ("context", Parts()),
+    "context, slopes": ("context", Parts(positions=AlibiSpec())),
+    "gathered": ("all_gather 1", mixture()),
+    "gathered in parts": ("all_gather 2", mixture()._replace(dropout=0.1)),
+    "exchanged": ("all_to_all 1", mixture()),
+    "exchanged in parts": ("all_to_all 2", mixture()._replace(dropout=0.1)),
+}
+
+
+@pytest.mark.parametrize(("layout", "parts"), CASES.values(), ids=CASES)
 def test_what_waits_for_other_ranks_is_kept_and_no_gradient_changes(
     two_ranks: Ranks, layout: str, parts: Parts
 ) -> None:

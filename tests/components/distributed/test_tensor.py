@@ -2,10 +2,8 @@
 
 import pytest
 
-from components.config.model_spec.feed_forward import ExpertsSpec
 from components.config.model_spec.parametrization import CompletePSpec
 from components.config.model_spec.positions import (
-    AlibiSpec,
     InterleavedRotarySpec,
     LearnedSpec,
     OrderSpec,
@@ -15,40 +13,28 @@ from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import (
     BARE_LAYER_NORM,
     BARE_RMS_NORM,
+    BLOOM,
     GELU,
     GEMMA3,
+    GPT,
     HYBRID,
     LATENT,
     LAYER_NORM,
     LENGTH,
+    LOSS_TOLERANCE,
     RELU_SQUARED,
     RMS_NORM,
     SWIGLU,
     XIELU,
-    Difference,
     Parts,
+    assert_small,
     compare,
     logits_difference,
     refuse,
 )
+from tests.components.model.specs import experts_spec
 
-# Double precision has 16 digits; sums in another order cost the last two or three.
-LOSS_TOLERANCE = 1e-12
-GRADIENT_TOLERANCE = 1e-10
-
-LEARNED = LearnedSpec(num_positions=LENGTH + 4)
 LLAMA = Parts()
-BLOOM = Parts(
-    num_heads=12,  # no power of two
-    num_kv_heads=12,
-    bias=True,
-    tied=True,
-    positions=AlibiSpec(),
-    mlp=GELU,
-    norm=LAYER_NORM,
-    embedding_norm=LAYER_NORM,
-)
-GPT = Parts(num_kv_heads=8, bias=True, tied=True, positions=LEARNED, mlp=GELU, norm=LAYER_NORM)
 HEAD_NORMS = Parts(qk_norm=RMS_NORM, qk_norm_over="each_head")
 NANOCHAT = Parts(
     num_kv_heads=8,
@@ -67,7 +53,7 @@ SINKS = Parts(num_kv_heads=2, bias=True, windows=(5, "full"), sinks=True)
 FAMILIES = {
     "llama": LLAMA,
     "bloom": BLOOM,
-    "gpt": GPT,
+    "gpt": GPT._replace(positions=LearnedSpec(num_positions=LENGTH + 4)),
     "tied llama": LLAMA._replace(tied=True),
     "norms without parameters": Parts(
         num_kv_heads=8, norm=BARE_LAYER_NORM, positions=OrderSpec()
@@ -99,19 +85,12 @@ FAMILIES = {
         positions=InterleavedRotarySpec(base=10_000.0, skip_every=2)
     ),
 }
-families = pytest.mark.parametrize("family", FAMILIES)
 sequence_parallel = pytest.mark.parametrize(
     "sequence_parallel", [False, True], ids=["whole", "sliced"]
 )
 
 
-def assert_small(differences: list[Difference]) -> None:
-    for difference in differences:
-        assert difference.loss < LOSS_TOLERANCE
-        assert difference.gradient < GRADIENT_TOLERANCE, difference.parameter
-
-
-@families
+@pytest.mark.parametrize("family", FAMILIES)
 @sequence_parallel
 def test_two_ranks_equal_one_process(
     two_ranks: Ranks, family: str, sequence_parallel: bool
@@ -119,29 +98,25 @@ def test_two_ranks_equal_one_process(
     assert_small(two_ranks(compare, FAMILIES[family], sequence_parallel, False))
 
 
+SHARED_HEADS = {
+    "bloom": BLOOM,
+    "two groups": Parts(num_kv_heads=2),
+    "two groups, query-key norm": Parts(num_kv_heads=2, bias=True, tied=True, qk_norm=RMS_NORM),
+    "one group, query-key norm": Parts(num_kv_heads=1, num_heads=4, qk_norm=LAYER_NORM),
+    "two groups, norm of each head": HEAD_NORMS._replace(num_kv_heads=2, bias=True),
+    "gemma 3": GEMMA3,
+    "an output gate": GATED,
+    "sinks": SINKS,
+}
+
+
 @pytest.mark.quick("whole-two groups", "sliced-one group, query-key norm")
-@pytest.mark.parametrize(
-    "parts",
-    [
-        BLOOM,
-        Parts(num_kv_heads=2),
-        Parts(num_kv_heads=2, bias=True, tied=True, qk_norm=RMS_NORM),
-        Parts(num_kv_heads=1, num_heads=4, qk_norm=LAYER_NORM),
-        HEAD_NORMS._replace(num_kv_heads=2, bias=True),
-        GEMMA3,
-        GATED,
-        SINKS,
-    ],
-    ids=[
-        *("bloom", "two groups", "two groups, query-key norm", "one group, query-key norm"),
-        *("two groups, query-key norm of each head", "gemma 3", "an output gate", "sinks"),
-    ],
-)
+@pytest.mark.parametrize("family", SHARED_HEADS)
 @sequence_parallel
 def test_four_ranks_equal_one_process_also_where_they_share_key_value_heads(
-    four_ranks: Ranks, parts: Parts, sequence_parallel: bool
+    four_ranks: Ranks, family: str, sequence_parallel: bool
 ) -> None:
-    assert_small(four_ranks(compare, parts, sequence_parallel, False))
+    assert_small(four_ranks(compare, SHARED_HEADS[family], sequence_parallel, False))
 
 
 @pytest.mark.parametrize("parts", [LLAMA, BLOOM, HYBRID], ids=["llama", "bloom", "hybrid"])
@@ -158,25 +133,10 @@ def test_logits_come_whole(two_ranks: Ranks, parts: Parts, sequence_parallel: bo
     assert max(two_ranks(logits_difference, parts, sequence_parallel)) < LOSS_TOLERANCE
 
 
-EXPERTS = ExpertsSpec(
-    num_experts=4,
-    top_k=2,
-    ffn_dim=8,
-    activation="silu",
-    gated=True,
-    renormalize=False,
-    routing="learned",
-    auxiliary_loss=0.0,
-    auxiliary_scope="layer",
-    z_loss=0.0,
-    path="loop",
-)
-
-
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        (Parts(mlp=EXPERTS), "experts cannot be split over this axis yet"),
+        (Parts(mlp=experts_spec()), "experts cannot be split over this axis yet"),
         (Parts(num_heads=3, num_kv_heads=3), "num_kv_heads = 3"),
         (Parts(num_heads=3, num_kv_heads=1), "num_heads = 3"),
         (Parts(mlp=SWIGLU.model_copy(update={"ffn_dim": 33})), "ffn_dim = 33"),
