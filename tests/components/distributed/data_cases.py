@@ -69,10 +69,6 @@ def train(parts: Parts, layout: Layout) -> Trained:
     return Trained(gradient, weight, sharded.weights())
 
 
-def train_by_many_buckets(parts: Parts, layout: Layout) -> Trained:
-    return train(parts, layout._replace(bucket_elements=FEW_ELEMENTS))
-
-
 def give_a_late_gradient(parts: Parts, layout: Layout) -> str:
     """Let a weight have a second gradient when its bucket has left; return what is said."""
     sharded = ParallelModel(randomized(parts), layout)

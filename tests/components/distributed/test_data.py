@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.components.distributed.data_cases import (
+    FEW_ELEMENTS,
     Held,
     Trained,
     accumulate_in_bfloat16,
@@ -16,7 +17,6 @@ from tests.components.distributed.data_cases import (
     most_of_layers,
     reduce_in_bfloat16,
     train,
-    train_by_many_buckets,
 )
 from tests.components.distributed.layout_cases import Layout
 from tests.components.distributed.ranks import Ranks
@@ -85,8 +85,8 @@ def test_replicas_of_shards_train_as_one_process_does(four_ranks: Ranks, zero: i
 
 @pytest.mark.parametrize("zero", [0, 1])
 def test_many_buckets_do_what_one_does(two_ranks: Ranks, zero: int) -> None:
-    trained = two_ranks(train_by_many_buckets, ONE_ROW, Layout(shard=2, zero=zero))
-    assert_as_one_process(trained)
+    layout = Layout(shard=2, zero=zero, bucket_elements=FEW_ELEMENTS)
+    assert_as_one_process(two_ranks(train, ONE_ROW, layout))
 
 
 @pytest.mark.parametrize("zero", [0, 1])

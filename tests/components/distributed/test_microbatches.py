@@ -84,6 +84,7 @@ TENSOR_TOLERANCE = 1e-11
 
 PARTS = GPT._replace(embedding_norm=LAYER_NORM, num_layers=5, z_loss=0.1)
 DROPS = PARTS._replace(dropout=0.1, attention_dropout=0.1)
+DEEP = PARTS._replace(num_layers=8)
 SCHEDULES = {
     "gpipe": Layout(schedule="gpipe"),
     "1f1b": Layout(schedule="1f1b"),
@@ -92,8 +93,79 @@ SCHEDULES = {
     "zbv": Layout(schedule="zbv", stages_per_rank=2),
     "dualpipev": Layout(schedule="dualpipev", stages_per_rank=2),
 }
-RAMP_UP = [4, 6]
-schedules = pytest.mark.parametrize("schedule", SCHEDULES)
+SPLIT = sorted(SPLIT_SCHEDULES)
+
+
+class Steps(NamedTuple):
+    """What trains, in which layout, and the microbatches of each step."""
+
+    parts: Parts
+    layout: Layout
+    counts: Sequence[int]
+    evaluates: bool = False
+    tolerance: float = TOLERANCE
+
+
+def steps(
+    schedule: str, *counts: int, parts: Parts = PARTS, evaluates: bool = False, **layout: Any
+) -> Steps:
+    """Take steps of two stages, with ``layout`` for what else is split."""
+    whole = SCHEDULES[schedule]._replace(**{"pipeline": 2} | layout)
+    tolerance = TENSOR_TOLERANCE if whole.tensor > 1 or whole.compile != "none" else TOLERANCE
+    return Steps(parts, whole, counts, evaluates, tolerance)
+
+
+CASES = {f"growing batch, {one}": steps(one, 4, 6, 4) for one in SCHEDULES}
+# Where weights have a pass of their own, that is when ZeRO 2 takes their gradients.
+CASES |= {
+    f"zero 2, {one}": steps(one, 4, 4, shard=2, zero=2, bucket_elements=1_000)
+    for one in ("interleaved", *SPLIT)
+}
+CASES |= {
+    f"evaluation between, {one}": steps(one, 4, 4, parts=DROPS, evaluates=True)
+    for one in ("1f1b", "interleaved", "dualpipev")
+}
+CASES |= {
+    f"four stages, {one}": steps(one, *counts, parts=DEEP, evaluates=True, pipeline=4)
+    for one in SCHEDULES
+    for counts in [(8, 12) if one == "dualpipev" else (4, 8)]  # one for each of its stages
+}
+CASES |= {
+    f"recomputed, {one}": steps(
+        one, 4, 6, parts=DROPS, recompute=recompute, recompute_every=every
+    )
+    for one, recompute, every in (
+        *(("gpipe", "selective", 1), ("1f1b", "full", 1), ("interleaved", "selective", 2)),
+        *(("zero_bubble", "full", 1), ("zbv", "selective", 1), ("dualpipev", "selective", 2)),
+    )
+}
+CASES |= {f"drops, {one}": steps(one, 4, 6, parts=DROPS) for one in SPLIT}
+CASES |= {
+    f"data ranks, {one}": steps(one, 4, 6, evaluates=True, shard=2, zero=zero)
+    for one, zero in zip(SCHEDULES, (2, 1, 2, 1, 2), strict=False)
+}
+CASES |= {
+    f"tensor ranks, {one}": steps(one, 4, tensor=2, sequence_parallel=True)
+    for one in ("1f1b", "interleaved", "zbv")
+}
+# Scalars of an activation have gradients with weights, and once of a layer computed twice.
+SLICED = Layout(tensor=2, sequence_parallel=True, recompute="selective")
+TRAINED = PARTS._replace(mlp=XIELU)
+CASES |= {
+    "trained activation, zero_bubble": steps("zero_bubble", 4, parts=TRAINED)._replace(
+        tolerance=TENSOR_TOLERANCE
+    ),
+    "trained activation, recomputed": Steps(TRAINED, SLICED, [4], False, TENSOR_TOLERANCE),
+    "no stages": Steps(DROPS, Layout(shard=2, zero=3), [2, 3], True),
+    "no stages, recomputed": Steps(
+        DROPS, Layout(shard=2, zero=3, recompute="selective", recompute_every=2), [2, 3], True
+    ),
+    "compiled, zero_bubble": steps("zero_bubble", 4, evaluates=True, compile="layers"),
+    "compiled, dualpipev": steps("dualpipev", 4, evaluates=True, compile="layers"),
+    "compiled slices": Steps(
+        PARTS, SLICED._replace(compile="layers"), [2], False, TENSOR_TOLERANCE
+    ),
+}
 
 
 def assert_as_one_process(found: list[Found], microbatches: int, tolerance: float) -> None:
@@ -108,136 +180,19 @@ def assert_as_one_process(found: list[Found], microbatches: int, tolerance: floa
     assert {"embedding.weight", "positions.weight", "final_norm.bias"} <= names
 
 
-@pytest.mark.quick("1f1b")
-@schedules
-def test_two_ranks_compute_what_one_does_while_the_batch_grows(
-    two_ranks: Ranks, schedule: str
-) -> None:
-    layout = SCHEDULES[schedule]._replace(pipeline=2)
-    found = two_ranks(run_steps, PARTS, layout, [*RAMP_UP, 4], False)
-    assert_as_one_process(found, 14, TOLERANCE)
-
-
-@pytest.mark.quick("zero_bubble")
-@pytest.mark.parametrize("schedule", ["interleaved", *sorted(SPLIT_SCHEDULES)])
-def test_what_each_microbatch_leaves_is_averaged_at_once(
-    four_ranks: Ranks, schedule: str
-) -> None:
-    """Where weights have a pass of their own, that is when ZeRO 2 takes their gradients."""
-    layout = SCHEDULES[schedule]._replace(pipeline=2, shard=2, zero=2, bucket_elements=1_000)
-    assert_as_one_process(four_ranks(run_steps, PARTS, layout, [4, 4], False), 8, TOLERANCE)
-
-
-@pytest.mark.quick("1f1b")
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "dualpipev"])
-def test_evaluation_between_steps_finds_the_loss_and_changes_nothing(
-    two_ranks: Ranks, schedule: str
-) -> None:
-    layout = SCHEDULES[schedule]._replace(pipeline=2)
-    assert_as_one_process(two_ranks(run_steps, DROPS, layout, [4, 4], True), 8, TOLERANCE)
-
-
-@pytest.mark.quick("zero_bubble")
-@schedules
-def test_four_ranks_compute_what_one_does(four_ranks: Ranks, schedule: str) -> None:
-    layout = SCHEDULES[schedule]._replace(pipeline=4)
-    parts = PARTS._replace(num_layers=8)
-    counts = [8, 12] if schedule == "dualpipev" else [4, 8]  # one for each of its stages
-    found = four_ranks(run_steps, parts, layout, counts, True)
-    assert_as_one_process(found, sum(counts), TOLERANCE)
-
-
-@pytest.mark.quick("1f1b-full-1", "interleaved-selective-2")
-@pytest.mark.parametrize(
-    ("schedule", "recompute", "every"),
-    [
-        ("gpipe", "selective", 1),
-        ("1f1b", "full", 1),
-        ("interleaved", "selective", 2),
-        ("zero_bubble", "full", 1),
-        ("zbv", "selective", 1),
-        ("dualpipev", "selective", 2),
-    ],
+@pytest.mark.quick(
+    *("growing batch, 1f1b", "zero 2, zero_bubble", "evaluation between, 1f1b"),
+    *("recomputed, interleaved", "drops, zbv", "data ranks, 1f1b", "tensor ranks, interleaved"),
+    *("trained activation, zero_bubble", "no stages, recomputed"),
 )
-def test_recomputed_layers_drop_what_one_process_drops(
-    two_ranks: Ranks, schedule: str, recompute: Any, every: int
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_compute_what_one_process_does(
+    two_ranks: Ranks, four_ranks: Ranks, case: str
 ) -> None:
-    layout = SCHEDULES[schedule]._replace(pipeline=2)
-    layout = layout._replace(recompute=recompute, recompute_every=every)
-    assert_as_one_process(two_ranks(run_steps, DROPS, layout, RAMP_UP, False), 10, TOLERANCE)
-
-
-@pytest.mark.quick("zbv")
-@pytest.mark.parametrize("schedule", sorted(SPLIT_SCHEDULES))
-def test_split_backward_passes_drop_what_one_process_drops(
-    two_ranks: Ranks, schedule: str
-) -> None:
-    layout = SCHEDULES[schedule]._replace(pipeline=2)
-    assert_as_one_process(two_ranks(run_steps, DROPS, layout, RAMP_UP, False), 10, TOLERANCE)
-
-
-@pytest.mark.quick("1f1b-1")
-@pytest.mark.parametrize(
-    ("schedule", "zero"),
-    [("gpipe", 2), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1), ("zbv", 2)],
-)
-def test_stages_of_data_ranks_compute_what_one_process_does(
-    four_ranks: Ranks, schedule: str, zero: int
-) -> None:
-    layout = SCHEDULES[schedule]._replace(pipeline=2, shard=2, zero=zero)
-    assert_as_one_process(four_ranks(run_steps, PARTS, layout, RAMP_UP, True), 10, TOLERANCE)
-
-
-@pytest.mark.quick("interleaved")
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zbv"])
-def test_stages_of_sliced_tensor_ranks_compute_what_one_process_does(
-    four_ranks: Ranks, schedule: str
-) -> None:
-    layout = SCHEDULES[schedule]._replace(pipeline=2, tensor=2, sequence_parallel=True)
-    found = four_ranks(run_steps, PARTS, layout, [4], False)
-    assert_as_one_process(found, 4, TENSOR_TOLERANCE)
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        SCHEDULES["zero_bubble"]._replace(pipeline=2),
-        Layout(tensor=2, sequence_parallel=True, recompute="selective"),
-    ],
-    ids=["zero_bubble", "recomputed"],
-)
-def test_a_trained_activation_computes_what_one_process_does(
-    two_ranks: Ranks, layout: Layout
-) -> None:
-    """Its scalars' gradients come with those of weights, and once of a layer computed twice."""
-    parts = PARTS._replace(mlp=XIELU)
-    assert_as_one_process(two_ranks(run_steps, parts, layout, [4], False), 4, TENSOR_TOLERANCE)
-
-
-def test_without_stages_ranks_accumulate_as_one_process_does(two_ranks: Ranks) -> None:
-    for layout in (
-        Layout(shard=2, zero=3),
-        Layout(shard=2, zero=3, recompute="selective", recompute_every=2),
-    ):
-        found = two_ranks(run_steps, DROPS, layout, [2, 3], True)
-        assert_as_one_process(found, 5, TOLERANCE)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("schedule", ["zero_bubble", "dualpipev"])
-def test_compiled_layers_compute_what_one_process_does(two_ranks: Ranks, schedule: str) -> None:
-    layout = SCHEDULES[schedule]._replace(pipeline=2, compile="layers")
-    found = two_ranks(run_steps, PARTS, layout, [4], True)
-    assert_as_one_process(found, 4, TENSOR_TOLERANCE)
-
-
-@pytest.mark.long
-def test_compiled_layers_of_sliced_tensor_ranks_compute_what_one_process_does(
-    two_ranks: Ranks,
-) -> None:
-    layout = Layout(tensor=2, sequence_parallel=True, compile="layers", recompute="selective")
-    found = two_ranks(run_steps, PARTS, layout, [2], False)
-    assert_as_one_process(found, 2, TENSOR_TOLERANCE)
+    parts, layout, counts, evaluates, tolerance = CASES[case]
+    ranks = two_ranks if layout.pipeline * layout.data * layout.tensor == 2 else four_ranks
+    found = ranks(run_steps, parts, layout, counts, evaluates)
+    assert_as_one_process(found, sum(counts), tolerance)
 
 
 @pytest.mark.parametrize("schedule", sorted(SPLIT_SCHEDULES))

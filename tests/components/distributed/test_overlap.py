@@ -12,7 +12,7 @@ from components.config.model_spec.feed_forward import FeedForwardSpec
 from components.distributed import collectives
 from components.model.decoder import Decoder
 from components.torch_internals import operators
-from tests.components.distributed.data_cases import train_by_many_buckets
+from tests.components.distributed.data_cases import train
 from tests.components.distributed.layout_cases import Layout, ParallelModel, batch_of
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import Parts, randomized
@@ -85,7 +85,7 @@ def step_time(parts: Parts, layout: Layout, *, price: float) -> float:
 def graphs_of_layers(parts: Parts, layout: Layout) -> int:
     """Count the graphs that compiled layers make, whose weights come under the forward pass."""
     before = operators.count_graphs()
-    train_by_many_buckets(parts, layout._replace(compile="layers"))
+    train(parts, layout._replace(compile="layers", bucket_elements=1_000))
     return operators.count_graphs() - before
 
 
@@ -103,7 +103,7 @@ def watch(stage: Decoder, link: SimulatedLink, *, forward: float, backward: floa
 
 LEAST = 0.7
 LAYERS = 8
-FEWER_THAN_A_LAYER = 1_000
+FEW_ELEMENTS = 1_000
 DENSE = Parts(num_layers=LAYERS)
 EXPERTS = experts_spec(ffn_dim=8, path="loop")
 
@@ -114,7 +114,7 @@ def test_passes_hide_most_of_an_exchange_as_long_as_the_backward_pass(
     two_ranks: Ranks, mlp: FeedForwardSpec, zero: int
 ) -> None:
     sums = {"accumulate": "float32", "reduce": "float32"}
-    layout = Layout(shard=2, zero=zero, bucket_elements=FEWER_THAN_A_LAYER, **sums)
+    layout = Layout(shard=2, zero=zero, bucket_elements=FEW_ELEMENTS, **sums)
     for found in two_ranks(hidden, DENSE._replace(mlp=mlp), layout):
         assert found >= LEAST
 

@@ -54,7 +54,8 @@ def decoder_spec(**changes: Any) -> DecoderSpec:
     names = (GroupedQueryAttentionSpec.model_fields.keys() - {"dropout"}) & given.keys()
     attention = {name: given.pop(name) for name in names}
     attention["dropout"] = given.pop("attention_dropout", 0.0)
-    return DecoderSpec(**{"attention": attention_spec(*sizes, **attention)} | given)
+    given.setdefault("attention", attention_spec(*sizes, **attention))
+    return DecoderSpec(**given)
 
 
 def small_decoder(**changes: Any) -> Decoder:

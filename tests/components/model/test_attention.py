@@ -126,7 +126,7 @@ def test_kernels_that_are_named_are_the_only_ones_that_torch_may_take(kernel: Ba
         mixed = attention_kernels.scaled_dot_product(
             *given, kernels=[kernel, "flex"], mask=None, dropout=0.0
         )
-    expected = by_formula(*given, scope=scope)
+    expected = by_formula(given[0], given[1], given[2], scope)
     torch.testing.assert_close(mixed, expected, rtol=1e-10, atol=1e-11)
     assert any("flash" in name for name in seen.counts) == (kernel == "flash")
 

@@ -22,7 +22,7 @@ from components.versions import release_of
 from tests.components.model.comparison import gradient_of, randomized
 from tests.components.model.flex_on_cpu import flex_on_cpu
 from tests.components.model.routing_terms import auxiliary_terms
-from tests.components.model.specs import experts_spec, mlp_spec, small_decoder
+from tests.components.model.specs import RMS_NORM, experts_spec, mlp_spec, small_decoder
 
 # Torch's compiler warns of its own imports and inner workings, and hides that from whoever has
 # not made warnings errors.

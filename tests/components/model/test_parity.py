@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -50,8 +51,9 @@ def test_logits_and_gradients_equal_those_of_an_independent_bloom(
 ) -> None:
     dim = num_heads * head_dim
     sizes = {"num_heads": num_heads, "num_kv_heads": num_heads, "head_dim": head_dim}
-    parts = {"norm": LAYER_NORM, "embedding_norm": LAYER_NORM, "positions": AlibiSpec()}
-    parts |= {"mlp": mlp_spec(4 * dim, "gelu_tanh", bias=True), "layer_scaling": layer_scaling}
+    parts: dict[str, Any] = {"norm": LAYER_NORM, "embedding_norm": LAYER_NORM}
+    parts |= {"mlp": mlp_spec(4 * dim, "gelu_tanh", bias=True), "positions": AlibiSpec()}
+    parts |= {"layer_scaling": layer_scaling}
     model = randomized(small_decoder(dim=dim, vocab_size=67, bias=True, **sizes, **parts))
     config = BloomConfig(
         vocab_size=67,
@@ -83,7 +85,7 @@ Build = Callable[..., Decoder]
 
 
 def gpt2_like(activation: str, dropout: float) -> Decoder:
-    parts = {"norm": LAYER_NORM, "positions": LearnedSpec(num_positions=41)}
+    parts: dict[str, Any] = {"norm": LAYER_NORM, "positions": LearnedSpec(num_positions=41)}
     parts |= {"mlp": mlp_spec(93, activation, bias=True), "dropout": dropout}
     sizes = {"dim": 35, "vocab_size": 67, "num_heads": 5, "num_kv_heads": 5, "head_dim": 7}
     return randomized(small_decoder(bias=True, attention_dropout=dropout, **sizes, **parts))
