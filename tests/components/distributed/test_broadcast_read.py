@@ -50,35 +50,33 @@ def _values(mesh: Mesh, splits: bool) -> list[tuple[str, Tensor, DeviceMesh]]:
     return [(name, value, find_holders(shard, value)) for name, shard, value in named]
 
 
-def hold_alike(axes: Axes, splits: bool) -> list[str]:
-    """Name the values that do not get their own numbers back from those who hold them alike."""
-    values = _values(_mesh(axes), splits)
+def read_once(axes: Axes) -> list[tuple[list[str], dict[str, int]]]:
+    """Read whole and split values by those who are chosen to.
+
+    Returns the values that did not get their own numbers back from those who hold them alike,
+    and how many numbers of each value all ranks together read.
+    """
+    mesh = _mesh(axes)
+    return [_read(_values(mesh, splits)) for splits in (False, True)]
+
+
+def _read(values: list[tuple[str, Tensor, DeviceMesh]]) -> tuple[list[str], dict[str, int]]:
     expected = {name: get_local_part(value).clone() for name, value, _ in values}
     chosen = assign_readers([(value, among) for _, value, among in values])
-    for (_, value, among), one in zip(values, chosen, strict=True):
-        if among.get_local_rank() != one:
+    mine = dict.fromkeys(expected, 0)
+    for (name, value, among), one in zip(values, chosen, strict=True):
+        if among.get_local_rank() == one:
+            mine[name] = expected[name].numel()
+        else:
             get_local_part(value).fill_(-1.0)
     for (_, value, among), one in zip(values, chosen, strict=True):
         send_value(value, among, one)
-    return [
-        name
-        for name, value, _ in values
-        if not torch.equal(get_local_part(value), expected[name])
-    ]
-
-
-def count_readers(axes: Axes, splits: bool) -> dict[str, int]:
-    """Count how many numbers of each value all ranks together would read."""
-    values = _values(_mesh(axes), splits)
-    chosen = assign_readers([(value, among) for _, value, among in values])
-    mine = {
-        name: get_local_part(value).numel()
-        for (name, value, among), one in zip(values, chosen, strict=True)
-        if one == among.get_local_rank()
-    }
     everyones: list[dict[str, int]] = [{}] * dist.get_world_size()
     dist.all_gather_object(everyones, mine)
-    return {name: sum(one.get(name, 0) for one in everyones) for name, _, _ in values}
+    wrong = [
+        name for name, value, _ in values if not get_local_part(value).equal(expected[name])
+    ]
+    return wrong, {name: sum(one[name] for one in everyones) for name in mine}
 
 
 def spread(axes: Axes) -> tuple[bool, float]:
@@ -90,7 +88,7 @@ def spread(axes: Axes) -> tuple[bool, float]:
     return had, value.max().item() if value.min() == value.max() else -2.0
 
 
-layouts = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     "axes",
     [
         {"data_shard": 4},
@@ -105,27 +103,18 @@ layouts = pytest.mark.parametrize(
     ],
     ids=lambda axes: " ".join(axes),
 )
-
-
-@pytest.mark.parametrize("splits", [False, True], ids=["whole", "split"])
-@layouts
-def test_every_rank_gets_the_numbers_that_it_holds(
-    four_ranks: Ranks, axes: Axes, splits: bool
+def test_every_number_is_read_once_and_reaches_the_ranks_that_hold_it(
+    four_ranks: Ranks, axes: Axes
 ) -> None:
-    assert four_ranks(hold_alike, axes, splits) == [[]] * 4
-
-
-@pytest.mark.parametrize("splits", [False, True], ids=["whole", "split"])
-@layouts
-def test_every_number_is_read_once_in_each_stage_and_on_each_tensor_rank(
-    four_ranks: Ranks, axes: Axes, splits: bool
-) -> None:
-    (counts,) = {tuple(one.items()) for one in four_ranks(count_readers, axes, splits)}
-    for name, numbers in counts:
-        alike = axes.get("pipeline", 1)  # here both stages hold the same
-        if not name.startswith("tensor"):
-            alike *= axes.get("tensor", 1)
-        assert numbers == 120 * alike, name
+    """Once in each stage, and on each tensor rank that has a part."""
+    for whole_and_split in four_ranks(read_once, axes):
+        for wrong, counts in whole_and_split:
+            assert wrong == []
+            for name, numbers in counts.items():
+                alike = axes.get("pipeline", 1)  # here both stages hold the same
+                if not name.startswith("tensor"):
+                    alike *= axes.get("tensor", 1)
+                assert numbers == 120 * alike, name
 
 
 @pytest.mark.parametrize(

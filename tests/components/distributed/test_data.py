@@ -1,6 +1,7 @@
 """At every stage of ZeRO a rank updates the rows of one process, and keeps what is promised."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,6 @@ import torch
 from tests.components.distributed.data_cases import (
     FEW_ELEMENTS,
     Held,
-    Trained,
     accumulate_in_bfloat16,
     give_a_late_gradient,
     hold,
@@ -45,48 +45,44 @@ THREE_ROWS = Parts(
 stages = pytest.mark.parametrize("zero", [0, 1, 2, 3])
 
 
-def assert_as_one_process(trained: list[Trained], *, tolerance: float = TOLERANCE) -> None:
+PARTS = {"even": EVEN, "one row": ONE_ROW, "two scalars": Parts(mlp=XIELU), "hybrid": HYBRID}
+CASES = {
+    f"{name}, zero {zero}": (parts, Layout(shard=2, zero=zero))
+    for name, parts in PARTS.items()
+    for zero in range(4)
+}
+CASES |= {f"four, zero {zero}": (THREE_ROWS, Layout(shard=4, zero=zero)) for zero in range(4)}
+CASES |= {
+    f"replicas, zero {zero}": (ONE_ROW, Layout(replicate=2, shard=2, zero=zero))
+    for zero in range(4)
+}
+CASES |= {
+    f"many buckets, zero {zero}": (
+        ONE_ROW,
+        Layout(shard=2, zero=zero, bucket_elements=FEW_ELEMENTS),
+    )
+    for zero in (0, 1)
+}
+
+
+@pytest.mark.quick(
+    *("even, zero 1", "one row, zero 3", "hybrid, zero 1", "hybrid, zero 3"),
+    *("two scalars, zero 1", "two scalars, zero 2", "two scalars, zero 3"),
+    *("many buckets, zero 0", "many buckets, zero 1", "four, zero 3", "replicas, zero 3"),
+)
+@pytest.mark.parametrize("case", CASES)
+def test_data_ranks_train_as_one_process_does(
+    run_layout: Callable[..., Any], case: str
+) -> None:
+    # States of a linear mixer multiply the rounding of each token, and cost two more digits.
+    tolerance = 1e-11 if case.startswith("hybrid") else TOLERANCE
+    trained = run_layout(train, *CASES[case])
     for rank in trained:
         assert rank.gradient < tolerance
         assert rank.weight < TOLERANCE
         assert rank.weights.keys() == trained[0].weights.keys()
         for name, weight in rank.weights.items():
             assert torch.equal(weight, trained[0].weights[name]), name
-
-
-@pytest.mark.quick("even-1", "one row-3", "two scalars-1", "two scalars-2", "two scalars-3")
-@stages
-@pytest.mark.parametrize(
-    "parts", [EVEN, ONE_ROW, Parts(mlp=XIELU)], ids=["even", "one row", "two scalars"]
-)
-def test_two_ranks_train_as_one_process_does(two_ranks: Ranks, parts: Parts, zero: int) -> None:
-    assert_as_one_process(two_ranks(train, parts, Layout(shard=2, zero=zero)))
-
-
-@stages
-def test_two_ranks_train_linear_mixers_as_one_process(two_ranks: Ranks, zero: int) -> None:
-    trained = two_ranks(train, HYBRID, Layout(shard=2, zero=zero))
-    # A state multiplies the rounding of each token: it costs two more digits of a gradient.
-    assert_as_one_process(trained, tolerance=1e-11)
-
-
-@pytest.mark.quick("3")
-@stages
-def test_four_ranks_train_as_one_process_does(four_ranks: Ranks, zero: int) -> None:
-    assert_as_one_process(four_ranks(train, THREE_ROWS, Layout(shard=4, zero=zero)))
-
-
-@pytest.mark.quick("3")
-@stages
-def test_replicas_of_shards_train_as_one_process_does(four_ranks: Ranks, zero: int) -> None:
-    layout = Layout(replicate=2, shard=2, zero=zero)
-    assert_as_one_process(four_ranks(train, ONE_ROW, layout))
-
-
-@pytest.mark.parametrize("zero", [0, 1])
-def test_many_buckets_do_what_one_does(two_ranks: Ranks, zero: int) -> None:
-    layout = Layout(shard=2, zero=zero, bucket_elements=FEW_ELEMENTS)
-    assert_as_one_process(two_ranks(train, ONE_ROW, layout))
 
 
 @pytest.mark.parametrize("zero", [0, 1])

@@ -174,6 +174,7 @@ def test_data_ranks_divide_whole_mixtures_too(two_ranks: Ranks, zero: int) -> No
     assert_as_one_process(two_ranks(train, mixture(), Layout(shard=2, zero=zero)))
 
 
+@pytest.mark.quick("1f1b-layer", "zbv-model")
 @pytest.mark.parametrize("scope", ["model", "layer"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble", "zbv", "dualpipev"])
 def test_stages_hand_on_what_the_auxiliary_losses_need(
@@ -187,6 +188,7 @@ def test_stages_hand_on_what_the_auxiliary_losses_need(
         assert rank.gradient < TOLERANCE
 
 
+@pytest.mark.quick("zbv-2")
 @pytest.mark.parametrize(("schedule", "stages"), [("1f1b", 1), ("zbv", 2)])
 def test_stages_of_expert_ranks_compute_what_one_process_does(
     four_ranks: Ranks, schedule: str, stages: int

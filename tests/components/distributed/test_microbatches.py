@@ -1,6 +1,6 @@
 """Under every schedule each microbatch and each weight has what one process gives it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from unittest.mock import Mock, patch
 
@@ -19,7 +19,6 @@ from tests.components.distributed.layout_cases import (
     batch_of,
     largest_difference,
 )
-from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import GPT, XIELU, Parts, randomized
 from tests.components.model.specs import LAYER_NORM
 
@@ -186,12 +185,9 @@ def assert_as_one_process(found: list[Found], microbatches: int, tolerance: floa
     *("trained activation, zero_bubble", "no stages, recomputed"),
 )
 @pytest.mark.parametrize("case", CASES)
-def test_ranks_compute_what_one_process_does(
-    two_ranks: Ranks, four_ranks: Ranks, case: str
-) -> None:
+def test_ranks_compute_what_one_process_does(run_layout: Callable[..., Any], case: str) -> None:
     parts, layout, counts, evaluates, tolerance = CASES[case]
-    ranks = two_ranks if layout.pipeline * layout.data * layout.tensor == 2 else four_ranks
-    found = ranks(run_steps, parts, layout, counts, evaluates)
+    found = run_layout(run_steps, parts, layout, counts, evaluates)
     assert_as_one_process(found, sum(counts), tolerance)
 
 

@@ -108,6 +108,7 @@ DENSE = Parts(num_layers=LAYERS)
 EXPERTS = experts_spec(ffn_dim=8, path="loop")
 
 
+@pytest.mark.quick("dense-2", "experts-1")
 @pytest.mark.parametrize("zero", [0, 1, 2])
 @pytest.mark.parametrize("mlp", [DENSE.mlp, EXPERTS], ids=["dense", "experts"])
 def test_passes_hide_most_of_an_exchange_as_long_as_the_backward_pass(

@@ -188,6 +188,7 @@ def test_stages_without_data_ranks_have_masters_too(two_ranks: Ranks) -> None:
     assert two_ranks(differ_from_steps_by_hand, EVEN, layout) == [[], []]
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("zero", [1, 3])
 def test_without_overlap_the_bits_are_the_same(two_ranks: Ranks, zero: int) -> None:
     layout = MIXED._replace(zero=zero, bucket_elements=FEW_ELEMENTS, overlaps=False)

@@ -1,5 +1,8 @@
 """A stage keeps its own parts and no others; tied ends stay one weight."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -112,8 +115,8 @@ def test_positions_without_parameters_stay_on_every_stage(positions: PositionsSp
 
 @pytest.mark.parametrize(
     "parts",
-    [GPT, LLAMA, GEMMA3._replace(num_layers=4)],
-    ids=["tied gpt", "llama", "tied gemma 3"],
+    [GPT, GPT._replace(tied=False), LLAMA, GEMMA3._replace(num_layers=4)],
+    ids=["tied gpt", "gpt", "llama", "tied gemma 3"],
 )
 def test_stages_one_after_the_other_compute_the_whole(parts: Parts) -> None:
     whole = build(parts)
@@ -121,55 +124,42 @@ def test_stages_one_after_the_other_compute_the_whole(parts: Parts) -> None:
     for number, (stage, layers) in enumerate(zip(stages, (range(2), [2], [3]), strict=True)):
         stage.load_state_dict(whole.state_dict())
         prune_to_stage(stage, layers, first=number == 0, last=number == 2)
-    tokens, targets, _ = batch()
-    hidden = stages[1](stages[0](tokens))
-    assert torch.equal(stages[2](hidden, targets=targets), whole.compute_loss(tokens, targets))
+    names = {name for name, _ in whole.named_parameters()}
+    assert {name for stage in stages for name, _ in stage.named_parameters()} == names
+    tokens, targets, numbers = batch()
+    for documents in (None, numbers):
+        hidden = stages[0](tokens, documents=documents)
+        hidden = stages[1](hidden, documents=documents)
+        loss = stages[2](hidden, documents=documents, targets=targets)
+        assert torch.equal(loss, whole.compute_loss(tokens, targets, documents=documents))
 
 
 TIED = Parts(tied=True, bias=True, norm=RMS_NORM, num_layers=4, rows=62)
 
 
-@pytest.mark.parametrize(
-    ("layout", "pairs"),
-    [
-        (Layout(pipeline=2), [(0, 1)]),
-        (Layout(pipeline=2, schedule="interleaved", stages_per_rank=2), [(0, 1)]),
-    ],
-    ids=["one stage", "two stages"],
-)
-def test_both_ends_hold_the_bits_of_one_sum(
-    two_ranks: Ranks, layout: Layout, pairs: list[tuple[int, int]]
-) -> None:
-    assert_equal_ends(two_ranks, layout, pairs)
+ENDS = {
+    "one stage": (Layout(pipeline=2), [(0, 1)]),
+    "two stages": (Layout(pipeline=2, schedule="interleaved", stages_per_rank=2), [(0, 1)]),
+    "four stages": (Layout(pipeline=4), [(0, 3)]),
+    "tensor": (Layout(pipeline=2, tensor=2), [(0, 2), (1, 3)]),
+    "zero 1": (Layout(pipeline=2, shard=2, zero=1), [(0, 2), (1, 3)]),
+    "zero 2": (Layout(pipeline=2, shard=2, zero=2), [(0, 2), (1, 3)]),
+}
 
 
-@pytest.mark.quick("tensor", "four stages")
-@pytest.mark.parametrize(
-    ("layout", "pairs"),
-    [
-        (Layout(pipeline=4), [(0, 3)]),
-        (Layout(pipeline=2, tensor=2), [(0, 2), (1, 3)]),
-        (Layout(pipeline=2, shard=2, zero=1), [(0, 2), (1, 3)]),
-        (Layout(pipeline=2, shard=2, zero=2), [(0, 2), (1, 3)]),
-    ],
-    ids=["four stages", "tensor", "zero 1", "zero 2"],
-)
-def test_each_pair_of_ends_holds_the_bits_of_one_sum(
-    four_ranks: Ranks, layout: Layout, pairs: list[tuple[int, int]]
-) -> None:
-    assert_equal_ends(four_ranks, layout, pairs)
-
-
-def assert_equal_ends(ranks: Ranks, layout: Layout, pairs: list[tuple[int, int]]) -> None:
-    found = [tied for tied, _ in ranks(sum_ends, TIED, layout)]
-    _, expected = ranks(sum_ends, TIED, layout)[0]
+@pytest.mark.quick("one stage", "two stages", "tensor")
+@pytest.mark.parametrize("case", ENDS)
+def test_both_ends_hold_the_bits_of_one_sum(run_layout: Callable[..., Any], case: str) -> None:
+    layout, pairs = ENDS[case]
+    found = run_layout(sum_ends, TIED, layout)
     ends = {rank for pair in pairs for rank in pair}
-    assert [set(tied) for tied in found] == [
-        EMBEDDING if rank in ends else set() for rank in range(len(found))
-    ]
+    for rank, (tied, _) in enumerate(found):
+        assert set(tied) == (EMBEDDING if rank in ends else set())
+    sums = [tied.get("embedding.weight") for tied, _ in found]
     for first, last in pairs:
-        assert torch.equal(found[first]["embedding.weight"], found[last]["embedding.weight"])
-    rows = torch.cat([found[first]["embedding.weight"] for first, _ in pairs])
+        assert torch.equal(sums[first], sums[last])
+    _, expected = found[0]
+    rows = torch.cat([sums[first] for first, _ in pairs])
     rows = rows[: len(expected)]  # without sharding each pair has them all
     assert (rows - expected).abs().max() / expected.abs().max() < TOLERANCE
 
@@ -185,8 +175,6 @@ def test_both_ends_on_one_rank_are_one_weight(two_ranks: Ranks) -> None:
 
 
 def test_after_steps_both_ends_are_still_one_weight(four_ranks: Ranks) -> None:
-    (first,), (second,), (third,), (fourth,) = four_ranks(
-        step_ends, TIED, Layout(pipeline=2, shard=2, zero=1)
-    )
-    for other in (second, third, fourth):
-        assert torch.equal(first, other)
+    layout = Layout(pipeline=2, shard=2, zero=1)
+    (first, *others) = [weight for (weight,) in four_ranks(step_ends, TIED, layout)]
+    assert all(torch.equal(first, other) for other in others)

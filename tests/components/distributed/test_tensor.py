@@ -90,6 +90,7 @@ sequence_parallel = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.quick(*(f"sliced-{one}" for one in FAMILIES), "whole-llama", "whole-linear mixers")
 @pytest.mark.parametrize("family", FAMILIES)
 @sequence_parallel
 def test_two_ranks_equal_one_process(

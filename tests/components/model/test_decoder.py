@@ -11,11 +11,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.build import build_node
-from components.config.model_spec.positions import LearnedSpec
 from components.model.decoder import Decoder
 from tests.components.model.comparison import assert_equal_models, gradient_of, randomized
 from tests.components.model.mappings import to_llama
-from tests.components.model.specs import LAYER_NORM, small_decoder
+from tests.components.model.specs import small_decoder
 
 
 def llama_like(model: Decoder, heads: int = 6, groups: int = 2, width: int = 10) -> Any:
@@ -79,37 +78,6 @@ def test_the_full_size_has_exactly_the_published_parameters() -> None:
     assert padded == 7_453_544_448
     assert padded - padding == 7_452_725_248
     assert model.head is None
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_two_stages_with_global_names_compute_what_the_whole_computes(tied: bool) -> None:
-    whole = randomized(small_decoder(num_layers=3, tied_embeddings=tied))
-    first, last = copy.deepcopy(whole), copy.deepcopy(whole)
-    first.final_norm = first.head = None
-    del first.layers["2"]
-    del last.layers["0"], last.layers["1"]
-    if not tied:
-        last.embedding = None
-    tokens = torch.randint(61, (2, 11))
-    torch.testing.assert_close(last(first(tokens)), whole(tokens), rtol=0, atol=0)
-    names = {name for name, _ in whole.named_parameters()}
-    assert {n for stage in (first, last) for n, _ in stage.named_parameters()} == names
-
-
-def test_the_first_stage_alone_has_learned_positions_and_the_embedding_norm() -> None:
-    places = LearnedSpec(num_positions=11)
-    parts = {"embedding_norm": LAYER_NORM, "positions": places}
-    whole = randomized(small_decoder(tied_embeddings=False, **parts))
-    first, last = copy.deepcopy(whole), copy.deepcopy(whole)
-    first.final_norm = first.head = None
-    del first.layers["1"], last.layers["0"]
-    last.embedding = last.embedding_norm = last.positions = None
-    tokens, documents = torch.randint(61, (2, 11)), torch.arange(22).view(2, 11) // 4
-    staged = last(first(tokens, documents=documents), documents=documents, targets=tokens)
-    assert torch.equal(staged, whole.compute_loss(tokens, tokens, documents=documents))
-    assert not {n for n, _ in first.named_parameters()} & {
-        n for n, _ in last.named_parameters()
-    }
 
 
 def test_bfloat16_keeps_its_precision_outside_and_float32_in_the_loss() -> None:
