@@ -1,13 +1,13 @@
 """A rank that holds parts starts with the bits that one process gives the whole."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
 from components.config.model_spec.initialization import NormalSpec
-from components.config.model_spec.positions import LearnedSpec
 from components.distributed.broadcast_read import reads_for_stage
 from components.distributed.data import shard_weights
 from components.distributed.tensor import split_tensors
@@ -18,8 +18,8 @@ from tests.components.distributed.layout_cases import FLOAT32, Layout, gather, l
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import (
     GELU,
+    GPT,
     LAYER_NORM,
-    LENGTH,
     Parts,
     batch,
     build,
@@ -108,47 +108,28 @@ def _compare(decoder: Decoder, whole: Decoder) -> Filled:
 LOSS_TOLERANCE = 1e-6  # in single precision, as weights are drawn
 
 # 2,502 rows are three blocks; two data ranks share the 1,251 of a tensor rank unevenly.
-PARTS = Parts(
-    num_kv_heads=8,
-    bias=True,
-    qk_norm=LAYER_NORM,
-    positions=LearnedSpec(num_positions=LENGTH),
-    mlp=GELU,
-    norm=LAYER_NORM,
-    embedding_norm=LAYER_NORM,
-    rows=2_502,
-)
-layouts = pytest.mark.parametrize(
-    ("layout", "rows"),
-    [
-        (Layout(tensor=2), [(0, 1_251), (1_251, 2_502)]),
-        (Layout(shard=2, zero=3), [(0, 1_251), (1_251, 2_502)]),
-        (
-            Layout(shard=2, tensor=2, zero=3),
-            [(0, 626), (1_251, 1_877), (626, 1_251), (1_877, 2_502)],
-        ),
-        (Layout(replicate=2, shard=2, zero=3), [(0, 1_251), (1_251, 2_502)] * 2),
-    ],
-    ids=["tensor", "zero 3", "tensor, zero 3", "replicas, zero 3"],
-)
-ends = pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied"])
+PARTS = GPT._replace(tied=False, qk_norm=LAYER_NORM, embedding_norm=LAYER_NORM, rows=2_502)
+HALVES = [(0, 1_251), (1_251, 2_502)]
+QUARTERS = [(0, 626), (1_251, 1_877), (626, 1_251), (1_877, 2_502)]
+LAYOUTS = {
+    "tensor": (Layout(tensor=2), HALVES),
+    "zero 3": (Layout(shard=2, zero=3), HALVES),
+    "tensor, zero 3": (Layout(shard=2, tensor=2, zero=3), QUARTERS),
+    "replicas, zero 3": (Layout(replicate=2, shard=2, zero=3), HALVES * 2),
+}
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 
 @pytest.mark.quick("tied-tensor, zero 3")
 @layouts
-@ends
+@pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied"])
 def test_drawn_rows_are_those_of_the_whole(
-    two_ranks: Ranks,
-    four_ranks: Ranks,
-    layout: Layout,
-    rows: list[tuple[int, int]],
-    tied: bool,
+    run_layout: Callable[..., Any], layout: str, tied: bool
 ) -> None:
-    parts = PARTS._replace(tied=tied)
-    ranks = two_ranks if len(rows) == 2 else four_ranks
+    parts, (degrees, rows) = PARTS._replace(tied=tied), LAYOUTS[layout]
     whole = whole_rows(parts)
     assert whole[1_500].abs().sum() == 0  # the padding row
-    for filled, (first, last) in zip(ranks(draw, parts, layout), rows, strict=True):
+    for filled, (first, last) in zip(run_layout(draw, parts, degrees), rows, strict=True):
         assert filled.different == []
         assert torch.equal(filled.rows, whole[first:last])
         assert filled.loss < LOSS_TOLERANCE
@@ -157,10 +138,10 @@ def test_drawn_rows_are_those_of_the_whole(
 @pytest.mark.quick("tensor, zero 3")
 @layouts
 def test_copied_rows_are_those_of_the_whole(
-    two_ranks: Ranks, four_ranks: Ranks, layout: Layout, rows: list[tuple[int, int]]
+    run_layout: Callable[..., Any], layout: str
 ) -> None:
-    ranks = two_ranks if len(rows) == 2 else four_ranks
-    for filled, (first, last) in zip(ranks(take_over, PARTS, layout), rows, strict=True):
+    degrees, rows = LAYOUTS[layout]
+    for filled, (first, last) in zip(run_layout(take_over, PARTS, degrees), rows, strict=True):
         assert filled.different == []
         assert len(filled.rows) == last - first
         assert filled.loss < LOSS_TOLERANCE
