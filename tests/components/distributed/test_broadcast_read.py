@@ -7,13 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from components.distributed.broadcast_read import (
-    assign_readers,
-    find_holders,
-    reads_for_stage,
-    send_over_stage,
-    send_value,
-)
+from components.distributed import broadcast_read
 from components.distributed.mesh import Mesh, build_mesh
 from components.distributed.weight_shards import get_local_part, make_shards
 from tests.components.distributed.ranks import Ranks
@@ -47,7 +41,9 @@ def _values(mesh: Mesh, splits: bool) -> list[tuple[str, Tensor, DeviceMesh]]:
         (f"{one.name} state", one, one.to_dtensor(one.parameter.detach().clone()))
         for one in shards
     ]
-    return [(name, value, find_holders(shard, value)) for name, shard, value in named]
+    return [
+        (name, value, broadcast_read.find_holders(shard, value)) for name, shard, value in named
+    ]
 
 
 def read_once(axes: Axes) -> list[tuple[list[str], dict[str, int]]]:
@@ -62,7 +58,7 @@ def read_once(axes: Axes) -> list[tuple[list[str], dict[str, int]]]:
 
 def _read(values: list[tuple[str, Tensor, DeviceMesh]]) -> tuple[list[str], dict[str, int]]:
     expected = {name: get_local_part(value).clone() for name, value, _ in values}
-    chosen = assign_readers([(value, among) for _, value, among in values])
+    chosen = broadcast_read.assign_readers([(value, among) for _, value, among in values])
     mine = dict.fromkeys(expected, 0)
     for (name, value, among), one in zip(values, chosen, strict=True):
         if among.get_local_rank() == one:
@@ -70,7 +66,7 @@ def _read(values: list[tuple[str, Tensor, DeviceMesh]]) -> tuple[list[str], dict
         else:
             get_local_part(value).fill_(-1.0)
     for (_, value, among), one in zip(values, chosen, strict=True):
-        send_value(value, among, one)
+        broadcast_read.send_value(value, among, one)
     everyones: list[dict[str, int]] = [{}] * dist.get_world_size()
     dist.all_gather_object(everyones, mine)
     wrong = [
@@ -82,9 +78,9 @@ def _read(values: list[tuple[str, Tensor, DeviceMesh]]) -> tuple[list[str], dict
 def spread(axes: Axes) -> tuple[bool, float]:
     """Send the number of each stage over the stage; return who had it, and what came."""
     mesh = _mesh(axes)
-    had = reads_for_stage(mesh)
+    had = broadcast_read.reads_for_stage(mesh)
     value = torch.full((3,), float(10 + mesh.get_axis_rank("pipeline")) if had else -1.0)
-    send_over_stage(value, mesh)
+    broadcast_read.send_over_stage(value, mesh)
     return had, value.max().item() if value.min() == value.max() else -2.0
 
 

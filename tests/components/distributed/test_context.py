@@ -24,23 +24,9 @@ from components.distributed.tensor import split_tensors
 from components.distributed.tensor_styles import stream_seed
 from components.model.attention import AttentionContext, AttentionCore
 from components.model.positions import PositionEncoding, alibi_slopes
+from tests.components.distributed import tensor_cases
 from tests.components.distributed.ranks import Ranks
-from tests.components.distributed.tensor_cases import (
-    BLOOM,
-    GEMMA3,
-    HYBRID,
-    LATENT,
-    LENGTH,
-    LOSS_TOLERANCE,
-    Difference,
-    Parts,
-    assert_small,
-    batch,
-    full,
-    randomized,
-    relative,
-    worst,
-)
+from tests.components.distributed.tensor_cases import Parts, assert_small, full
 from tests.components.model.comparison import gradient_of
 from tests.components.model.flex_on_cpu import flex_on_cpu
 from tests.components.model.specs import RMS_NORM
@@ -110,7 +96,8 @@ def core_differences(core: Core) -> list[float]:
             ContextCore(plain, context_mesh()), mine[:3], mine[3], _scope(core, places)
         )
     return [
-        relative(one, other[:, :, places]) for one, other in zip(found, expected, strict=True)
+        tensor_cases.relative(one, other[:, :, places])
+        for one, other in zip(found, expected, strict=True)
     ]
 
 
@@ -165,9 +152,11 @@ def _kept(mixed: Tensor) -> int:
     return int((mixed != 0).sum())
 
 
-def compare(parts: Parts, tensor: int, sequence_parallel: bool, documents: bool) -> Difference:
+def compare(
+    parts: Parts, tensor: int, sequence_parallel: bool, documents: bool
+) -> tensor_cases.Difference:
     """Train a decoder on two microbatches, whole and split over context and tensor ranks."""
-    whole = randomized(parts)
+    whole = tensor_cases.randomized(parts)
     split = copy.deepcopy(whole)
     mesh = mesh_of(torch.distributed.get_world_size() // tensor, tensor)
     split_sequence(split, mesh["context"])
@@ -181,19 +170,19 @@ def compare(parts: Parts, tensor: int, sequence_parallel: bool, documents: bool)
         expected = whole.compute_loss(tokens, targets, documents=numbers)
         torch.autograd.backward(expected)
         found = mean_over_parts(loss.detach(), mesh["context"])
-        losses.append(relative(found, expected.detach()))
+        losses.append(tensor_cases.relative(found, expected.detach()))
     found_gradients = {
         name: mean_over_parts(
             gradient_of(weight) if tensor == 1 else full(weight.grad), mesh["context"]
         )
         for name, weight in split.named_parameters()
     }
-    return Difference(max(losses), *worst(whole, found_gradients))
+    return tensor_cases.Difference(max(losses), *tensor_cases.worst(whole, found_gradients))
 
 
 def _batches(documents: bool) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
     for seed in (1, 2):
-        tokens, targets, numbers = batch(seed=seed)
+        tokens, targets, numbers = tensor_cases.batch(seed=seed)
         yield tokens, targets, numbers if documents else None
 
 
@@ -215,24 +204,26 @@ LLAMA = Parts(z_loss=0.1)
 # A window, none, and one longer than a rank's part; those with one turn otherwise.
 WINDOWED = Parts(
     positions=RotarySpec(base=10_000.0, local_base=100.0),
-    windows=(5, "full", LENGTH - 2),
+    windows=(5, "full", tensor_cases.LENGTH - 2),
     num_layers=3,
 )
-LATENT_HEADS = Parts(attention=LATENT)
+LATENT_HEADS = Parts(attention=tensor_cases.LATENT)
 GATED = Parts(
     positions=RotarySpec(base=10_000.0, rotary_fraction=0.6, local_base=100.0),
     windows=(5, "full"),
     output_gate=True,
 )
-LEARNED = Parts(num_kv_heads=8, tied=True, positions=LearnedSpec(num_positions=LENGTH))
+LEARNED = Parts(
+    num_kv_heads=8, tied=True, positions=LearnedSpec(num_positions=tensor_cases.LENGTH)
+)
 MODELS = {
     "llama": LLAMA,
-    "bloom": BLOOM,
+    "bloom": tensor_cases.BLOOM,
     "learned": LEARNED,
     "windowed": WINDOWED,
     "latent": LATENT_HEADS,
-    "gemma 3": GEMMA3,
-    "hybrid": HYBRID,
+    "gemma 3": tensor_cases.GEMMA3,
+    "hybrid": tensor_cases.HYBRID,
     "gated": GATED,
     "sinks": Parts(num_kv_heads=2, windows=(5, "full"), sinks=True),
 }
@@ -286,7 +277,7 @@ def test_a_rank_attends_to_the_keys_of_all_and_learns_from_all(
     """What comes out, and the gradients of queries, keys and values, are the plain core's."""
     for ranks in (two_ranks, four_ranks):
         for differences in ranks(core_differences, CORES[core]._replace(flex=flex)):
-            assert max(differences) < LOSS_TOLERANCE
+            assert max(differences) < tensor_cases.LOSS_TOLERANCE
 
 
 def test_half_of_the_weights_are_dropped_in_training_and_none_in_evaluation(
@@ -325,4 +316,4 @@ def test_four_ranks_equal_one_process_with_norms_of_queries_and_keys(four_ranks:
 
 
 def test_four_ranks_pass_states_of_linear_mixers(four_ranks: Ranks) -> None:
-    assert_small(four_ranks(compare, HYBRID, 1, False, True))
+    assert_small(four_ranks(compare, tensor_cases.HYBRID, 1, False, True))

@@ -6,18 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.components.distributed.data_cases import (
-    FEW_ELEMENTS,
-    Held,
-    accumulate_in_bfloat16,
-    give_a_late_gradient,
-    hold,
-    hold_after_evaluation,
-    leave_unused,
-    most_of_layers,
-    reduce_in_bfloat16,
-    train,
-)
+from tests.components.distributed import data_cases
 from tests.components.distributed.layout_cases import Layout
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import GELU, HYBRID, SWIGLU, XIELU, Parts
@@ -59,7 +48,7 @@ CASES |= {
 CASES |= {
     f"many buckets, zero {zero}": (
         ONE_ROW,
-        Layout(shard=2, zero=zero, bucket_elements=FEW_ELEMENTS),
+        Layout(shard=2, zero=zero, bucket_elements=data_cases.FEW_ELEMENTS),
     )
     for zero in (0, 1)
 }
@@ -76,7 +65,7 @@ def test_data_ranks_train_as_one_process_does(
 ) -> None:
     # States of a linear mixer multiply the rounding of each token, and cost two more digits.
     tolerance = 1e-11 if case.startswith("hybrid") else TOLERANCE
-    trained = run_layout(train, *CASES[case])
+    trained = run_layout(data_cases.train, *CASES[case])
     for rank in trained:
         assert rank.gradient < tolerance
         assert rank.weight < TOLERANCE
@@ -88,7 +77,7 @@ def test_data_ranks_train_as_one_process_does(
 @pytest.mark.parametrize("zero", [0, 1])
 def test_a_gradient_whose_bucket_has_left_is_refused(two_ranks: Ranks, zero: int) -> None:
     layout = Layout(shard=2, zero=zero)
-    for said in two_ranks(give_a_late_gradient, EVEN, layout):
+    for said in two_ranks(data_cases.give_a_late_gradient, EVEN, layout):
         assert said == "a gradient came after its bucket had left"
 
 
@@ -104,9 +93,9 @@ HELD = {
 @pytest.mark.quick("2", "3")
 @stages
 def test_a_rank_holds_what_the_table_promises(new_ranks: Ranks, zero: int) -> None:
-    for measured in new_ranks(hold, EVEN, Layout(shard=2, zero=zero)):
+    for measured in new_ranks(data_cases.hold, EVEN, Layout(shard=2, zero=zero)):
         for held, expected in zip(measured, HELD[zero], strict=True):
-            assert isinstance(held, Held)
+            assert isinstance(held, data_cases.Held)
             assert held[:3] == expected
             assert held.anything_else < SMALL
 
@@ -114,13 +103,13 @@ def test_a_rank_holds_what_the_table_promises(new_ranks: Ranks, zero: int) -> No
 def test_of_many_layers_a_rank_has_its_rows_and_one_layer_at_once(four_ranks: Ranks) -> None:
     """Besides, torch gathers the next one ahead, in a buffer that no parameter shows."""
     parts = EVEN._replace(num_layers=24)
-    for most in four_ranks(most_of_layers, parts, Layout(shard=4, zero=3)):
+    for most in four_ranks(data_cases.most_of_layers, parts, Layout(shard=4, zero=3)):
         assert most == pytest.approx(1 / 4 + 1 / 24, rel=0.01)
         assert most + 1 / 24 < 0.35
 
 
 def test_gathered_weights_are_let_go_after_a_forward_pass(new_ranks: Ranks) -> None:
-    for held in new_ranks(hold_after_evaluation, EVEN, Layout(shard=2, zero=3)):
+    for held in new_ranks(data_cases.hold_after_evaluation, EVEN, Layout(shard=2, zero=3)):
         assert held[:3] == (1 / 2, 0, 0)
         assert held.anything_else < SMALL
 
@@ -128,7 +117,7 @@ def test_gathered_weights_are_let_go_after_a_forward_pass(new_ranks: Ranks) -> N
 @pytest.mark.long
 def test_shards_of_replicas_are_as_large_as_the_shards_alone(four_ranks: Ranks) -> None:
     layout = Layout(replicate=2, shard=2, zero=3)
-    for _, before_update in four_ranks(hold, EVEN, layout):
+    for _, before_update in four_ranks(data_cases.hold, EVEN, layout):
         assert before_update[:3] == (1 / 2, 1 / 2, 1)
 
 
@@ -136,18 +125,18 @@ def test_shards_of_replicas_are_as_large_as_the_shards_alone(four_ranks: Ranks) 
 @stages
 def test_running_sums_are_rounded_after_each_microbatch(two_ranks: Ranks, zero: int) -> None:
     layout = Layout(shard=2, zero=zero, accumulate="bfloat16", reduce="float32")
-    assert two_ranks(accumulate_in_bfloat16, EVEN, layout, 3) == [[], []]
+    assert two_ranks(data_cases.accumulate_in_bfloat16, EVEN, layout, 3) == [[], []]
 
 
 @stages
 def test_sums_over_ranks_are_taken_in_the_dtype_asked_for(two_ranks: Ranks, zero: int) -> None:
     layout = Layout(shard=2, zero=zero, accumulate="float32", reduce="bfloat16")
-    assert two_ranks(reduce_in_bfloat16, EVEN, layout) == [[], []]
+    assert two_ranks(data_cases.reduce_in_bfloat16, EVEN, layout) == [[], []]
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2])
 def test_a_weight_that_nobody_used_has_zeros(two_ranks: Ranks, zero: int) -> None:
-    for rank, (used, unused) in enumerate(two_ranks(leave_unused, zero)):
+    for rank, (used, unused) in enumerate(two_ranks(data_cases.leave_unused, zero)):
         own = 3 if zero == 0 else (2, 1)[rank]
         assert used.tolist() == [0.5] * own  # the mean of 0 and 1
         assert unused.sum().item() == 0

@@ -14,18 +14,10 @@ from components.distributed.tensor import split_tensors
 from components.distributed.weight_shards import get_local_part
 from components.engine.parallelize import copy_weights, draw_weights
 from components.model.decoder import Decoder
+from tests.components.distributed import tensor_cases
 from tests.components.distributed.layout_cases import FLOAT32, Layout, gather, layout_mesh
 from tests.components.distributed.ranks import Ranks
-from tests.components.distributed.tensor_cases import (
-    GELU,
-    GPT,
-    LAYER_NORM,
-    Parts,
-    batch,
-    build,
-    randomized,
-    relative,
-)
+from tests.components.distributed.tensor_cases import Parts, build
 
 SEED = 11
 PADDING_ROW = 1_500  # beyond the first block of rows
@@ -50,7 +42,7 @@ def draw(parts: Parts, layout: Layout) -> Filled:
 
 def take_over(parts: Parts, layout: Layout) -> Filled:
     """Copy a model's weights into the layout; one rank alone has them."""
-    whole, decoder = randomized(parts).float(), _parallelized(parts, layout)
+    whole, decoder = tensor_cases.randomized(parts).float(), _parallelized(parts, layout)
     mesh = layout_mesh(layout)
     with torch.device("meta"):
         outline = build(parts)
@@ -97,9 +89,9 @@ def _compare(decoder: Decoder, whole: Decoder) -> Filled:
     ]
     assert decoder.embedding is not None
     rows = get_local_part(decoder.embedding.weight).clone()
-    tokens, targets, _ = batch()
+    tokens, targets, _ = tensor_cases.batch()
     with torch.no_grad():
-        loss = relative(
+        loss = tensor_cases.relative(
             decoder.compute_loss(tokens, targets), whole.compute_loss(tokens, targets)
         )
     return Filled(different, loss, rows)
@@ -108,7 +100,12 @@ def _compare(decoder: Decoder, whole: Decoder) -> Filled:
 LOSS_TOLERANCE = 1e-6  # in single precision, as weights are drawn
 
 # 2,502 rows are three blocks; two data ranks share the 1,251 of a tensor rank unevenly.
-PARTS = GPT._replace(tied=False, qk_norm=LAYER_NORM, embedding_norm=LAYER_NORM, rows=2_502)
+PARTS = tensor_cases.GPT._replace(
+    tied=False,
+    qk_norm=tensor_cases.LAYER_NORM,
+    embedding_norm=tensor_cases.LAYER_NORM,
+    rows=2_502,
+)
 HALVES = [(0, 1_251), (1_251, 2_502)]
 QUARTERS = [(0, 626), (1_251, 1_877), (626, 1_251), (1_877, 2_502)]
 LAYOUTS = {
@@ -148,6 +145,6 @@ def test_copied_rows_are_those_of_the_whole(
 
 
 def test_a_rank_without_a_row_draws_nothing(four_ranks: Ranks) -> None:
-    parts = PARTS._replace(mlp=GELU.model_copy(update={"ffn_dim": 3}))
+    parts = PARTS._replace(mlp=tensor_cases.GELU.model_copy(update={"ffn_dim": 3}))
     for filled in four_ranks(draw, parts, Layout(shard=4, zero=3)):
         assert filled.different == []

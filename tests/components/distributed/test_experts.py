@@ -4,15 +4,8 @@ from typing import Any
 
 import pytest
 
+from tests.components.distributed import experts_cases
 from tests.components.distributed.data_cases import Trained, hold_experts, train
-from tests.components.distributed.experts_cases import (
-    MIXTURE_TOLERANCE,
-    compare_divisors,
-    mix,
-    mix_bounded,
-    mix_coarsely,
-    note_order,
-)
 from tests.components.distributed.layout_cases import Layout
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import SWIGLU, Parts
@@ -43,9 +36,9 @@ def assert_as_one_process(trained: list[Trained]) -> None:
 def test_the_parts_mix_what_the_whole_mixes_and_give_its_gradients(
     two_ranks: Ranks, dispatch: str, routing: str, path: str, overlap: int
 ) -> None:
-    for differences in two_ranks(mix, dispatch, routing, path, overlap):
+    for differences in two_ranks(experts_cases.mix, dispatch, routing, path, overlap):
         for name, difference in differences.items():
-            assert difference < MIXTURE_TOLERANCE, name
+            assert difference < experts_cases.MIXTURE_TOLERANCE, name
 
 
 @pytest.mark.parametrize(("routing", "bound"), [("even", 1), ("spread", 2), ("one rank", 2)])
@@ -54,8 +47,8 @@ def test_the_parts_mix_what_the_whole_mixes_and_give_its_gradients(
 def test_a_bound_that_holds_changes_nothing(
     two_ranks: Ranks, routing: str, bound: float, path: str, overlap: int
 ) -> None:
-    tolerance = MIXTURE_TOLERANCE if path == "grouped" else TOLERANCE
-    for gap, beyond in two_ranks(mix_bounded, routing, path, overlap, bound):
+    tolerance = experts_cases.MIXTURE_TOLERANCE if path == "grouped" else TOLERANCE
+    for gap, beyond in two_ranks(experts_cases.mix_bounded, routing, path, overlap, bound):
         assert gap < tolerance
         assert beyond == 0
 
@@ -68,7 +61,9 @@ def test_a_bound_that_holds_changes_nothing(
 def test_pairs_that_a_bound_has_no_room_for_are_counted(
     two_ranks: Ranks, overlap: int, bound: float, beyond: int
 ) -> None:
-    for gap, found in two_ranks(mix_bounded, "one expert", "sorted", overlap, bound):
+    for gap, found in two_ranks(
+        experts_cases.mix_bounded, "one expert", "sorted", overlap, bound
+    ):
         assert found == beyond
         assert (gap < TOLERANCE) == (beyond == 0)
 
@@ -78,7 +73,7 @@ def test_while_a_part_is_computed_others_are_under_way_forward_and_backward(
     two_ranks: Ranks, dispatch: str
 ) -> None:
     there, back = ["depart"] * 2, ["depart"]  # tokens and their weights, and their mixture
-    for forward, backward in two_ranks(note_order, dispatch, 2):
+    for forward, backward in two_ranks(experts_cases.note_order, dispatch, 2):
         each = ["arrive", "arrive", "compute", *back]
         assert forward == [*there * 2, *each * 2, "arrive", "arrive"]
         each = ["arrive", "compute", *there]
@@ -89,7 +84,7 @@ def test_while_a_part_is_computed_others_are_under_way_forward_and_backward(
 def test_bfloat16_tokens_come_back_in_bfloat16_or_wider(
     two_ranks: Ranks, dispatch: str
 ) -> None:
-    for difference in two_ranks(mix_coarsely, dispatch):
+    for difference in two_ranks(experts_cases.mix_coarsely, dispatch):
         assert difference < 0.02  # of the largest: bfloat16 has 8 bits
 
 
@@ -204,7 +199,9 @@ def test_stages_of_expert_ranks_compute_what_one_process_does(
 def test_the_published_divisor_leaves_expert_gradients_larger_by_the_expert_degree(
     four_ranks: Ranks,
 ) -> None:
-    for ratios in four_ranks(compare_divisors, mixture(), Layout(shard=2, expert=2, zero=1)):
+    for ratios in four_ranks(
+        experts_cases.compare_divisors, mixture(), Layout(shard=2, expert=2, zero=1)
+    ):
         for name, ratio in ratios.items():
             of_experts = ".mlp." in name and "router" not in name
             assert ratio == pytest.approx(2 if of_experts else 1), name

@@ -10,13 +10,8 @@ from torch import Tensor
 
 from components.distributed.mesh import sum_over_ranks
 from components.distributed.weight_shards import clip_gradients, squared_norm, unscale_gradients
-from tests.components.distributed.layout_cases import (
-    Layout,
-    ParallelModel,
-    Whole,
-    batch_of,
-    largest_difference,
-)
+from tests.components.distributed import layout_cases
+from tests.components.distributed.layout_cases import Layout, ParallelModel, batch_of
 from tests.components.distributed.tensor_cases import GELU, GPT, Parts, randomized
 
 
@@ -35,7 +30,7 @@ def norm_of(sharded: ParallelModel) -> Tensor:
 def norm_and_clip(parts: Parts, layout: Layout, part_of_norm: float) -> Clipped:
     """Clip to a part of the norm, which torch takes over one process's gradients."""
     model = randomized(parts)
-    whole, sharded = Whole(model), ParallelModel(model, layout)
+    whole, sharded = layout_cases.Whole(model), ParallelModel(model, layout)
     batches = [batch_of(0, rank) for rank in range(layout.data)]
     whole.backward(batches)
     sharded.backward(batches[sharded.mesh.data_rank])
@@ -46,7 +41,7 @@ def norm_and_clip(parts: Parts, layout: Layout, part_of_norm: float) -> Clipped:
     clip_gradients(sharded.shards, norm, limit)
     return Clipped(
         abs(norm - expected).item() / expected.item(),
-        largest_difference(sharded.gradients(), whole.gradients()),
+        layout_cases.largest_difference(sharded.gradients(), whole.gradients()),
     )
 
 

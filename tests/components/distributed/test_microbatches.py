@@ -12,13 +12,8 @@ from torch import Tensor
 from components.config.stages import SPLIT_SCHEDULES
 from components.distributed.pipeline import check_schedule
 from components.errors import RecipeError
-from tests.components.distributed.layout_cases import (
-    Layout,
-    ParallelModel,
-    Whole,
-    batch_of,
-    largest_difference,
-)
+from tests.components.distributed import layout_cases
+from tests.components.distributed.layout_cases import Layout, batch_of
 from tests.components.distributed.tensor_cases import GPT, XIELU, Parts, randomized
 from tests.components.model.specs import LAYER_NORM
 
@@ -35,7 +30,7 @@ class Found(NamedTuple):
 def run_steps(parts: Parts, layout: Layout, counts: Sequence[int], evaluates: bool) -> Found:
     """Take a step of each number of microbatches, with or without evaluation between them."""
     model = randomized(parts)
-    whole, sharded = Whole(model), ParallelModel(model, layout)
+    whole, sharded = layout_cases.Whole(model), layout_cases.ParallelModel(model, layout)
     loss = gradient = 0.0
     losses = 0
     for step, count in enumerate(counts):
@@ -44,7 +39,9 @@ def run_steps(parts: Parts, layout: Layout, counts: Sequence[int], evaluates: bo
         found = sharded.backward(batches[sharded.mesh.data_rank])
         losses += len(found)
         loss = max([loss, *_relative(found, expected)])
-        gradient = max(gradient, largest_difference(sharded.gradients(), whole.gradients()))
+        gradient = max(
+            gradient, layout_cases.largest_difference(sharded.gradients(), whole.gradients())
+        )
         if evaluates:
             loss = max([loss, *_evaluate(whole, sharded)])
     return Found(loss, gradient, losses, set(sharded.gradients()))
@@ -56,7 +53,7 @@ def _relative(found: Sequence[float], expected: Sequence[float]) -> list[float]:
 
 
 @torch.no_grad()
-def _evaluate(whole: Whole, sharded: ParallelModel) -> list[float]:
+def _evaluate(whole: layout_cases.Whole, sharded: layout_cases.ParallelModel) -> list[float]:
     """Compare losses without dropout, of as many and as long rows as no step has."""
     decoders = [whole.decoder, *sharded.stages]
     differences = []

@@ -11,15 +11,10 @@ from components.distributed.activation_checkpoint import checkpoint_activations
 from components.distributed.context import SequencePart, split_sequence
 from components.distributed.experts import Dispatch, split_experts
 from components.distributed.tensor import split_tensors
+from tests.components.distributed import tensor_cases
 from tests.components.distributed.layout_cases import Layout, gather, layout_mesh
 from tests.components.distributed.ranks import Ranks
-from tests.components.distributed.tensor_cases import (
-    RMS_NORM,
-    Parts,
-    batch,
-    randomized,
-    tensor_mesh,
-)
+from tests.components.distributed.tensor_cases import Parts
 from tests.components.distributed.test_context import context_mesh
 from tests.components.distributed.test_experts import mixture
 from tests.components.distributed.test_tensor import GATED, HEAD_NORMS, NORMS_AFTER, SINKS
@@ -42,14 +37,14 @@ def recompute_beside_none(parts: Parts, layout: str) -> Found:
 def _gradients(
     parts: Parts, layout: str, recompute: Any
 ) -> tuple[list[Tensor], dict[str, int]]:
-    decoder = randomized(parts)
-    tokens, targets, _ = batch()
+    decoder = tensor_cases.randomized(parts)
+    tokens, targets, _ = tensor_cases.batch()
     if layout == "context":
         split_sequence(decoder, context_mesh())
         part = SequencePart.from_mesh(context_mesh())
         tokens, targets = part.select_rows(tokens), part.select_rows(targets)
     elif layout in {"whole", "sliced"}:
-        split_tensors(decoder, tensor_mesh(), sequence_parallel=layout == "sliced")
+        split_tensors(decoder, tensor_cases.tensor_mesh(), sequence_parallel=layout == "sliced")
     else:
         dispatch, overlap = cast("tuple[Dispatch, str]", layout.split())
         mesh = layout_mesh(Layout(expert=torch.distributed.get_world_size())).get_axis("expert")
@@ -68,7 +63,7 @@ DROPS = BLOOM._replace(dropout=0.1, attention_dropout=0.2)
 
 
 CASES = {
-    "whole": ("whole", Parts(qk_norm=RMS_NORM)),
+    "whole": ("whole", Parts(qk_norm=tensor_cases.RMS_NORM)),
     "sliced": ("sliced", Parts()),
     "norms after": ("whole", NORMS_AFTER),
     "sliced, norms after": ("sliced", NORMS_AFTER._replace(bias=True, dropout=0.1)),

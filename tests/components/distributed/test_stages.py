@@ -10,25 +10,16 @@ from torch import Tensor
 from components.config.model_spec.positions import LearnedSpec, OrderSpec, PositionsSpec
 from components.distributed.pipeline import prune_to_stage
 from components.model.decoder import Decoder
+from tests.components.distributed import tensor_cases
 from tests.components.distributed.layout_cases import Layout, ParallelModel, Whole, batch_of
 from tests.components.distributed.ranks import Ranks
-from tests.components.distributed.tensor_cases import (
-    GEMMA3,
-    LAYER_NORM,
-    LENGTH,
-    RMS_NORM,
-    ROTARY,
-    Parts,
-    batch,
-    build,
-    randomized,
-)
+from tests.components.distributed.tensor_cases import Parts, build
 from tests.components.model.comparison import gradient_of
 
 
 def sum_ends(parts: Parts, layout: Layout) -> tuple[dict[str, Tensor], Tensor]:
     """Return this rank's rows of tied gradients, and the whole embedding's gradient."""
-    model = randomized(parts)
+    model = tensor_cases.randomized(parts)
     whole, sharded = Whole(model), ParallelModel(model, layout)
     batches = [batch_of(0, rank, microbatches=4) for rank in range(layout.data)]
     whole.backward(batches)
@@ -39,7 +30,7 @@ def sum_ends(parts: Parts, layout: Layout) -> tuple[dict[str, Tensor], Tensor]:
 
 def step_ends(parts: Parts, layout: Layout) -> list[Tensor]:
     """Return this rank's tied weight after two steps."""
-    sharded = ParallelModel(randomized(parts), layout)
+    sharded = ParallelModel(tensor_cases.randomized(parts), layout)
     optimizer = torch.optim.AdamW([shard.parameter for shard in sharded.shards], lr=0.01)
     for step in range(2):
         sharded.backward(batch_of(step, sharded.mesh.data_rank))
@@ -50,9 +41,13 @@ def step_ends(parts: Parts, layout: Layout) -> list[Tensor]:
 
 TOLERANCE = 1e-13
 
-LEARNED = LearnedSpec(num_positions=LENGTH)
+LEARNED = LearnedSpec(num_positions=tensor_cases.LENGTH)
 GPT = Parts(
-    positions=LEARNED, norm=LAYER_NORM, embedding_norm=LAYER_NORM, tied=True, num_layers=4
+    positions=LEARNED,
+    norm=tensor_cases.LAYER_NORM,
+    embedding_norm=tensor_cases.LAYER_NORM,
+    tied=True,
+    num_layers=4,
 )
 LLAMA = Parts(num_layers=4)
 EMBEDDING = {"embedding.weight"}
@@ -106,7 +101,9 @@ def test_a_stage_that_is_both_ends_keeps_all_and_shares_nothing() -> None:
     assert [name for name, _ in stage.named_parameters()] == names
 
 
-@pytest.mark.parametrize("positions", [ROTARY, OrderSpec()], ids=["rotary", "none"])
+@pytest.mark.parametrize(
+    "positions", [tensor_cases.ROTARY, OrderSpec()], ids=["rotary", "none"]
+)
 def test_positions_without_parameters_stay_on_every_stage(positions: PositionsSpec) -> None:
     stage = build(LLAMA._replace(positions=positions))
     prune_to_stage(stage, range(1, 2), first=False, last=False)
@@ -115,7 +112,7 @@ def test_positions_without_parameters_stay_on_every_stage(positions: PositionsSp
 
 @pytest.mark.parametrize(
     "parts",
-    [GPT, GPT._replace(tied=False), LLAMA, GEMMA3._replace(num_layers=4)],
+    [GPT, GPT._replace(tied=False), LLAMA, tensor_cases.GEMMA3._replace(num_layers=4)],
     ids=["tied gpt", "gpt", "llama", "tied gemma 3"],
 )
 def test_stages_one_after_the_other_compute_the_whole(parts: Parts) -> None:
@@ -126,7 +123,7 @@ def test_stages_one_after_the_other_compute_the_whole(parts: Parts) -> None:
         prune_to_stage(stage, layers, first=number == 0, last=number == 2)
     names = {name for name, _ in whole.named_parameters()}
     assert {name for stage in stages for name, _ in stage.named_parameters()} == names
-    tokens, targets, numbers = batch()
+    tokens, targets, numbers = tensor_cases.batch()
     for documents in (None, numbers):
         hidden = stages[0](tokens, documents=documents)
         hidden = stages[1](hidden, documents=documents)
@@ -134,7 +131,7 @@ def test_stages_one_after_the_other_compute_the_whole(parts: Parts) -> None:
         assert torch.equal(loss, whole.compute_loss(tokens, targets, documents=documents))
 
 
-TIED = Parts(tied=True, bias=True, norm=RMS_NORM, num_layers=4, rows=62)
+TIED = Parts(tied=True, bias=True, norm=tensor_cases.RMS_NORM, num_layers=4, rows=62)
 
 
 ENDS = {

@@ -6,14 +6,9 @@ from components.attention_backends import BACKENDS
 from components.distributed.tensor_styles import TensorParallelAttention, stream_seed
 from components.model.attention import AttentionContext, AttentionCore
 from components.model.positions import PositionEncoding
+from tests.components.distributed import tensor_cases
 from tests.components.distributed.ranks import Ranks
-from tests.components.distributed.tensor_cases import (
-    Parts,
-    batch,
-    randomized,
-    split_copy,
-    tensor_mesh,
-)
+from tests.components.distributed.tensor_cases import tensor_mesh
 
 LENGTH = 32
 
@@ -42,22 +37,24 @@ def next_number_after_dropping() -> tuple[float, float]:
 
 def hidden_states(sequence_parallel: bool) -> list[float]:
     """Run the layers in training, without the last norm and head, and list what comes out."""
-    whole = randomized(Parts(dropout=0.5, attention_dropout=0.5)).train()
+    whole = tensor_cases.randomized(
+        tensor_cases.Parts(dropout=0.5, attention_dropout=0.5)
+    ).train()
     whole.final_norm = whole.head = None
-    split = split_copy(whole, sequence_parallel=sequence_parallel)
+    split = tensor_cases.split_copy(whole, sequence_parallel=sequence_parallel)
     torch.manual_seed(stream_seed(3, tensor_mesh(), sequence_parallel=sequence_parallel))
-    hidden: list[float] = split(batch()[0]).flatten().tolist()
+    hidden: list[float] = split(tensor_cases.batch()[0]).flatten().tolist()
     return hidden
 
 
 def embedding_zeros() -> list[bool]:
     """List what dropout takes from slices of the embedding, before any layer."""
-    whole = randomized(Parts(dropout=0.5, num_layers=1)).train()
+    whole = tensor_cases.randomized(tensor_cases.Parts(dropout=0.5, num_layers=1)).train()
     whole.final_norm = whole.head = None
     del whole.layers["0"]
-    split = split_copy(whole, sequence_parallel=True)
+    split = tensor_cases.split_copy(whole, sequence_parallel=True)
     torch.manual_seed(stream_seed(3, tensor_mesh(), sequence_parallel=True))
-    zeros: list[bool] = (split(batch()[0]) == 0).flatten().tolist()
+    zeros: list[bool] = (split(tensor_cases.batch()[0]) == 0).flatten().tolist()
     return zeros
 
 

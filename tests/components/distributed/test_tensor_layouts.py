@@ -13,25 +13,9 @@ from torch.distributed.tensor import DTensor
 from components.distributed.activation_checkpoint import checkpoint_activations
 from components.distributed.tensor import split_tensors
 from components.model.decoder import Decoder
+from tests.components.distributed import tensor_cases
 from tests.components.distributed.ranks import Ranks
-from tests.components.distributed.tensor_cases import (
-    BLOOM,
-    GEMMA3,
-    GPT,
-    Difference,
-    Parts,
-    assert_small,
-    batch,
-    build,
-    full,
-    gradients,
-    mesh_of,
-    randomized,
-    relative,
-    split_copy,
-    tensor_mesh,
-    worst,
-)
+from tests.components.distributed.tensor_cases import BLOOM, Parts, batch, full, gradients
 from tests.components.distributed.test_tensor import sequence_parallel
 from tests.components.model.comparison import gradient_of
 from tests.components.model.operators_seen import Operators
@@ -44,8 +28,8 @@ def count_collectives(parts: Parts, sequence_parallel: bool) -> list[dict[str, i
     """Count the collectives that one more layer costs, forward and backward."""
     passes: list[list[Counter[str]]] = []
     for num_layers in (1, 2):
-        whole = randomized(parts._replace(num_layers=num_layers))
-        decoder = split_copy(whole, sequence_parallel=sequence_parallel)
+        whole = tensor_cases.randomized(parts._replace(num_layers=num_layers))
+        decoder = tensor_cases.split_copy(whole, sequence_parallel=sequence_parallel)
         tokens, targets, _ = batch()
         with Operators(COLLECTIVES) as forward:
             loss = decoder.compute_loss(tokens, targets)
@@ -64,8 +48,8 @@ def collectives_of(seen: Operators) -> Counter[str]:
 
 def summed_in(reduce: torch.dtype) -> set[float]:
     """Return the sums of gradients 256, 1, 1 and 1 of a bfloat16 norm, one on each rank."""
-    decoder = build(Parts()).to(torch.bfloat16)
-    split_tensors(decoder, tensor_mesh(), sequence_parallel=True, reduce=reduce)
+    decoder = tensor_cases.build(Parts()).to(torch.bfloat16)
+    split_tensors(decoder, tensor_cases.tensor_mesh(), sequence_parallel=True, reduce=reduce)
     norm = cast("nn.Module", decoder.final_norm)
     share = 1.0 if torch.distributed.get_rank() else 256.0
     unit = torch.ones(1, 1, 24, dtype=torch.bfloat16)
@@ -75,25 +59,27 @@ def summed_in(reduce: torch.dtype) -> set[float]:
     return set(found.tolist())
 
 
-def run_in_stages(parts: Parts, sequence_parallel: bool) -> Difference:
+def run_in_stages(parts: Parts, sequence_parallel: bool) -> tensor_cases.Difference:
     """Cut a decoder into three stages, split each, and hand hidden states on."""
-    whole = randomized(parts)
+    whole = tensor_cases.randomized(parts)
     tokens, targets, _ = batch()
     expected = whole.compute_loss(tokens, targets)
     torch.autograd.backward(expected)
     stages = [_stage(whole, layers, of=3) for layers in range(3)]
     for stage in stages:
-        split_tensors(stage, tensor_mesh(), sequence_parallel=sequence_parallel)
+        split_tensors(stage, tensor_cases.tensor_mesh(), sequence_parallel=sequence_parallel)
     hidden = tokens
-    slices = tensor_mesh().size() if sequence_parallel else 1
+    slices = tensor_cases.tensor_mesh().size() if sequence_parallel else 1
     for stage in stages[:-1]:
         hidden = stage(hidden)
         assert hidden.shape == (len(tokens), tokens.shape[1] // slices, 24)
         assert type(hidden) is Tensor
     loss = stages[-1](hidden, targets=targets)
     torch.autograd.backward(loss)
-    difference = relative(loss.detach(), expected.detach())
-    return Difference(difference, *worst(whole, _sum_gradients(stages)))
+    difference = tensor_cases.relative(loss.detach(), expected.detach())
+    return tensor_cases.Difference(
+        difference, *tensor_cases.worst(whole, _sum_gradients(stages))
+    )
 
 
 def _stage(whole: Decoder, number: int, *, of: int) -> Decoder:
@@ -122,9 +108,9 @@ def _sum_gradients(stages: list[Decoder]) -> dict[str, Tensor]:
     return sums
 
 
-def shard_too(parts: Parts, sequence_parallel: bool) -> Difference:
+def shard_too(parts: Parts, sequence_parallel: bool) -> tensor_cases.Difference:
     """Train 2 x 2 ranks, data x tensor: each data rank has sequences of its own."""
-    whole, mesh = randomized(parts), mesh_of(2, 2)
+    whole, mesh = tensor_cases.randomized(parts), tensor_cases.mesh_of(2, 2)
     split = copy.deepcopy(whole)
     split_tensors(split, mesh["tensor"], sequence_parallel=sequence_parallel)
     for module in (*split.layers.values(), split):
@@ -139,16 +125,20 @@ def shard_too(parts: Parts, sequence_parallel: bool) -> Difference:
         torch.autograd.backward(loss)
         total = loss.detach().clone()
         torch.distributed.all_reduce(total, group=mesh["data"].get_group())
-        losses.append(relative(total / 2, expected.detach()))
-    return Difference(max(losses), *worst(whole, gradients(split)))
+        losses.append(tensor_cases.relative(total / 2, expected.detach()))
+    return tensor_cases.Difference(max(losses), *tensor_cases.worst(whole, gradients(split)))
 
 
 def checkpointing_difference(
     parts: Parts, sequence_parallel: bool, recompute: Literal["selective", "full"] | list[str]
 ) -> float:
     """Return the largest difference that checkpointing makes to a gradient."""
-    plain = split_copy(randomized(parts), sequence_parallel=sequence_parallel)
-    thrifty = split_copy(randomized(parts), sequence_parallel=sequence_parallel)
+    plain = tensor_cases.split_copy(
+        tensor_cases.randomized(parts), sequence_parallel=sequence_parallel
+    )
+    thrifty = tensor_cases.split_copy(
+        tensor_cases.randomized(parts), sequence_parallel=sequence_parallel
+    )
     checkpoint_activations(thrifty, recompute)
     tokens, targets, _ = batch()
     for decoder in (plain, thrifty):
@@ -161,8 +151,11 @@ def checkpointing_difference(
 def start_on_meta(parts: Parts) -> None:
     """Split on ``meta``, make it real, and take a step of an optimizer that goes by lists."""
     with torch.device("meta"):
-        decoder, names = build(parts), [name for name, _ in build(parts).named_parameters()]
-    split_tensors(decoder, tensor_mesh(), sequence_parallel=True)
+        decoder, names = (
+            tensor_cases.build(parts),
+            [name for name, _ in tensor_cases.build(parts).named_parameters()],
+        )
+    split_tensors(decoder, tensor_cases.tensor_mesh(), sequence_parallel=True)
     placements = [p.placements for p in decoder.parameters() if isinstance(p, DTensor)]
     decoder.to_empty(device="cpu")
     assert [name for name, _ in decoder.named_parameters()] == names
@@ -179,8 +172,8 @@ def start_on_meta(parts: Parts) -> None:
 
 def autocast_difference(parts: Parts, sequence_parallel: bool) -> float:
     """Compute in bfloat16 over float32 weights, whole and split."""
-    whole = randomized(parts).float()
-    split = split_copy(whole, sequence_parallel=sequence_parallel)
+    whole = tensor_cases.randomized(parts).float()
+    split = tensor_cases.split_copy(whole, sequence_parallel=sequence_parallel)
     tokens, targets, _ = batch()
     losses = []
     for decoder in (whole, split):
@@ -188,11 +181,11 @@ def autocast_difference(parts: Parts, sequence_parallel: bool) -> float:
             losses.append(decoder.compute_loss(tokens, targets))
         torch.autograd.backward(losses[-1])
     difference = max(
-        relative(full(q.grad), gradient_of(p))
+        tensor_cases.relative(full(q.grad), gradient_of(p))
         for p, q in zip(whole.parameters(), split.parameters(), strict=True)
         if p.dim() > 1
     )
-    return max(difference, relative(losses[1].detach(), losses[0].detach()))
+    return max(difference, tensor_cases.relative(losses[1].detach(), losses[0].detach()))
 
 
 AUTOCAST_TOLERANCE = 0.04  # bfloat16 rounds to 0.004, and a gradient has gone through a dozen
@@ -230,14 +223,16 @@ def test_what_all_ranks_hold_has_gradients_summed_in_the_dtype_of_the_reduction(
 
 @pytest.mark.quick("sliced-llama")
 @pytest.mark.parametrize(
-    "parts", [LLAMA, GPT, BLOOM, GEMMA3], ids=["llama", "gpt", "bloom", "gemma 3"]
+    "parts",
+    [LLAMA, tensor_cases.GPT, BLOOM, tensor_cases.GEMMA3],
+    ids=["llama", "gpt", "bloom", "gemma 3"],
 )
 @sequence_parallel
 def test_stages_hand_on_hidden_states_as_plain_tensors(
     two_ranks: Ranks, parts: Parts, sequence_parallel: bool
 ) -> None:
     three_layers = parts._replace(num_layers=3)
-    assert_small(two_ranks(run_in_stages, three_layers, sequence_parallel))
+    tensor_cases.assert_small(two_ranks(run_in_stages, three_layers, sequence_parallel))
 
 
 @pytest.mark.quick("sliced-bloom")
@@ -248,7 +243,7 @@ def test_stages_hand_on_hidden_states_as_plain_tensors(
 def test_shards_over_a_data_axis_change_nothing(
     four_ranks: Ranks, parts: Parts, sequence_parallel: bool
 ) -> None:
-    assert_small(four_ranks(shard_too, parts, sequence_parallel))
+    tensor_cases.assert_small(four_ranks(shard_too, parts, sequence_parallel))
 
 
 @pytest.mark.long
@@ -264,7 +259,7 @@ def test_checkpointing_changes_no_bit_of_a_gradient_dropout_included(
 
 
 def test_parameters_on_meta_become_real_under_their_names(two_ranks: Ranks) -> None:
-    two_ranks(start_on_meta, GPT)
+    two_ranks(start_on_meta, tensor_cases.GPT)
 
 
 @pytest.mark.parametrize("parts", [LLAMA, BLOOM], ids=["llama", "bloom"])
