@@ -68,13 +68,6 @@ def test_learned_positions_are_not_reset_at_a_document() -> None:
     assert relative_difference(model(tokens[:, 7:])[0], logits[0, 7:]) > 0.01
 
 
-def test_one_document_alone_changes_nothing() -> None:
-    model = randomized(small_decoder())
-    tokens = torch.randint(61, (2, 20))
-    one = torch.zeros(2, 20, dtype=torch.int64)
-    assert relative_difference(model(tokens, documents=one), model(tokens)) < 1e-5
-
-
 def test_the_loss_takes_documents_too() -> None:
     model = randomized(small_decoder())
     tokens, documents = torch.randint(61, (2, 20)), packed([[8, 12], [3, 17]])

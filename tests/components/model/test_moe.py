@@ -70,14 +70,6 @@ def one(gradient: Tensor | None) -> Tensor:
     return gradient
 
 
-def test_one_expert_of_one_is_the_dense_mlp() -> None:
-    part = experts(num_experts=1, top_k=1)
-    assert part.gate is not None
-    hidden = torch.randn(2, 4, DIM)
-    inner = F.silu(hidden @ part.gate.weight[0].T) * (hidden @ part.up.weight[0].T)
-    torch.testing.assert_close(part(hidden), inner @ part.down.weight[0].T)
-
-
 def test_no_token_is_dropped_where_one_expert_gets_all_of_many() -> None:
     part = experts(num_experts=16, top_k=1)
     assert part.gate is not None

@@ -7,15 +7,12 @@ from typing import Literal, TypeVar
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import SmolLM3Config
 
-from components.attention_backends import BACKENDS
-from components.config.model_spec.attention import GroupedQueryAttentionSpec
 from components.config.model_spec.feed_forward import MLPSpec
 from components.config.model_spec.norms import NormSpec
 from components.config.model_spec.positions import InterleavedRotarySpec, OrderSpec, RotarySpec
-from components.model.attention import Attention, AttentionContext
 from components.model.mlp import MLP, XIELU
 from components.model.norms import Norm
 from components.model.positions import (
@@ -39,46 +36,6 @@ def rotation_of(length: int, *, head_dim: int, base: float) -> Rotation:
     rotary = Rotary(RotarySpec(base=base), dim=head_dim, num_heads=1, head_dim=head_dim)
     encoding: PositionEncoding = rotary(torch.arange(length))
     return one(encoding.rotation)
-
-
-def attention(*, num_heads: int, num_kv_heads: int, bias: bool) -> Attention:
-    return Attention(
-        GroupedQueryAttentionSpec(
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=4,
-            bias=bias,
-            qk_norm=None,
-            layer_scaling=False,
-            dropout=0.0,
-            backends=BACKENDS,
-        ),
-        dim=12,
-    )
-
-
-def test_a_norm_without_centering_divides_by_the_root_mean_square() -> None:
-    norm = Norm(NormSpec(eps=0.1, center=False, weight=True, bias=False), dim=5)
-    weight = nn.init.uniform_(one(norm.weight))
-    hidden = torch.randn(2, 3, 5, dtype=torch.float64)
-    expected = hidden / (hidden.square().mean(-1, keepdim=True) + 0.1).sqrt() * weight
-    torch.testing.assert_close(norm(hidden.float()), expected.float())
-
-
-def test_a_centered_norm_is_layer_norm() -> None:
-    norm = Norm(NormSpec(eps=0.1, center=True, weight=True, bias=True), dim=5)
-    weight, bias = nn.init.uniform_(one(norm.weight)), nn.init.uniform_(one(norm.bias))
-    hidden = torch.randn(2, 3, 5, dtype=torch.float64)
-    centered = hidden - hidden.mean(-1, keepdim=True)
-    scale = (centered.square().mean(-1, keepdim=True) + 0.1).sqrt()
-    expected = centered / scale * weight + bias
-    torch.testing.assert_close(norm(hidden.float()), expected.float())
-
-
-def test_a_norm_may_have_no_parameters() -> None:
-    norm = Norm(NormSpec(eps=0.0, center=False, weight=False, bias=False), dim=5)
-    assert list(norm.parameters()) == []
-    assert norm(torch.full((1, 5), 3.0)).tolist() == [[1.0] * 5]
 
 
 def test_rotary_turns_pairs_a_half_apart_by_position_times_frequency() -> None:
@@ -107,27 +64,6 @@ def test_the_layers_without_positions_are_those_of_smollm3() -> None:
     spec = InterleavedRotarySpec(base=10_000.0, skip_every=4)
     rotary = InterleavedRotary(spec, dim=8, num_heads=1, head_dim=8)
     assert [rotary.uses_rope(layer) for layer in range(9)] == published.no_rope_layers
-
-
-def test_attention_is_the_softmax_of_earlier_keys_group_by_group() -> None:
-    part = attention(num_heads=6, num_kv_heads=2, bias=True)
-    encoding = Rotary(RotarySpec(base=10_000.0), dim=12, num_heads=6, head_dim=4)(
-        torch.arange(7)
-    )
-    rotation = one(encoding.rotation)
-    hidden = torch.randn(2, 7, 12)
-    query = rotation(part.query(hidden).view(2, 7, 6, 4))
-    key = rotation(part.key(hidden).view(2, 7, 2, 4))
-    value = part.value(hidden).view(2, 7, 2, 4)
-    mixed = torch.zeros(2, 7, 6, 4)
-    for head in range(6):
-        scores = query[:, :, head] @ key[:, :, head // 3].mT / math.sqrt(4)
-        hidden_future = torch.ones(7, 7, dtype=torch.bool).triu(1)
-        weights = scores.masked_fill(hidden_future, -math.inf).softmax(-1)
-        mixed[:, :, head] = weights @ value[:, :, head // 3]
-    expected = part.output(mixed.view(2, 7, 24))
-    mixed_by_part = part(hidden, AttentionContext(encoding=encoding, documents=None))
-    torch.testing.assert_close(mixed_by_part, expected)
 
 
 def test_positions_of_no_kind_do_nothing_to_a_token() -> None:
