@@ -58,11 +58,9 @@ def draw() -> Drawn:
     whole, sliced = (
         stream_seed(3, tensor_mesh(), sequence_parallel=one) for one in (False, True)
     )
-    return Drawn(
-        *(first, again, seed, layer, evaluated, after, without, (whole, sliced)),
-        hidden=outputs(layers=2),
-        embedding=[number == 0 for number in outputs(layers=0)],
-    )
+    zeros = [number == 0 for number in outputs(layers=0)]
+    attention = first, again, seed, layer, evaluated
+    return Drawn(*attention, after, without, (whole, sliced), outputs(layers=2), zeros)
 
 
 def outputs(layers: int) -> list[float]:

@@ -75,18 +75,11 @@ def test_balance_by_layer_is_the_sum_of_the_layers_losses() -> None:
     model, hidden = Layers(auxiliary_scope="layer"), torch.randn(2, 9, DIM)
     model(hidden)
     ours, _ = auxiliary_terms(model)
-    losses = [reference_balance((logits,)) for logits in model.logits(hidden)]
-    torch.testing.assert_close(ours, 0.25 * torch.stack(losses).sum(), rtol=1e-6, atol=1e-6)
-
-
-def test_the_scopes_differ_where_layers_are_uneven_in_different_ways() -> None:
-    hidden = torch.randn(2, 9, DIM)
-    values = []
-    for scope in ("layer", "model"):
-        model = Layers(auxiliary_scope=scope)
-        model(hidden)
-        values.append(auxiliary_terms(model)[0].item())
-    assert values[0] / NUM_LAYERS > 1.05 * values[1]
+    collected = model.logits(hidden)
+    losses = torch.stack([reference_balance((logits,)) for logits in collected])
+    torch.testing.assert_close(ours, 0.25 * losses.sum(), rtol=1e-6, atol=1e-6)
+    # Layers are uneven in different ways, so pooled they are more even.
+    assert losses.mean() > 1.05 * reference_balance(collected)
 
 
 def test_perfect_balance_costs_top_k() -> None:
@@ -163,25 +156,16 @@ def test_checkpointing_changes_neither_the_terms_nor_the_gradients() -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_the_terms_are_taken_once_after_each_forward_pass() -> None:
+def test_the_terms_are_taken_once_after_each_forward_pass_in_training() -> None:
     model = Layers()
     model(torch.randn(1, 5, DIM))
     first, load = auxiliary_terms(model)
     assert first.item() > 0
     assert load["expert_fraction"].shape == (NUM_LAYERS, NUM_EXPERTS)
-    again, nothing = auxiliary_terms(model)
-    assert (again.item(), nothing) == (0.0, {})
-
-
-def test_evaluation_records_nothing() -> None:
-    model = Layers().eval()
-    model(torch.randn(1, 5, DIM))
-    assert auxiliary_terms(model)[1] == {}
-
-
-def test_a_model_without_experts_adds_nothing() -> None:
-    loss, load = auxiliary_terms(nn.Linear(2, 2))
-    assert (loss.item(), load) == (0.0, {})
+    model.eval()(torch.randn(1, 5, DIM))
+    for without in (model, nn.Linear(2, 2)):
+        again, nothing = auxiliary_terms(without)
+        assert (again.item(), nothing) == (0.0, {})
 
 
 def test_checkpointing_that_loses_the_router_graph_is_noticed() -> None:
