@@ -23,10 +23,7 @@ from tests.components.model.specs import RMS_NORM, experts_spec, small_decoder
 DIM, FFN_DIM, NUM_LAYERS, NUM_HEADS, NUM_EXPERTS, TOP_K, VOCAB = 32, 16, 2, 4, 6, 2, 61
 COEFFICIENT = 0.5  # large, so that a wrong term would show
 
-TO_OLMOE = LLAMA | {
-    "mlp.router.": "mlp.gate.",
-    "mlp.down_proj.weight": "mlp.experts.down_proj",
-}
+TO_OLMOE = LLAMA | {"mlp.router.": "mlp.gate.", "mlp.down_proj.weight": "mlp.experts.down_proj"}
 
 
 def mixture_decoder(path: str) -> Decoder:

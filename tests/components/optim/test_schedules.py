@@ -119,11 +119,7 @@ def wsd(
     """Give a schedule from 0 over 1 to 0, but for ``ends``."""
     ends = {"warmup_from": 0.0, "start": 1.0, "end": 0.0} | ends
     return WarmupStableDecay(
-        total_tokens=total,
-        warmup_tokens=warmup,
-        decay_tokens=decay,
-        decay_shape=shape,
-        **ends,
+        total_tokens=total, warmup_tokens=warmup, decay_tokens=decay, decay_shape=shape, **ends
     )
 
 
