@@ -22,7 +22,6 @@ from tests.components.model.comparison import gradient_of
 from tests.components.model.operators_seen import DEAR, Operators
 from tests.components.model.routing_terms import auxiliary_terms
 
-Gradients = tuple[list[Tensor], dict[str, int]]
 Found = tuple[float, dict[str, int], dict[str, int]]
 
 

@@ -6,8 +6,7 @@ import torch
 
 from components.attention_backends import BACKENDS
 from components.distributed.tensor_styles import TensorParallelAttention, stream_seed
-from components.model.attention import AttentionContext, AttentionCore
-from components.model.positions import PositionEncoding
+from components.model.attention import AttentionCore
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import (
     Parts,
@@ -16,6 +15,7 @@ from tests.components.distributed.tensor_cases import (
     split_copy,
     tensor_mesh,
 )
+from tests.components.model.mixers.builders import build_scope
 
 LENGTH = 32
 
@@ -24,9 +24,7 @@ def dropped_weights(seed: int, layer: int, training: bool) -> list[bool]:
     """List which of 32 x 32 equal weights are dropped: the values are the unit matrix."""
     inner = AttentionCore(dropout=0.5, backends=BACKENDS)
     core = TensorParallelAttention(inner, tensor_mesh(), layer=layer).train(training)
-    scope = AttentionContext(
-        encoding=PositionEncoding(position_ids=torch.arange(LENGTH)), documents=None
-    )
+    scope = build_scope(length=LENGTH)
     zeros, unit = torch.zeros(1, 1, LENGTH, 4), torch.eye(LENGTH)[None, None]
     torch.manual_seed(seed)
     mixed = core(zeros, zeros, unit, scope, first_head=0)

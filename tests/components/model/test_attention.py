@@ -29,6 +29,7 @@ from components.model.attention import AttentionContext, AttentionCore
 from components.model.masks import BLOCK, CausalMask
 from components.model.positions import PositionEncoding, alibi_slopes
 from tests.components.model.flex_on_cpu import flex_on_cpu
+from tests.components.model.mixers.builders import build_scope
 from tests.components.model.operators_seen import Operators
 
 LENGTH, HEADS, WIDTH = 150, 4, 16  # more than a block of the mask
@@ -193,9 +194,7 @@ def test_both_passes_of_dropout_get_a_gradient_as_the_compiler_wants(
 def test_flex_drops_other_weights_in_each_row_head_and_pass() -> None:
     core = AttentionCore(dropout=0.5, backends=BACKENDS)
     zeros, unit = torch.zeros(2, 2, LENGTH, WIDTH), torch.eye(LENGTH).expand(2, 2, -1, -1)
-    scope = AttentionContext(
-        encoding=PositionEncoding(position_ids=torch.arange(LENGTH)), documents=None
-    )
+    scope = build_scope(length=LENGTH)
     passes = [core(zeros, zeros, unit, scope, first_head=0) != 0 for _ in range(2)]
     kept = torch.stack(passes).flatten(0, 2)[:, LENGTH // 2 :]  # long enough to be unlike
     rows = kept[:, :, : LENGTH // 2].flatten(0, 1).double() - 0.5

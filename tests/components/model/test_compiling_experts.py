@@ -1,7 +1,7 @@
 """Experts in compiled layers: one graph, however the tokens fall on them."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import pytest
@@ -14,7 +14,6 @@ from components.config.model_spec.feed_forward import ExpertsSpec
 from components.distributed.activation_checkpoint import checkpoint_activations
 from components.distributed.compile import compile_layers
 from components.model import moe
-from components.model.decoder import Decoder
 from components.model.expert_products import has_grouped_kernel
 from components.model.moe import Experts
 from tests.components.model.comparison import randomized
@@ -23,7 +22,6 @@ from tests.components.model.test_compiling import compare
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, as in test_compiling
 
-Build = Callable[..., Decoder]
 NUM_EXPERTS, DIM, FFN_DIM, TOKENS = 4, 16, 24, 24
 
 

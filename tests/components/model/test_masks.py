@@ -94,20 +94,6 @@ def test_the_dense_form_is_slope_times_distance_within_a_document() -> None:
                 assert dense[0, head, query, key].item() == expected
 
 
-@pytest.mark.parametrize("with_documents", [True, False])
-@pytest.mark.parametrize("kind", ["rotary", "alibi"])
-def test_a_decoder_of_flex_attention_computes_the_same(kind: str, with_documents: bool) -> None:
-    model = randomized(small_decoder(positions=KINDS[kind])).double()
-    tokens = torch.randint(61, (2, 20))
-    documents = packed([[5, 1, 14], [9, 10, 1]]) if with_documents else None
-    expected = model.compute_loss(tokens, tokens, documents=documents)
-    wanted = torch.autograd.grad(expected, [*model.parameters()])
-    with flex_on_cpu():
-        loss = model.compute_loss(tokens, tokens, documents=documents)
-        found = torch.autograd.grad(loss, [*model.parameters()])
-    torch.testing.assert_close([loss, *found], [expected, *wanted], rtol=1e-9, atol=1e-11)
-
-
 def masks_made(
     model: Decoder, tokens: Tensor, mask: CausalMask
 ) -> tuple[list[Tensor], list[Any]]:

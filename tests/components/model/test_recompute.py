@@ -24,7 +24,6 @@ from tests.components.model.routing_terms import auxiliary_terms
 from tests.components.model.specs import small_decoder
 from tests.components.model.test_compiling import FEW_EXPERTS
 
-Build = Callable[..., Decoder]
 CHOICES = ["selective", "full", ["attention"], ["mlp", "norms"], ["norms", "attention", "mlp"]]
 
 

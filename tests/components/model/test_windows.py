@@ -19,9 +19,10 @@ from components.errors import RecipeError
 from components.model.attention import AttentionContext, AttentionCore
 from components.model.decoder import Decoder
 from components.model.masks import CausalMask
-from components.model.positions import PositionEncoding, Rotary
+from components.model.positions import Rotary
 from tests.components.model.comparison import randomized, relative_difference
 from tests.components.model.flex_on_cpu import flex_on_cpu
+from tests.components.model.mixers.builders import build_scope
 from tests.components.model.specs import small_decoder
 from tests.components.model.test_masks import masks_made, packed
 
@@ -35,16 +36,12 @@ def test_a_pattern_begins_anew_at_its_end() -> None:
     assert windows == [7, 5, None, 7, 5, None, 7]
 
 
-ATTENTION = {
+ATTENTION: dict[str, Any] = {
     "_target_": "components.model.attention.Attention",
     "_partial_": True,
-    **dict.fromkeys(("num_heads", "num_kv_heads", "head_dim"), 2),
-    "bias": False,
-    "qk_norm": None,
-    "layer_scaling": False,
-    "dropout": 0.0,
-    "backends": ["flex"],
 }
+ATTENTION |= {"num_heads": 2, "num_kv_heads": 2, "head_dim": 2, "bias": False, "qk_norm": None}
+ATTENTION |= {"layer_scaling": False, "dropout": 0.0, "backends": ["flex"]}
 
 
 @pytest.mark.parametrize(
@@ -64,9 +61,7 @@ def test_what_is_no_window_is_refused(windows: list[object], message: str) -> No
 @pytest.mark.parametrize("window", [1, 3, LENGTH - 1])
 def test_a_query_sees_itself_and_as_many_keys_as_make_the_window(window: int) -> None:
     core = AttentionCore(dropout=0.0, backends=BACKENDS)
-    scope = AttentionContext(
-        encoding=PositionEncoding(position_ids=torch.arange(LENGTH)), documents=None
-    )
+    scope = build_scope(length=LENGTH)
     zeros, unit = torch.zeros(2, 3, LENGTH, LENGTH), torch.eye(LENGTH).expand(2, 3, -1, -1)
     for kernels in (nullcontext, flex_on_cpu):
         with kernels():

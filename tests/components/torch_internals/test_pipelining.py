@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.pipelining import Schedule1F1B
 
 from components.torch_internals.distributed import NOWHERE, LeanStage
+from tests.components.distributed.ranks import Ranks
 
 MICROBATCHES = 4
 Held = tuple[set[int], set[int]]  # microbatches with memory for activations, for gradients
@@ -67,3 +68,15 @@ def has_memory(info: Any) -> bool:
     """Say of a message's place; a model's own input has none, and 2.15 empties it itself."""
     buffer = getattr(info, "buffer", None)
     return buffer is not None and buffer.device != NOWHERE
+
+
+def test_memory_to_receive_lives_from_a_message_to_the_end_of_its_backward_pass(
+    two_ranks: Ranks,
+) -> None:
+    first, last = two_ranks(memory_over_a_step)
+    for steps in (first, last):
+        assert [number for number, *_ in steps] == list(range(MICROBATCHES))
+        for number, before, after in steps:
+            assert all(len(numbers) <= 2 for numbers in before)
+            assert all(number not in numbers for numbers in after)
+        assert steps[-1][2] == (set(), set())
