@@ -1,7 +1,7 @@
 """Compiled layers: the same losses and gradients, one compilation for all layers."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,7 +28,6 @@ from tests.components.model.specs import RMS_NORM, experts_spec, mlp_spec, small
 # not made warnings errors.
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, as said above
 
-Build = Callable[..., Decoder]
 FEW_EXPERTS = experts_spec(ffn_dim=24, auxiliary_loss=0.01, path="grouped")
 CLAMPED = mlp_spec(77, bias=True, swiglu_limit=0.5, linear_offset=1.0)
 SOME_ROTATE = InterleavedRotarySpec(base=10_000.0, skip_every=4)

@@ -41,7 +41,6 @@ ATTENTION: dict[str, Any] = {
     "_partial_": True,
 }
 ATTENTION |= {"num_heads": 2, "num_kv_heads": 2, "head_dim": 2, "bias": False, "qk_norm": None}
-ATTENTION |= {"layer_scaling": False, "dropout": 0.0, "backends": ["flex"]}
 
 
 @pytest.mark.parametrize(
