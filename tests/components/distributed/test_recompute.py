@@ -58,7 +58,7 @@ def _gradients(
     return [gather(gradient_of(one)) for one in decoder.parameters()], dict(seen.counts)
 
 
-DROPS = BLOOM._replace(dropout=0.1, attention_dropout=0.2)
+DROPS = tensor_cases.BLOOM._replace(dropout=0.1, attention_dropout=0.2)
 
 
 CASES = {

@@ -100,6 +100,10 @@ CASES = list(product((4, 2, 1), (False, True), (False, True)))
 SINKS = torch.tensor([-1.0, 0.5, 2.0, 6.0]).double()
 
 
+@pytest.mark.quick(
+    *(f"{heads}-{x}-{y}-{z}-cpu" for heads, x, y in CASES for z in ("no sinks", "sinks")),
+    *("4-False-False-no sinks-flex", "2-True-True-no sinks-flex", "1-False-True-sinks-flex"),
+)
 @pytest.mark.parametrize("flex", [False, True], ids=["cpu", "flex"])
 @pytest.mark.parametrize("sinks", [None, SINKS], ids=["no sinks", "sinks"])
 @pytest.mark.parametrize(("kv_heads", "slopes", "documents"), CASES)
@@ -132,6 +136,7 @@ def test_kernels_that_are_named_are_the_only_ones_that_torch_may_take(kernel: Ba
     assert any("flash" in name for name in seen.counts) == (kernel == "flash")
 
 
+@pytest.mark.quick("2-True-True-None")
 @pytest.mark.usefixtures("flex")
 @pytest.mark.parametrize(
     ("kv_heads", "slopes", "documents", "sinks"),

@@ -178,6 +178,7 @@ def test_flex_attention_to_texts_of_any_length_takes_four_graphs_at_most() -> No
     assert 0 < graphs <= 4
 
 
+@pytest.mark.quick("0.25-False")
 @pytest.mark.parametrize(("dropout", "sinks"), [(0.0, False), (0.25, False), (0.0, True)])
 def test_layers_of_flex_attention_share_a_graph_for_all_microbatches(
     dropout: float, sinks: bool

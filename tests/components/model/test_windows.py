@@ -23,7 +23,7 @@ from components.model.positions import Rotary
 from tests.components.model.comparison import randomized, relative_difference
 from tests.components.model.flex_on_cpu import flex_on_cpu
 from tests.components.model.mixers.builders import build_scope
-from tests.components.model.specs import small_decoder
+from tests.components.model.specs import ROTARY, small_decoder
 from tests.components.model.test_masks import masks_made, packed
 
 Build = Callable[..., Decoder]
@@ -72,8 +72,11 @@ def test_a_query_sees_itself_and_as_many_keys_as_make_the_window(window: int) ->
             torch.testing.assert_close(mixed[1, 2, query], expected)
 
 
-@pytest.mark.parametrize("kind", [RotarySpec(base=10_000.0), AlibiSpec()])
-@pytest.mark.parametrize("documents", [None, packed([[5, 1, 14], [9, 10, 1]])])
+@pytest.mark.quick("whole-rotary", "documents-alibi")
+@pytest.mark.parametrize("kind", [ROTARY, AlibiSpec()], ids=["rotary", "alibi"])
+@pytest.mark.parametrize(
+    "documents", [None, packed([[5, 1, 14], [9, 10, 1]])], ids=["whole", "documents"]
+)
 def test_flex_and_dense_masks_agree_in_every_layer(
     kind: PositionsSpec, documents: Tensor | None
 ) -> None:
