@@ -32,21 +32,22 @@ from components.config.model_spec.positions import (
 from components.config.model_spec.rotary_scaling import LinearScalingSpec
 from components.distributed.tensor import split_tensors
 from components.model.decoder import Decoder
+from tests.components.model import specs
 from tests.components.model.comparison import gradient_of
-from tests.components.model.specs import LAYER_NORM, RMS_NORM, ROTARY, mlp_spec, small_decoder
 
 # Double precision has 16 digits; sums in another order cost the last two or three.
 LOSS_TOLERANCE = 1e-12
 GRADIENT_TOLERANCE = 1e-10
 VOCAB_SIZE = 60
 LENGTH = 16
+LAYER_NORM, RMS_NORM, ROTARY = specs.LAYER_NORM, specs.RMS_NORM, specs.ROTARY
 BARE_RMS_NORM = RMS_NORM.model_copy(update={"weight": False})
 BARE_LAYER_NORM = LAYER_NORM.model_copy(update={"weight": False, "bias": False})
-SWIGLU = mlp_spec(32)
-RELU_SQUARED = mlp_spec(32, "relu_squared")
-XIELU = mlp_spec(32, "xielu")
-GELU = mlp_spec(32, "gelu", bias=True)
-GEGLU = mlp_spec(32, "gelu_tanh", gated=True)
+SWIGLU = specs.mlp_spec(32)
+RELU_SQUARED = specs.mlp_spec(32, "relu_squared")
+XIELU = specs.mlp_spec(32, "xielu")
+GELU = specs.mlp_spec(32, "gelu", bias=True)
+GEGLU = specs.mlp_spec(32, "gelu_tanh", gated=True)
 LATENT = LatentAttentionSpec(
     num_heads=4,
     num_kv_heads=4,
@@ -160,7 +161,7 @@ def assert_small(differences: list[Difference]) -> None:
 def build(parts: Parts) -> Decoder:
     given = {name: one for name, one in parts._asdict().items() if one is not None}
     given |= {"tied_embeddings": given.pop("tied"), "padded_vocab_size": given.pop("rows")}
-    return small_decoder(dim=24, vocab_size=VOCAB_SIZE, head_dim=6, **given)
+    return specs.small_decoder(dim=24, vocab_size=VOCAB_SIZE, head_dim=6, **given)
 
 
 def randomized(parts: Parts, *, seed: int = 0) -> Decoder:

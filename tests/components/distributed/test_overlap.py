@@ -114,7 +114,7 @@ EXPERTS = experts_spec(ffn_dim=8, path="loop")
 def test_passes_hide_most_of_an_exchange_as_long_as_the_backward_pass(
     two_ranks: Ranks, mlp: FeedForwardSpec, zero: int
 ) -> None:
-    sums = {"accumulate": "float32", "reduce": "float32"}
+    sums: dict[str, Any] = {"accumulate": "float32", "reduce": "float32"}
     layout = Layout(shard=2, zero=zero, bucket_elements=FEW_ELEMENTS, **sums)
     for found in two_ranks(hidden, DENSE._replace(mlp=mlp), layout):
         assert found >= LEAST

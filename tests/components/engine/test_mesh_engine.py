@@ -46,7 +46,7 @@ def muon(named: Named) -> torch.optim.Optimizer:
 
 def ademamix(named: Named) -> torch.optim.Optimizer:
     """Make an AdEMAMix in the midst of its warm-ups, whose slow mean weighs as the fast one."""
-    warmups = {"alpha_warmup_tokens": 1_000, "beta3_warmup_tokens": 2_000}
+    warmups: dict[str, Any] = {"alpha_warmup_tokens": 1_000, "beta3_warmup_tokens": 2_000}
     optimizer = AdEMAMix(parameters=named, beta3=0.99, alpha=8.0, **warmups, **ADAM)
     optimizer.tokens = 500
     return optimizer

@@ -13,9 +13,13 @@ from components.optim.muon import Muon, is_hidden_matrix, orthogonalize_matrices
 ADAMW: dict[str, Any] = {"lr": 0.02, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
 ADAMW |= {"weight_decay": 0.1, "decay": "matrices", "decay_order": "before"}
 ADAMW |= {"clip_norm": 1.0, "clip_after_tokens": 0}
-SETTINGS = {"matrix_lr_factor": 1.0, "embedding_lr_factor": 1.0, "head_lr_factor": 1.0}
-SETTINGS |= {"momentum": 0.95, "nesterov": True, "newton_schulz_steps": 5, **ADAMW}
-SETTINGS |= {"update_scale": "match_rms_adamw"}
+SETTINGS: dict[str, Any] = {
+    "matrix_lr_factor": 1.0,
+    "embedding_lr_factor": 1.0,
+    "head_lr_factor": 1.0,
+}
+SETTINGS |= {"momentum": 0.95, "nesterov": True, "newton_schulz_steps": 5}
+SETTINGS |= {"update_scale": "match_rms_adamw", **ADAMW}
 NAME = "layers.0.mlp.up.weight"
 
 

@@ -128,7 +128,11 @@ def wsd(
 def test_warmup_stable_decay_is_transformers(shape: Shape, warmup: int, decay: int) -> None:
     # Theirs warms up from the smallest rate; a step's rate is that of the steps before it.
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    steps = {"num_warmup_steps": warmup, "num_decay_steps": decay, "num_training_steps": 100}
+    steps: dict[str, Any] = {
+        "num_warmup_steps": warmup,
+        "num_decay_steps": decay,
+        "num_training_steps": 100,
+    }
     theirs = get_wsd_schedule(optimizer, **steps, decay_type=shape, min_lr_ratio=0.1)
     batch = 512
     lengths = {"warmup": warmup * batch, "decay": decay * batch, "total": 100 * batch}
