@@ -13,15 +13,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from components.distributed.data import DataParallel
 from components.distributed.experts import balance_experts
 from components.distributed.weight_shards import get_local_part
-from tests.components.distributed.layout_cases import (
-    FLOAT32,
-    Layout,
-    ParallelModel,
-    Whole,
-    batch_of,
-    largest_difference,
-    layout_mesh,
-)
+from tests.components.distributed import layout_cases
+from tests.components.distributed.layout_cases import Layout, ParallelModel, Whole, batch_of
 from tests.components.distributed.tensor_cases import Parts, randomized
 
 STEPS = 3
@@ -59,18 +52,18 @@ def train(parts: Parts, layout: Layout) -> Trained:
         batches = [batch_of(step, rank) for rank in range(layout.data)]
         whole.backward(batches)
         sharded.backward(batches[sharded.mesh.data_rank])
-        gradient = max(gradient, largest_difference(sharded.gradients(), whole.gradients()))
+        gradient = max(
+            gradient, layout_cases.largest_difference(sharded.gradients(), whole.gradients())
+        )
         theirs.step()
         ours.step()
         sharded.parallel.all_gather_updated()
         balance_experts([whole.decoder], sharded.mesh.get_axis("context"))  # one rank
         balance_experts(sharded.stages, sharded.mesh.dense.grad_sync)
-        weight = max(weight, largest_difference(sharded.weights(), whole.weights()))
+        weight = max(
+            weight, layout_cases.largest_difference(sharded.weights(), whole.weights())
+        )
     return Trained(gradient, weight, sharded.weights())
-
-
-def train_by_many_buckets(parts: Parts, layout: Layout) -> Trained:
-    return train(parts, layout._replace(bucket_elements=FEW_ELEMENTS))
 
 
 def give_a_late_gradient(parts: Parts, layout: Layout) -> str:
@@ -240,9 +233,9 @@ def leave_unused(zero: int) -> list[Tensor]:
     stage.unused = nn.Parameter(torch.ones(5, 2))
     parallel = DataParallel(
         [stage],
-        layout_mesh(Layout(shard=2)),
+        layout_cases.layout_mesh(Layout(shard=2)),
         zero=zero,
-        dtypes=FLOAT32,
+        dtypes=layout_cases.FLOAT32,
         bucket_elements=FEW_ELEMENTS,
         overlap=True,
     )

@@ -75,6 +75,10 @@ class Layout(NamedTuple):
         """Count the ranks that read different samples."""
         return self.replicate * self.shard * self.expert
 
+    @property
+    def ranks(self) -> int:
+        return self.data * self.pipeline * self.tensor
+
 
 def state_dtypes(layout: Layout, master: torch.dtype) -> StateDtypes:
     """Read the layout's dtypes; the masters have that of the model."""

@@ -26,8 +26,8 @@ PRELOADED = [
     "components.engine.mesh_engine",
     "tests.components.checkpoint.saver_cases",
     "tests.components.distributed.experts_cases",
-    "tests.components.distributed.microbatches_cases",
-    "tests.components.engine.init_from_cases",
+    "tests.components.distributed.test_microbatches",
+    "tests.components.engine.test_init_from",
 ]
 
 

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +12,8 @@ from torch.distributed.tensor import DTensor
 
 from components.attention_backends import BACKENDS
 from components.attention_windows import Window
-from components.config.model_spec.attention import (
-    AttentionSpec,
-    GroupedQueryAttentionSpec,
-    LatentAttentionSpec,
-)
-from components.config.model_spec.decoder import DecoderSpec
-from components.config.model_spec.feed_forward import FeedForwardSpec, MLPSpec
-from components.config.model_spec.initialization import NormalSpec
+from components.config.model_spec.attention import AttentionSpec, LatentAttentionSpec
+from components.config.model_spec.feed_forward import FeedForwardSpec
 from components.config.model_spec.mixers import (
     GatedDeltaNetSpec,
     KimiDeltaSpec,
@@ -29,26 +23,31 @@ from components.config.model_spec.mixers import (
 from components.config.model_spec.mtp import MTPSpec
 from components.config.model_spec.norms import NormSpec
 from components.config.model_spec.parametrization import MuPSpec
-from components.config.model_spec.positions import PositionsSpec, RotarySpec
+from components.config.model_spec.positions import (
+    AlibiSpec,
+    LearnedSpec,
+    PositionsSpec,
+    RotarySpec,
+)
 from components.config.model_spec.rotary_scaling import LinearScalingSpec
 from components.distributed.tensor import split_tensors
 from components.model.decoder import Decoder
+from tests.components.model import specs
 from tests.components.model.comparison import gradient_of
 
+# Double precision has 16 digits; sums in another order cost the last two or three.
+LOSS_TOLERANCE = 1e-12
+GRADIENT_TOLERANCE = 1e-10
 VOCAB_SIZE = 60
 LENGTH = 16
-ROTARY = RotarySpec(base=10_000.0)
-RMS_NORM = NormSpec(eps=1e-5, center=False, weight=True, bias=False)
-LAYER_NORM = NormSpec(eps=1e-5, center=True, weight=True, bias=True)
-BARE_RMS_NORM = NormSpec(eps=1e-5, center=False, weight=False, bias=False)
-BARE_LAYER_NORM = NormSpec(eps=1e-5, center=True, weight=False, bias=False)
-SWIGLU = MLPSpec(ffn_dim=32, activation="silu", gated=True, bias=False)
-RELU_SQUARED = MLPSpec(ffn_dim=32, activation="relu_squared", gated=False, bias=False)
-XIELU = MLPSpec(ffn_dim=32, activation="xielu", gated=False, bias=False)
-GELU = MLPSpec(ffn_dim=32, activation="gelu", gated=False, bias=True)
-GEGLU = MLPSpec(ffn_dim=32, activation="gelu_tanh", gated=True, bias=False)
-
-
+LAYER_NORM, RMS_NORM, ROTARY = specs.LAYER_NORM, specs.RMS_NORM, specs.ROTARY
+BARE_RMS_NORM = RMS_NORM.model_copy(update={"weight": False})
+BARE_LAYER_NORM = LAYER_NORM.model_copy(update={"weight": False, "bias": False})
+SWIGLU = specs.mlp_spec(32)
+RELU_SQUARED = specs.mlp_spec(32, "relu_squared")
+XIELU = specs.mlp_spec(32, "xielu")
+GELU = specs.mlp_spec(32, "gelu", bias=True)
+GEGLU = specs.mlp_spec(32, "gelu_tanh", gated=True)
 LATENT = LatentAttentionSpec(
     num_heads=4,
     num_kv_heads=4,
@@ -114,34 +113,34 @@ GEMMA3 = Parts(
 )
 
 # Each linear mixer, one beside attention, and layers with one part.
+SIZES: dict[str, Any] = {"key_dim": 3, "value_dim": 4, "conv_size": 3, "norm": RMS_NORM}
+HEADS: dict[str, Any] = {"num_heads": 8, "num_key_heads": 4}
 MIXERS: Mapping[str, MixerSpec] = {
-    "delta": GatedDeltaNetSpec(
-        num_heads=8,
-        num_key_heads=4,
-        key_dim=3,
-        value_dim=4,
-        conv_size=3,
-        norm=RMS_NORM,
-        norm_placement="before",
-    ),
-    "kimi": KimiDeltaSpec(
-        num_heads=4, key_dim=3, value_dim=4, conv_size=3, norm=RMS_NORM, gate_rank=5
-    ),
-    "mamba": Mamba2Spec(
-        num_heads=8,
-        num_key_heads=4,
-        key_dim=3,
-        value_dim=4,
-        conv_size=3,
-        conv_bias=True,
-        norm=RMS_NORM,
-    ),
+    "delta": GatedDeltaNetSpec(**SIZES, **HEADS, norm_placement="before"),
+    "kimi": KimiDeltaSpec(**SIZES, num_heads=4, gate_rank=5),
+    "mamba": Mamba2Spec(**SIZES, **HEADS, conv_bias=True),
 }
 HYBRID = Parts(
     pattern=("delta/mlp", "attention+mamba/mlp", "kimi", "mlp"),
     mixers=MIXERS,
     num_layers=4,
     norm_placement="after",
+)
+
+
+GPT = Parts(
+    num_kv_heads=8,
+    bias=True,
+    tied=True,
+    positions=LearnedSpec(num_positions=LENGTH),
+    mlp=GELU,
+    norm=LAYER_NORM,
+)
+BLOOM = GPT._replace(
+    num_heads=12,  # no power of two
+    num_kv_heads=12,
+    positions=AlibiSpec(),
+    embedding_norm=LAYER_NORM,
 )
 
 
@@ -153,48 +152,16 @@ class Difference(NamedTuple):
     parameter: str
 
 
+def assert_small(differences: list[Difference]) -> None:
+    for difference in differences:
+        assert difference.loss < LOSS_TOLERANCE
+        assert difference.gradient < GRADIENT_TOLERANCE, difference.parameter
+
+
 def build(parts: Parts) -> Decoder:
-    return Decoder(
-        DecoderSpec(
-            dim=24,
-            num_layers=parts.num_layers,
-            vocab_size=VOCAB_SIZE,
-            padded_vocab_size=parts.rows,
-            tied_embeddings=parts.tied,
-            positions=parts.positions,
-            attention=parts.attention
-            or GroupedQueryAttentionSpec(
-                num_heads=parts.num_heads,
-                num_kv_heads=parts.num_kv_heads,
-                head_dim=6,
-                bias=parts.bias,
-                qk_norm=parts.qk_norm,
-                layer_scaling=False,
-                dropout=parts.attention_dropout,
-                backends=BACKENDS,
-                qk_norm_over=parts.qk_norm_over,
-                windows=parts.windows,
-                scale_dim=parts.scale_dim,
-                output_gate=parts.output_gate,
-                sinks=parts.sinks,
-            ),
-            mlp=parts.mlp,
-            norm=parts.norm,
-            embedding_norm=parts.embedding_norm,
-            dropout=parts.dropout,
-            initialization=NormalSpec(std=0.2, residual="scaled", padding_row=None),
-            init_from="none",
-            norm_placement=parts.norm_placement,
-            dense_mlp=parts.dense_mlp,
-            logit_cap=parts.logit_cap,
-            mtp=parts.mtp,
-            embedding_scale=parts.embedding_scale,
-            z_loss=parts.z_loss,
-            parametrization=parts.parametrization,
-            pattern=parts.pattern,
-            mixers=parts.mixers or {},
-        )
-    )
+    given = {name: one for name, one in parts._asdict().items() if one is not None}
+    given |= {"tied_embeddings": given.pop("tied"), "padded_vocab_size": given.pop("rows")}
+    return specs.small_decoder(dim=24, vocab_size=VOCAB_SIZE, head_dim=6, **given)
 
 
 def randomized(parts: Parts, *, seed: int = 0) -> Decoder:

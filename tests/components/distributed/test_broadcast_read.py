@@ -1,11 +1,90 @@
 """Whoever holds a tensor alike gets its own numbers from the one rank that reads them."""
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
-from tests.components.distributed import broadcast_read_cases as cases
+from components.distributed import broadcast_read
+from components.distributed.mesh import Mesh, build_mesh
+from components.distributed.weight_shards import get_local_part, make_shards
 from tests.components.distributed.ranks import Ranks
+from tests.components.layouts import mesh_layout
 
-layouts = pytest.mark.parametrize(
+Axes = dict[str, int]
+
+
+def _mesh(axes: Axes) -> Mesh:
+    return build_mesh("cpu", mesh_layout(axes))
+
+
+def _weights(mesh: Mesh) -> dict[str, nn.Parameter]:
+    """A dense weight, one of tensor ranks and one of experts, 5 x 8 x 3 numbers each."""
+    numbers = torch.arange(120.0).view(40, 3)
+    split = {"dense": numbers}
+    for name, axis in (("tensor", "tensor"), ("experts", "expert")):
+        if mesh.get_axis(axis).size() > 1:
+            split[name] = distribute_tensor(
+                numbers, mesh.get_axis(axis), [Shard(0)], src_data_rank=None
+            )
+    return {name: nn.Parameter(value) for name, value in split.items()}
+
+
+def _values(mesh: Mesh, splits: bool) -> list[tuple[str, Tensor, DeviceMesh]]:
+    """Name weights and what an optimizer keeps of them, each with those who hold it alike."""
+    stage = nn.ParameterDict(_weights(mesh))
+    (shards,) = make_shards([stage], mesh, split=splits, weights=torch.float32)
+    named = [(f"{one.name} weight", one, one.weight.detach()) for one in shards]
+    named += [
+        (f"{one.name} state", one, one.to_dtensor(one.parameter.detach().clone()))
+        for one in shards
+    ]
+    return [
+        (name, value, broadcast_read.find_holders(shard, value)) for name, shard, value in named
+    ]
+
+
+def read_once(axes: Axes) -> list[tuple[list[str], dict[str, int]]]:
+    """Read whole and split values by those who are chosen to.
+
+    Returns the values that did not get their own numbers back from those who hold them alike,
+    and how many numbers of each value all ranks together read.
+    """
+    mesh = _mesh(axes)
+    return [_read(_values(mesh, splits)) for splits in (False, True)]
+
+
+def _read(values: list[tuple[str, Tensor, DeviceMesh]]) -> tuple[list[str], dict[str, int]]:
+    expected = {name: get_local_part(value).clone() for name, value, _ in values}
+    chosen = broadcast_read.assign_readers([(value, among) for _, value, among in values])
+    mine = dict.fromkeys(expected, 0)
+    for (name, value, among), one in zip(values, chosen, strict=True):
+        if among.get_local_rank() == one:
+            mine[name] = expected[name].numel()
+        else:
+            get_local_part(value).fill_(-1.0)
+    for (_, value, among), one in zip(values, chosen, strict=True):
+        broadcast_read.send_value(value, among, one)
+    everyones: list[dict[str, int]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(everyones, mine)
+    wrong = [
+        name for name, value, _ in values if not get_local_part(value).equal(expected[name])
+    ]
+    return wrong, {name: sum(one[name] for one in everyones) for name in mine}
+
+
+def spread(axes: Axes) -> tuple[bool, float]:
+    """Send the number of each stage over the stage; return who had it, and what came."""
+    mesh = _mesh(axes)
+    had = broadcast_read.reads_for_stage(mesh)
+    value = torch.full((3,), float(10 + mesh.get_axis_rank("pipeline")) if had else -1.0)
+    broadcast_read.send_over_stage(value, mesh)
+    return had, value.max().item() if value.min() == value.max() else -2.0
+
+
+@pytest.mark.parametrize(
     "axes",
     [
         {"data_shard": 4},
@@ -20,27 +99,18 @@ layouts = pytest.mark.parametrize(
     ],
     ids=lambda axes: " ".join(axes),
 )
-
-
-@pytest.mark.parametrize("splits", [False, True], ids=["whole", "split"])
-@layouts
-def test_every_rank_gets_the_numbers_that_it_holds(
-    four_ranks: Ranks, axes: cases.Axes, splits: bool
+def test_every_number_is_read_once_and_reaches_the_ranks_that_hold_it(
+    four_ranks: Ranks, axes: Axes
 ) -> None:
-    assert four_ranks(cases.hold_alike, axes, splits) == [[]] * 4
-
-
-@pytest.mark.parametrize("splits", [False, True], ids=["whole", "split"])
-@layouts
-def test_every_number_is_read_once_in_each_stage_and_on_each_tensor_rank(
-    four_ranks: Ranks, axes: cases.Axes, splits: bool
-) -> None:
-    (counts,) = {tuple(one.items()) for one in four_ranks(cases.count_readers, axes, splits)}
-    for name, numbers in counts:
-        alike = axes.get("pipeline", 1)  # here both stages hold the same
-        if not name.startswith("tensor"):
-            alike *= axes.get("tensor", 1)
-        assert numbers == 120 * alike, name
+    """Once in each stage, and on each tensor rank that has a part."""
+    for whole_and_split in four_ranks(read_once, axes):
+        for wrong, counts in whole_and_split:
+            assert wrong == []
+            for name, numbers in counts.items():
+                alike = axes.get("pipeline", 1)  # here both stages hold the same
+                if not name.startswith("tensor"):
+                    alike *= axes.get("tensor", 1)
+                assert numbers == 120 * alike, name
 
 
 @pytest.mark.parametrize(
@@ -54,9 +124,9 @@ def test_every_number_is_read_once_in_each_stage_and_on_each_tensor_rank(
     ],
 )
 def test_what_one_rank_of_a_stage_has_all_of_it_get(
-    four_ranks: Ranks, axes: cases.Axes, readers: list[int]
+    four_ranks: Ranks, axes: Axes, readers: list[int]
 ) -> None:
-    found = four_ranks(cases.spread, axes)
+    found = four_ranks(spread, axes)
     assert [rank for rank, (had, _) in enumerate(found) if had] == readers
     per_stage = 4 // axes.get("pipeline", 1)
     assert [value for _, value in found] == [10.0 + rank // per_stage for rank in range(4)]

@@ -1,36 +1,191 @@
 """Context ranks, each with two chunks of every sequence, compute what one process does."""
 
+import copy
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import cache
+from typing import NamedTuple
+
 import pytest
 import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from components.config.model_spec.positions import AlibiSpec, LearnedSpec, RotarySpec
-from components.distributed.context import SequencePart
-from tests.components.distributed.context_cases import (
-    CORE_LENGTH,
-    Core,
-    compare,
-    core_differences,
-    dropped_fractions,
-    gathered_tokens,
-    mean_of_ranks,
-    seeds,
+from components.attention_backends import BACKENDS
+from components.config.model_spec.positions import LearnedSpec, RotarySpec
+from components.distributed.context import (
+    ContextCore,
+    SequencePart,
+    gather_sequence,
+    mean_over_parts,
+    split_sequence,
 )
+from components.distributed.tensor import split_tensors
+from components.distributed.tensor_styles import stream_seed
+from components.model.attention import AttentionContext, AttentionCore
+from components.model.positions import PositionEncoding, alibi_slopes
+from tests.components.distributed import tensor_cases
 from tests.components.distributed.ranks import Ranks
-from tests.components.distributed.tensor_cases import (
-    GELU,
-    GEMMA3,
-    HYBRID,
-    LATENT,
-    LAYER_NORM,
-    LENGTH,
-    RMS_NORM,
-    Difference,
-    Parts,
-)
+from tests.components.distributed.tensor_cases import Parts, assert_small, full
+from tests.components.model.comparison import gradient_of
+from tests.components.model.flex_on_cpu import flex_on_cpu
+from tests.components.model.specs import RMS_NORM
 
-# Double precision has 16 digits; sums in another order cost the last two or three.
-LOSS_TOLERANCE = 1e-12
-GRADIENT_TOLERANCE = 1e-10
+CORE_LENGTH = 32
+HEAD_DIM = 6
+
+
+class Core(NamedTuple):
+    """Choose what an attention core computes on."""
+
+    num_heads: int = 4
+    num_kv_heads: int = 4
+    slopes: bool = False
+    documents: bool = False
+    flex: bool = False
+    window: int | None = None
+    sinks: bool = False
+
+
+@cache
+def mesh_of(context: int, tensor: int) -> DeviceMesh:
+    return init_device_mesh("cpu", (context, tensor), mesh_dim_names=("context", "tensor"))
+
+
+def context_mesh() -> DeviceMesh:
+    return mesh_of(torch.distributed.get_world_size(), 1)["context"]
+
+
+def gathered_tokens() -> list[int]:
+    """Take this rank's part of 0, 1, 2, ... and gather it again."""
+    whole = torch.arange(CORE_LENGTH)
+    part = SequencePart.from_mesh(context_mesh()).select_rows(whole[None]).double()
+    again = gather_sequence(part[..., None], context_mesh().get_group())
+    numbers: list[int] = again.flatten().long().tolist()
+    return numbers
+
+
+def mean_of_ranks() -> float:
+    """Average the ranks' numbers."""
+    mine = torch.tensor(float(context_mesh().get_local_rank()))
+    return mean_over_parts(mine, context_mesh()).item()
+
+
+def seeds() -> tuple[int, int]:
+    """Return what 3 becomes on this rank of the axis, and on an axis of one rank."""
+    alone = mesh_of(torch.distributed.get_world_size(), 1)["tensor"]
+    first, second = (
+        stream_seed(3, mesh, sequence_parallel=mesh.size() > 1)
+        for mesh in (context_mesh(), alone)
+    )
+    return first, second
+
+
+def core_differences(core: Core) -> list[float]:
+    """Compare what comes out, and the gradients of queries, keys and values."""
+    *inputs, upstream = _drawn(core)
+    part = SequencePart.from_mesh(context_mesh())
+    plain = AttentionCore(dropout=0.0, backends=BACKENDS, has_sinks=core.sinks)
+    places = part.position_ids(CORE_LENGTH // part.ranks, torch.device("cpu"))
+    mine = [tensor[:, :, places] for tensor in (*inputs, upstream)]
+    expected = _mixed_and_gradients(
+        plain, inputs, upstream, _scope(core, torch.arange(CORE_LENGTH))
+    )
+    with flex_on_cpu() if core.flex else nullcontext():
+        found = _mixed_and_gradients(
+            ContextCore(plain, context_mesh()), mine[:3], mine[3], _scope(core, places)
+        )
+    return [
+        tensor_cases.relative(one, other[:, :, places])
+        for one, other in zip(found, expected, strict=True)
+    ]
+
+
+def _drawn(core: Core) -> list[Tensor]:
+    """Draw queries, keys, values, and the gradient of what comes out, all of them whole."""
+    generator = torch.Generator().manual_seed(5)
+    counts = (core.num_heads, core.num_kv_heads, core.num_kv_heads, core.num_heads)
+    return [
+        torch.randn(2, count, CORE_LENGTH, HEAD_DIM, generator=generator, dtype=torch.float64)
+        for count in counts
+    ]
+
+
+def _scope(core: Core, places: Tensor) -> AttentionContext:
+    slopes = torch.tensor(alibi_slopes(core.num_heads)).double() if core.slopes else None
+    ends = torch.zeros(2, CORE_LENGTH, dtype=torch.long)
+    ends[0, 5], ends[0, 21], ends[1, 16] = 1, 1, 1
+    encoding = PositionEncoding(position_ids=places, slopes=slopes)
+    documents = ends.cumsum(1) if core.documents else None
+    scope = AttentionContext(encoding=encoding, documents=documents, length=CORE_LENGTH)
+    return scope.for_window(core.window)
+
+
+def _mixed_and_gradients(
+    core: AttentionCore, inputs: list[Tensor], upstream: Tensor, scope: AttentionContext
+) -> list[Tensor]:
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+    sinks = torch.linspace(-1, 2, inputs[0].shape[1]) if core.has_sinks else None
+    mixed = core(*leaves, scope, first_head=0, sinks=sinks)
+    mixed.backward(upstream)
+    return [mixed.detach(), *map(gradient_of, leaves)]
+
+
+def dropped_fractions() -> list[float]:
+    """Return the fraction of equal weights that training drops, and that evaluation does."""
+    core = ContextCore(AttentionCore(dropout=0.5, backends=BACKENDS), context_mesh())
+    part = SequencePart.from_mesh(context_mesh())
+    places = part.position_ids(CORE_LENGTH // part.ranks, torch.device("cpu"))
+    scope = AttentionContext(encoding=PositionEncoding(position_ids=places), documents=None)
+    zeros = torch.zeros(1, 1, len(places), CORE_LENGTH)
+    unit = torch.eye(CORE_LENGTH)[places][None, None]
+    torch.manual_seed(7)
+    visible = int((places + 1).sum())
+    return [
+        1 - _kept(core.train(training)(zeros, zeros, unit, scope, first_head=0)) / visible
+        for training in (True, False)
+    ]
+
+
+def _kept(mixed: Tensor) -> int:
+    """Count the weights that are not 0: the values were the unit matrix."""
+    return int((mixed != 0).sum())
+
+
+def compare(
+    parts: Parts, tensor: int, sequence_parallel: bool, documents: bool
+) -> tensor_cases.Difference:
+    """Train a decoder on two microbatches, whole and split over context and tensor ranks."""
+    whole = tensor_cases.randomized(parts)
+    split = copy.deepcopy(whole)
+    mesh = mesh_of(torch.distributed.get_world_size() // tensor, tensor)
+    split_sequence(split, mesh["context"])
+    split_tensors(split, mesh["tensor"], sequence_parallel=sequence_parallel)
+    part, losses = SequencePart.from_mesh(mesh["context"]), []
+    for tokens, targets, numbers in _batches(documents):
+        loss = split.compute_loss(
+            part.select_rows(tokens), part.select_rows(targets), documents=numbers
+        )
+        torch.autograd.backward(loss)
+        expected = whole.compute_loss(tokens, targets, documents=numbers)
+        torch.autograd.backward(expected)
+        found = mean_over_parts(loss.detach(), mesh["context"])
+        losses.append(tensor_cases.relative(found, expected.detach()))
+    found_gradients = {
+        name: mean_over_parts(
+            gradient_of(weight) if tensor == 1 else full(weight.grad), mesh["context"]
+        )
+        for name, weight in split.named_parameters()
+    }
+    return tensor_cases.Difference(max(losses), *tensor_cases.worst(whole, found_gradients))
+
+
+def _batches(documents: bool) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    for seed in (1, 2):
+        tokens, targets, numbers = tensor_cases.batch(seed=seed)
+        yield tokens, targets, numbers if documents else None
+
+
 CPU = torch.device("cpu")
 CORES = {
     "multi-head": Core(),
@@ -46,37 +201,29 @@ CORES = {
     "narrow window, slopes, documents": Core(window=3, slopes=True, documents=True),
 }
 LLAMA = Parts(z_loss=0.1)
-BLOOM = Parts(
-    num_heads=12,  # no power of two
-    num_kv_heads=12,
-    bias=True,
-    tied=True,
-    positions=AlibiSpec(),
-    mlp=GELU,
-    norm=LAYER_NORM,
-    embedding_norm=LAYER_NORM,
-)
 # A window, none, and one longer than a rank's part; those with one turn otherwise.
 WINDOWED = Parts(
     positions=RotarySpec(base=10_000.0, local_base=100.0),
-    windows=(5, "full", LENGTH - 2),
+    windows=(5, "full", tensor_cases.LENGTH - 2),
     num_layers=3,
 )
-LATENT_HEADS = Parts(attention=LATENT)
+LATENT_HEADS = Parts(attention=tensor_cases.LATENT)
 GATED = Parts(
     positions=RotarySpec(base=10_000.0, rotary_fraction=0.6, local_base=100.0),
     windows=(5, "full"),
     output_gate=True,
 )
-LEARNED = Parts(num_kv_heads=8, tied=True, positions=LearnedSpec(num_positions=LENGTH))
+LEARNED = Parts(
+    num_kv_heads=8, tied=True, positions=LearnedSpec(num_positions=tensor_cases.LENGTH)
+)
 MODELS = {
     "llama": LLAMA,
-    "bloom": BLOOM,
+    "bloom": tensor_cases.BLOOM,
     "learned": LEARNED,
     "windowed": WINDOWED,
     "latent": LATENT_HEADS,
-    "gemma 3": GEMMA3,
-    "hybrid": HYBRID,
+    "gemma 3": tensor_cases.GEMMA3,
+    "hybrid": tensor_cases.HYBRID,
     "gated": GATED,
     "sinks": Parts(num_kv_heads=2, windows=(5, "full"), sinks=True),
 }
@@ -130,7 +277,7 @@ def test_a_rank_attends_to_the_keys_of_all_and_learns_from_all(
     """What comes out, and the gradients of queries, keys and values, are the plain core's."""
     for ranks in (two_ranks, four_ranks):
         for differences in ranks(core_differences, CORES[core]._replace(flex=flex)):
-            assert max(differences) < LOSS_TOLERANCE
+            assert max(differences) < tensor_cases.LOSS_TOLERANCE
 
 
 def test_half_of_the_weights_are_dropped_in_training_and_none_in_evaluation(
@@ -147,18 +294,8 @@ def test_each_rank_draws_masks_of_its_own(four_ranks: Ranks) -> None:
     assert alone == (3, 3, 3, 3)
 
 
-def assert_small(differences: list[Difference]) -> None:
-    for difference in differences:
-        assert difference.loss < LOSS_TOLERANCE
-        assert difference.gradient < GRADIENT_TOLERANCE, difference.parameter
-
-
 @pytest.mark.parametrize("documents", [False, True], ids=["crossing", "documents"])
-@pytest.mark.parametrize(
-    "model",
-    MODELS.values(),
-    ids=MODELS,
-)
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_a_decoder_on_two_ranks_equals_one_process(
     two_ranks: Ranks, model: Parts, documents: bool
 ) -> None:
@@ -166,11 +303,7 @@ def test_a_decoder_on_two_ranks_equals_one_process(
 
 
 @pytest.mark.quick("sliced-llama", "whole-bloom", "sliced-windowed")
-@pytest.mark.parametrize(
-    "model",
-    MODELS.values(),
-    ids=MODELS,
-)
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["whole", "sliced"])
 def test_tensor_ranks_split_what_a_context_rank_holds(
     four_ranks: Ranks, model: Parts, sequence_parallel: bool
@@ -183,4 +316,4 @@ def test_four_ranks_equal_one_process_with_norms_of_queries_and_keys(four_ranks:
 
 
 def test_four_ranks_pass_states_of_linear_mixers(four_ranks: Ranks) -> None:
-    assert_small(four_ranks(compare, HYBRID, 1, False, True))
+    assert_small(four_ranks(compare, tensor_cases.HYBRID, 1, False, True))

@@ -1,23 +1,12 @@
 """At every stage of ZeRO a rank updates the rows of one process, and keeps what is promised."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 
-from tests.components.distributed.data_cases import (
-    Held,
-    Trained,
-    accumulate_in_bfloat16,
-    give_a_late_gradient,
-    hold,
-    hold_after_evaluation,
-    leave_unused,
-    most_of_layers,
-    reduce_in_bfloat16,
-    train,
-    train_by_many_buckets,
-)
+from tests.components.distributed import data_cases
 from tests.components.distributed.layout_cases import Layout
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import GELU, HYBRID, SWIGLU, XIELU, Parts
@@ -45,7 +34,38 @@ THREE_ROWS = Parts(
 stages = pytest.mark.parametrize("zero", [0, 1, 2, 3])
 
 
-def assert_as_one_process(trained: list[Trained], *, tolerance: float = TOLERANCE) -> None:
+PARTS = {"even": EVEN, "one row": ONE_ROW, "two scalars": Parts(mlp=XIELU), "hybrid": HYBRID}
+CASES = {
+    f"{name}, zero {zero}": (parts, Layout(shard=2, zero=zero))
+    for name, parts in PARTS.items()
+    for zero in range(4)
+}
+CASES |= {f"four, zero {zero}": (THREE_ROWS, Layout(shard=4, zero=zero)) for zero in range(4)}
+CASES |= {
+    f"replicas, zero {zero}": (ONE_ROW, Layout(replicate=2, shard=2, zero=zero))
+    for zero in range(4)
+}
+CASES |= {
+    f"many buckets, zero {zero}": (
+        ONE_ROW,
+        Layout(shard=2, zero=zero, bucket_elements=data_cases.FEW_ELEMENTS),
+    )
+    for zero in (0, 1)
+}
+
+
+@pytest.mark.quick(
+    *("even, zero 1", "one row, zero 3", "hybrid, zero 1", "hybrid, zero 3"),
+    *("two scalars, zero 1", "two scalars, zero 2", "two scalars, zero 3"),
+    *("many buckets, zero 0", "many buckets, zero 1", "four, zero 3", "replicas, zero 3"),
+)
+@pytest.mark.parametrize("case", CASES)
+def test_data_ranks_train_as_one_process_does(
+    run_layout: Callable[..., Any], case: str
+) -> None:
+    # States of a linear mixer multiply the rounding of each token, and cost two more digits.
+    tolerance = 1e-11 if case.startswith("hybrid") else TOLERANCE
+    trained = run_layout(data_cases.train, *CASES[case])
     for rank in trained:
         assert rank.gradient < tolerance
         assert rank.weight < TOLERANCE
@@ -54,68 +74,28 @@ def assert_as_one_process(trained: list[Trained], *, tolerance: float = TOLERANC
             assert torch.equal(weight, trained[0].weights[name]), name
 
 
-@pytest.mark.quick("even-1", "one row-3", "two scalars-1", "two scalars-2", "two scalars-3")
-@stages
-@pytest.mark.parametrize(
-    "parts", [EVEN, ONE_ROW, Parts(mlp=XIELU)], ids=["even", "one row", "two scalars"]
-)
-def test_two_ranks_train_as_one_process_does(two_ranks: Ranks, parts: Parts, zero: int) -> None:
-    assert_as_one_process(two_ranks(train, parts, Layout(shard=2, zero=zero)))
-
-
-@stages
-def test_two_ranks_train_linear_mixers_as_one_process(two_ranks: Ranks, zero: int) -> None:
-    trained = two_ranks(train, HYBRID, Layout(shard=2, zero=zero))
-    # A state multiplies the rounding of each token: it costs two more digits of a gradient.
-    assert_as_one_process(trained, tolerance=1e-11)
-
-
-@pytest.mark.quick("3")
-@stages
-def test_four_ranks_train_as_one_process_does(four_ranks: Ranks, zero: int) -> None:
-    assert_as_one_process(four_ranks(train, THREE_ROWS, Layout(shard=4, zero=zero)))
-
-
-@pytest.mark.quick("3")
-@stages
-def test_replicas_of_shards_train_as_one_process_does(four_ranks: Ranks, zero: int) -> None:
-    layout = Layout(replicate=2, shard=2, zero=zero)
-    assert_as_one_process(four_ranks(train, ONE_ROW, layout))
-
-
-@pytest.mark.parametrize("zero", [0, 1])
-def test_many_buckets_do_what_one_does(two_ranks: Ranks, zero: int) -> None:
-    trained = two_ranks(train_by_many_buckets, ONE_ROW, Layout(shard=2, zero=zero))
-    assert_as_one_process(trained)
-
-
 @pytest.mark.parametrize("zero", [0, 1])
 def test_a_gradient_whose_bucket_has_left_is_refused(two_ranks: Ranks, zero: int) -> None:
     layout = Layout(shard=2, zero=zero)
-    for said in two_ranks(give_a_late_gradient, EVEN, layout):
+    for said in two_ranks(data_cases.give_a_late_gradient, EVEN, layout):
         assert said == "a gradient came after its bucket had left"
 
 
-@pytest.mark.quick("zero 2", "zero 3")
-@pytest.mark.parametrize(
-    ("layout", "accumulating", "before_update"),
-    [
-        (Layout(shard=2, zero=0), (1, 1, 2), (1, 1, 2)),
-        (Layout(shard=2, zero=1), (1, 1, 1), (1, 1 / 2, 1)),
-        (Layout(shard=2, zero=2), (1, 1 / 2, 1), (1, 1 / 2, 1)),
-        (Layout(shard=2, zero=3), (1 / 2, 1 / 2, 1), (1 / 2, 1 / 2, 1)),
-    ],
-    ids=["zero 0", "zero 1", "zero 2", "zero 3"],
-)
-def test_a_rank_holds_what_the_table_promises(
-    new_ranks: Ranks,
-    layout: Layout,
-    accumulating: tuple[float, ...],
-    before_update: tuple[float, ...],
-) -> None:
-    for measured in new_ranks(hold, EVEN, layout):
-        for held, expected in zip(measured, (accumulating, before_update), strict=True):
-            assert isinstance(held, Held)
+# Weights, gradients and state while microbatches add up, and before the update.
+HELD = {
+    0: ((1, 1, 2), (1, 1, 2)),
+    1: ((1, 1, 1), (1, 1 / 2, 1)),
+    2: ((1, 1 / 2, 1), (1, 1 / 2, 1)),
+    3: ((1 / 2, 1 / 2, 1), (1 / 2, 1 / 2, 1)),
+}
+
+
+@pytest.mark.quick("2", "3")
+@stages
+def test_a_rank_holds_what_the_table_promises(new_ranks: Ranks, zero: int) -> None:
+    for measured in new_ranks(data_cases.hold, EVEN, Layout(shard=2, zero=zero)):
+        for held, expected in zip(measured, HELD[zero], strict=True):
+            assert isinstance(held, data_cases.Held)
             assert held[:3] == expected
             assert held.anything_else < SMALL
 
@@ -123,13 +103,13 @@ def test_a_rank_holds_what_the_table_promises(
 def test_of_many_layers_a_rank_has_its_rows_and_one_layer_at_once(four_ranks: Ranks) -> None:
     """Besides, torch gathers the next one ahead, in a buffer that no parameter shows."""
     parts = EVEN._replace(num_layers=24)
-    for most in four_ranks(most_of_layers, parts, Layout(shard=4, zero=3)):
+    for most in four_ranks(data_cases.most_of_layers, parts, Layout(shard=4, zero=3)):
         assert most == pytest.approx(1 / 4 + 1 / 24, rel=0.01)
         assert most + 1 / 24 < 0.35
 
 
 def test_gathered_weights_are_let_go_after_a_forward_pass(new_ranks: Ranks) -> None:
-    for held in new_ranks(hold_after_evaluation, EVEN, Layout(shard=2, zero=3)):
+    for held in new_ranks(data_cases.hold_after_evaluation, EVEN, Layout(shard=2, zero=3)):
         assert held[:3] == (1 / 2, 0, 0)
         assert held.anything_else < SMALL
 
@@ -137,7 +117,7 @@ def test_gathered_weights_are_let_go_after_a_forward_pass(new_ranks: Ranks) -> N
 @pytest.mark.long
 def test_shards_of_replicas_are_as_large_as_the_shards_alone(four_ranks: Ranks) -> None:
     layout = Layout(replicate=2, shard=2, zero=3)
-    for _, before_update in four_ranks(hold, EVEN, layout):
+    for _, before_update in four_ranks(data_cases.hold, EVEN, layout):
         assert before_update[:3] == (1 / 2, 1 / 2, 1)
 
 
@@ -145,18 +125,18 @@ def test_shards_of_replicas_are_as_large_as_the_shards_alone(four_ranks: Ranks) 
 @stages
 def test_running_sums_are_rounded_after_each_microbatch(two_ranks: Ranks, zero: int) -> None:
     layout = Layout(shard=2, zero=zero, accumulate="bfloat16", reduce="float32")
-    assert two_ranks(accumulate_in_bfloat16, EVEN, layout, 3) == [[], []]
+    assert two_ranks(data_cases.accumulate_in_bfloat16, EVEN, layout, 3) == [[], []]
 
 
 @stages
 def test_sums_over_ranks_are_taken_in_the_dtype_asked_for(two_ranks: Ranks, zero: int) -> None:
     layout = Layout(shard=2, zero=zero, accumulate="float32", reduce="bfloat16")
-    assert two_ranks(reduce_in_bfloat16, EVEN, layout) == [[], []]
+    assert two_ranks(data_cases.reduce_in_bfloat16, EVEN, layout) == [[], []]
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2])
 def test_a_weight_that_nobody_used_has_zeros(two_ranks: Ranks, zero: int) -> None:
-    for rank, (used, unused) in enumerate(two_ranks(leave_unused, zero)):
+    for rank, (used, unused) in enumerate(two_ranks(data_cases.leave_unused, zero)):
         own = 3 if zero == 0 else (2, 1)[rank]
         assert used.tolist() == [0.5] * own  # the mean of 0 and 1
         assert unused.sum().item() == 0

@@ -1,58 +1,132 @@
 """A rank that holds parts starts with the bits that one process gives the whole."""
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import pytest
 import torch
+from torch import Tensor
 
-from components.config.model_spec.positions import LearnedSpec
-from tests.components.distributed.filling_cases import draw, take_over, whole_rows
-from tests.components.distributed.layout_cases import Layout
+from components.config.model_spec.initialization import NormalSpec
+from components.distributed.broadcast_read import reads_for_stage
+from components.distributed.data import shard_weights
+from components.distributed.tensor import split_tensors
+from components.distributed.weight_shards import get_local_part
+from components.engine.parallelize import copy_weights, draw_weights
+from components.model.decoder import Decoder
+from tests.components.distributed import tensor_cases
+from tests.components.distributed.layout_cases import FLOAT32, Layout, gather, layout_mesh
 from tests.components.distributed.ranks import Ranks
-from tests.components.distributed.tensor_cases import GELU, LAYER_NORM, LENGTH, Parts
+from tests.components.distributed.tensor_cases import Parts, build
+
+SEED = 11
+PADDING_ROW = 1_500  # beyond the first block of rows
+# A third is drawn again, so what a rank draws depends on rows that others hold.
+FIRST = NormalSpec(std=0.02, residual="scaled", padding_row=PADDING_ROW, cutoff=1.0)
+
+
+class Filled(NamedTuple):
+    """Which weights differ in a bit, how far the loss is off, and a rank's embedded rows."""
+
+    different: list[str]
+    loss: float
+    rows: Tensor
+
+
+def draw(parts: Parts, layout: Layout) -> Filled:
+    """Draw in the layout, and the whole as one process does."""
+    whole, decoder = _whole(parts), _parallelized(parts, layout)
+    draw_weights(decoder, seed=SEED)
+    return _compare(decoder, whole)
+
+
+def take_over(parts: Parts, layout: Layout) -> Filled:
+    """Copy a model's weights into the layout; one rank alone has them."""
+    whole, decoder = tensor_cases.randomized(parts).float(), _parallelized(parts, layout)
+    mesh = layout_mesh(layout)
+    with torch.device("meta"):
+        outline = build(parts)
+    copy_weights(decoder, whole if reads_for_stage(mesh) else outline, mesh)
+    return _compare(decoder, whole)
+
+
+def whole_rows(parts: Parts) -> Tensor:
+    """Return the embedding as one process draws it."""
+    embedding = _whole(parts).embedding
+    assert embedding is not None
+    return embedding.weight.detach()
+
+
+def _whole(parts: Parts) -> Decoder:
+    whole = build(parts)
+    whole.initialization = FIRST
+    draw_weights(whole, seed=SEED)
+    return whole
+
+
+def _parallelized(parts: Parts, layout: Layout) -> Decoder:
+    mesh = layout_mesh(layout)
+    with torch.device("meta"):
+        decoder = build(parts)
+    decoder.initialization = FIRST
+    split_tensors(decoder, mesh.get_axis("tensor"), sequence_parallel=False)
+    if layout.zero == 3:
+        shard_weights(decoder, mesh, dtypes=FLOAT32)
+    decoder.to_empty(device="cpu")
+    with torch.no_grad():  # what memory happens to hold may look right
+        for weight in decoder.parameters():
+            get_local_part(weight).fill_(torch.nan)
+    return decoder
+
+
+def _compare(decoder: Decoder, whole: Decoder) -> Filled:
+    """Gather every weight; the loss says the same without trusting what gathers."""
+    expected = dict(whole.named_parameters())
+    different = [
+        name
+        for name, weight in decoder.named_parameters()
+        if not torch.equal(gather(weight.detach()), expected[name])
+    ]
+    assert decoder.embedding is not None
+    rows = get_local_part(decoder.embedding.weight).clone()
+    tokens, targets, _ = tensor_cases.batch()
+    with torch.no_grad():
+        loss = tensor_cases.relative(
+            decoder.compute_loss(tokens, targets), whole.compute_loss(tokens, targets)
+        )
+    return Filled(different, loss, rows)
+
 
 LOSS_TOLERANCE = 1e-6  # in single precision, as weights are drawn
 
 # 2,502 rows are three blocks; two data ranks share the 1,251 of a tensor rank unevenly.
-PARTS = Parts(
-    num_kv_heads=8,
-    bias=True,
-    qk_norm=LAYER_NORM,
-    positions=LearnedSpec(num_positions=LENGTH),
-    mlp=GELU,
-    norm=LAYER_NORM,
-    embedding_norm=LAYER_NORM,
+PARTS = tensor_cases.GPT._replace(
+    tied=False,
+    qk_norm=tensor_cases.LAYER_NORM,
+    embedding_norm=tensor_cases.LAYER_NORM,
     rows=2_502,
 )
-layouts = pytest.mark.parametrize(
-    ("layout", "rows"),
-    [
-        (Layout(tensor=2), [(0, 1_251), (1_251, 2_502)]),
-        (Layout(shard=2, zero=3), [(0, 1_251), (1_251, 2_502)]),
-        (
-            Layout(shard=2, tensor=2, zero=3),
-            [(0, 626), (1_251, 1_877), (626, 1_251), (1_877, 2_502)],
-        ),
-        (Layout(replicate=2, shard=2, zero=3), [(0, 1_251), (1_251, 2_502)] * 2),
-    ],
-    ids=["tensor", "zero 3", "tensor, zero 3", "replicas, zero 3"],
-)
-ends = pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied"])
+HALVES = [(0, 1_251), (1_251, 2_502)]
+QUARTERS = [(0, 626), (1_251, 1_877), (626, 1_251), (1_877, 2_502)]
+LAYOUTS = {
+    "tensor": (Layout(tensor=2), HALVES),
+    "zero 3": (Layout(shard=2, zero=3), HALVES),
+    "tensor, zero 3": (Layout(shard=2, tensor=2, zero=3), QUARTERS),
+    "replicas, zero 3": (Layout(replicate=2, shard=2, zero=3), HALVES * 2),
+}
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 
 @pytest.mark.quick("tied-tensor, zero 3")
 @layouts
-@ends
+@pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied"])
 def test_drawn_rows_are_those_of_the_whole(
-    two_ranks: Ranks,
-    four_ranks: Ranks,
-    layout: Layout,
-    rows: list[tuple[int, int]],
-    tied: bool,
+    run_layout: Callable[..., Any], layout: str, tied: bool
 ) -> None:
-    parts = PARTS._replace(tied=tied)
-    ranks = two_ranks if len(rows) == 2 else four_ranks
+    parts, (degrees, rows) = PARTS._replace(tied=tied), LAYOUTS[layout]
     whole = whole_rows(parts)
     assert whole[1_500].abs().sum() == 0  # the padding row
-    for filled, (first, last) in zip(ranks(draw, parts, layout), rows, strict=True):
+    for filled, (first, last) in zip(run_layout(draw, parts, degrees), rows, strict=True):
         assert filled.different == []
         assert torch.equal(filled.rows, whole[first:last])
         assert filled.loss < LOSS_TOLERANCE
@@ -61,16 +135,16 @@ def test_drawn_rows_are_those_of_the_whole(
 @pytest.mark.quick("tensor, zero 3")
 @layouts
 def test_copied_rows_are_those_of_the_whole(
-    two_ranks: Ranks, four_ranks: Ranks, layout: Layout, rows: list[tuple[int, int]]
+    run_layout: Callable[..., Any], layout: str
 ) -> None:
-    ranks = two_ranks if len(rows) == 2 else four_ranks
-    for filled, (first, last) in zip(ranks(take_over, PARTS, layout), rows, strict=True):
+    degrees, rows = LAYOUTS[layout]
+    for filled, (first, last) in zip(run_layout(take_over, PARTS, degrees), rows, strict=True):
         assert filled.different == []
         assert len(filled.rows) == last - first
         assert filled.loss < LOSS_TOLERANCE
 
 
 def test_a_rank_without_a_row_draws_nothing(four_ranks: Ranks) -> None:
-    parts = PARTS._replace(mlp=GELU.model_copy(update={"ffn_dim": 3}))
+    parts = PARTS._replace(mlp=tensor_cases.GELU.model_copy(update={"ffn_dim": 3}))
     for filled in four_ranks(draw, parts, Layout(shard=4, zero=3)):
         assert filled.different == []

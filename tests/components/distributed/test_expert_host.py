@@ -17,13 +17,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from components.config.model_spec.feed_forward import ExpertsSpec
 from components.distributed.experts import AllGatherDispatcher, AllToAllDispatcher
 from components.model import expert_products
 from components.model.expert_products import Matrices
 from components.model.mlp import ACTIVATIONS
 from components.model.moe import Experts, Mixture
 from tests.components.model.planted_guard import lend_guard
+from tests.components.model.specs import experts_spec
 
 RANKS, NUM_EXPERTS, TOP_K, TOKENS, DIM, FFN_DIM = 4, 8, 2, 16, 32, 24
 Dispatch = Callable[[Mixture], Mixture]
@@ -176,22 +176,9 @@ def test_the_host_is_asked_how_many_pairs_travel_and_never_backward(
 @pytest.mark.usefixtures("cuda")
 def test_a_whole_layer_with_its_router_stays_on_the_device(asked: list[int]) -> None:
     with torch.device("cuda"):
-        layer = Experts(
-            ExpertsSpec(
-                num_experts=NUM_EXPERTS,
-                top_k=TOP_K,
-                ffn_dim=FFN_DIM,
-                activation="silu",
-                gated=True,
-                renormalize=True,
-                routing="learned",
-                auxiliary_loss=0.01,
-                auxiliary_scope="model",
-                z_loss=0.001,
-                path="auto",
-            ),
-            dim=DIM,
-        )
+        sizes = {"num_experts": NUM_EXPERTS, "top_k": TOP_K, "ffn_dim": FFN_DIM}
+        spec = experts_spec(**sizes, renormalize=True, auxiliary_loss=0.01, z_loss=0.001)
+        layer = Experts(spec, dim=DIM)
         hidden = torch.randn(2, TOKENS, DIM, requires_grad=True)
     with Places() as places:
         gradients = backward(layer(hidden))

@@ -4,20 +4,13 @@ from typing import Any
 
 import pytest
 
-from components.config.model_spec.feed_forward import ExpertsSpec
+from tests.components.distributed import experts_cases
 from tests.components.distributed.data_cases import Trained, hold_experts, train
-from tests.components.distributed.experts_cases import (
-    MIXTURE_TOLERANCE,
-    compare_divisors,
-    mix,
-    mix_bounded,
-    mix_coarsely,
-    note_order,
-)
 from tests.components.distributed.layout_cases import Layout
-from tests.components.distributed.microbatches_cases import run_steps
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import SWIGLU, Parts
+from tests.components.distributed.test_microbatches import run_steps
+from tests.components.model.specs import experts_spec
 
 # Double precision has 16 digits; sums in another order cost the last one or two.
 TOLERANCE = 1e-13
@@ -25,20 +18,8 @@ dispatches = pytest.mark.parametrize("dispatch", ["all_gather", "all_to_all"])
 
 
 def mixture(**changes: Any) -> Parts:
-    settings: dict[str, Any] = {
-        "num_experts": 4,
-        "top_k": 2,
-        "ffn_dim": 5,
-        "activation": "silu",
-        "gated": True,
-        "renormalize": False,
-        "routing": "learned",
-        "auxiliary_loss": 0.3,
-        "auxiliary_scope": "model",
-        "z_loss": 0.1,
-        "path": "auto",
-    }
-    return Parts(mlp=ExpertsSpec(**settings | changes), num_layers=3)
+    settings = {"ffn_dim": 5, "auxiliary_loss": 0.3, "z_loss": 0.1} | changes
+    return Parts(mlp=experts_spec(**settings), num_layers=3)
 
 
 def assert_as_one_process(trained: list[Trained]) -> None:
@@ -55,9 +36,9 @@ def assert_as_one_process(trained: list[Trained]) -> None:
 def test_the_parts_mix_what_the_whole_mixes_and_give_its_gradients(
     two_ranks: Ranks, dispatch: str, routing: str, path: str, overlap: int
 ) -> None:
-    for differences in two_ranks(mix, dispatch, routing, path, overlap):
+    for differences in two_ranks(experts_cases.mix, dispatch, routing, path, overlap):
         for name, difference in differences.items():
-            assert difference < MIXTURE_TOLERANCE, name
+            assert difference < experts_cases.MIXTURE_TOLERANCE, name
 
 
 @pytest.mark.parametrize(("routing", "bound"), [("even", 1), ("spread", 2), ("one rank", 2)])
@@ -66,8 +47,8 @@ def test_the_parts_mix_what_the_whole_mixes_and_give_its_gradients(
 def test_a_bound_that_holds_changes_nothing(
     two_ranks: Ranks, routing: str, bound: float, path: str, overlap: int
 ) -> None:
-    tolerance = MIXTURE_TOLERANCE if path == "grouped" else TOLERANCE
-    for gap, beyond in two_ranks(mix_bounded, routing, path, overlap, bound):
+    tolerance = experts_cases.MIXTURE_TOLERANCE if path == "grouped" else TOLERANCE
+    for gap, beyond in two_ranks(experts_cases.mix_bounded, routing, path, overlap, bound):
         assert gap < tolerance
         assert beyond == 0
 
@@ -80,7 +61,9 @@ def test_a_bound_that_holds_changes_nothing(
 def test_pairs_that_a_bound_has_no_room_for_are_counted(
     two_ranks: Ranks, overlap: int, bound: float, beyond: int
 ) -> None:
-    for gap, found in two_ranks(mix_bounded, "one expert", "sorted", overlap, bound):
+    for gap, found in two_ranks(
+        experts_cases.mix_bounded, "one expert", "sorted", overlap, bound
+    ):
         assert found == beyond
         assert (gap < TOLERANCE) == (beyond == 0)
 
@@ -90,7 +73,7 @@ def test_while_a_part_is_computed_others_are_under_way_forward_and_backward(
     two_ranks: Ranks, dispatch: str
 ) -> None:
     there, back = ["depart"] * 2, ["depart"]  # tokens and their weights, and their mixture
-    for forward, backward in two_ranks(note_order, dispatch, 2):
+    for forward, backward in two_ranks(experts_cases.note_order, dispatch, 2):
         each = ["arrive", "arrive", "compute", *back]
         assert forward == [*there * 2, *each * 2, "arrive", "arrive"]
         each = ["arrive", "compute", *there]
@@ -101,7 +84,7 @@ def test_while_a_part_is_computed_others_are_under_way_forward_and_backward(
 def test_bfloat16_tokens_come_back_in_bfloat16_or_wider(
     two_ranks: Ranks, dispatch: str
 ) -> None:
-    for difference in two_ranks(mix_coarsely, dispatch):
+    for difference in two_ranks(experts_cases.mix_coarsely, dispatch):
         assert difference < 0.02  # of the largest: bfloat16 has 8 bits
 
 
@@ -115,102 +98,69 @@ def test_two_expert_ranks_train_as_one_process_does(
     assert_as_one_process(two_ranks(train, mixture(), layout))
 
 
-@pytest.mark.quick("aware")
-@pytest.mark.parametrize(
-    "layout",
-    [
-        Layout(expert=4, zero=1),
-        Layout(shard=2, expert=2, zero=1),
-        Layout(shard=2, expert=2, zero=2, expert_aware=False),
-        Layout(replicate=2, expert=2, zero=1),
-        Layout(shard=2, expert=2, zero=0, recompute="full"),
-        Layout(shard=2, expert=2, recompute="full", dispatch="all_to_all", overlap=3),
-        Layout(shard=2, expert=2, recompute="selective", dispatch="all_to_all", overlap=3),
-        Layout(expert=4, zero=1, dispatch="all_to_all", overlap=2, bound=4),
-        Layout(shard=2, expert=2, zero=2, recompute="full", dispatch="all_to_all", bound=2),
-        Layout(
-            shard=2, expert=2, recompute="selective", dispatch="all_to_all", overlap=3, bound=2
-        ),
-    ],
-    ids=[
-        "expert 4",
-        "aware",
-        "plain",
-        "replicas",
-        "recomputed",
-        "recomputed in parts",
-        "selective",
-        "bounded",
-        "bounded and recomputed",
-        "bounded and selective",
-    ],
-)
-def test_data_and_expert_ranks_train_as_one_process_does(
-    four_ranks: Ranks, layout: Layout
-) -> None:
-    assert_as_one_process(four_ranks(train, mixture(auxiliary_scope="layer"), layout))
-
-
-DEEPSEEK = {
-    "scores": "sigmoid",
-    "renormalize": True,
-    "weight_scale": 2.5,
-    "num_groups": 2,
-    "top_groups": 1,
-    "shared_ffn_dim": 7,
-    "shared_gate": True,
-    "balance_rate": 0.05,
-    "auxiliary_loss": 0.01,
+PAIR = Layout(shard=2, expert=2)
+EXCHANGED = PAIR._replace(dispatch="all_to_all", overlap=3)
+LAYOUTS = {
+    "expert 4": Layout(expert=4, zero=1),
+    "aware": PAIR._replace(zero=1),
+    "plain": PAIR._replace(zero=2, expert_aware=False),
+    "replicas": Layout(replicate=2, expert=2, zero=1),
+    "recomputed": PAIR._replace(recompute="full"),
+    "recomputed in parts": EXCHANGED._replace(recompute="full"),
+    "selective": EXCHANGED._replace(recompute="selective"),
+    "bounded": Layout(expert=4, zero=1, dispatch="all_to_all", overlap=2, bound=4),
+    "bounded and recomputed": EXCHANGED._replace(zero=2, overlap=1, recompute="full", bound=2),
+    "bounded and selective": EXCHANGED._replace(recompute="selective", bound=2),
 }
 
 
-@pytest.mark.quick("experts")
-@pytest.mark.parametrize(
-    "layout",
-    [
-        Layout(shard=2, expert=2, zero=1),
-        Layout(shard=2, expert=2, zero=2, recompute="full", dispatch="all_to_all", overlap=2),
-        Layout(pipeline=2, expert=2, recompute="selective", dispatch="all_to_all", bound=2),
-        Layout(shard=4, zero=3),
-    ],
-    ids=["experts", "recomputed", "stages", "whole layers"],
-)
-def test_biases_of_routers_move_alike_whatever_the_layout(
-    four_ranks: Ranks, layout: Layout
+@pytest.mark.quick("aware")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_data_and_expert_ranks_train_as_one_process_does(
+    four_ranks: Ranks, layout: str
 ) -> None:
-    """Beside a gated shared expert, and after a dense layer."""
-    parts = mixture(**DEEPSEEK)._replace(dense_mlp=SWIGLU)
-    trained = four_ranks(train, parts, layout)
+    parts = mixture(auxiliary_scope="layer")
+    assert_as_one_process(four_ranks(train, parts, LAYOUTS[layout]))
+
+
+# Beside a gated shared expert, and after a dense layer.
+DEEPSEEK = {"scores": "sigmoid", "renormalize": True, "weight_scale": 2.5, "num_groups": 2}
+DEEPSEEK |= {"top_groups": 1, "shared_ffn_dim": 7, "shared_gate": True}
+DEEPSEEK |= {"balance_rate": 0.05, "auxiliary_loss": 0.01}
+GPT_OSS = {"bias": True, "renormalize": True, "swiglu_alpha": 1.702, "swiglu_limit": 0.2}
+FAMILIES = {
+    "deepseek": mixture(**DEEPSEEK)._replace(dense_mlp=SWIGLU),
+    "gpt-oss": mixture(**GPT_OSS, linear_offset=1.0),
+}
+STAGES = Layout(pipeline=2, expert=2, recompute="selective", dispatch="all_to_all")
+OF_FAMILIES = {
+    "gathered": Layout(expert=4, zero=1),
+    "experts": PAIR._replace(zero=1),
+    "recomputed": EXCHANGED._replace(zero=2, recompute="full", overlap=2),
+    "bounded": LAYOUTS["bounded and recomputed"],
+    "bounded stages": STAGES._replace(bound=2),
+    "stages": STAGES._replace(overlap=2),
+    "whole layers": Layout(shard=4, zero=3),
+}
+BIASED = {
+    "deepseek": ("experts", "recomputed", "bounded stages", "whole layers"),
+    "gpt-oss": ("gathered", "bounded", "stages", "whole layers"),
+}
+
+
+@pytest.mark.quick("deepseek-experts", "gpt-oss-bounded")
+@pytest.mark.parametrize(
+    "case", [f"{family}-{layout}" for family, those in BIASED.items() for layout in those]
+)
+def test_biases_of_routers_and_experts_train_as_in_one_process(
+    four_ranks: Ranks, case: str
+) -> None:
+    family, _, layout = case.rpartition("-")
+    trained = four_ranks(train, FAMILIES[family], OF_FAMILIES[layout])
     assert_as_one_process(trained)
     biases = [bias for rank in trained for name, bias in rank.weights.items() if "bias" in name]
     assert biases
     assert all(bias.count_nonzero() for bias in biases)
-
-
-GPT_OSS = {
-    "bias": True,
-    "renormalize": True,
-    "swiglu_alpha": 1.702,
-    "swiglu_limit": 0.2,
-    "linear_offset": 1.0,
-}
-
-
-@pytest.mark.quick("bounded")
-@pytest.mark.parametrize(
-    "layout",
-    [
-        Layout(expert=4, zero=1),
-        Layout(shard=2, expert=2, zero=2, recompute="full", dispatch="all_to_all", bound=2),
-        Layout(pipeline=2, expert=2, recompute="selective", dispatch="all_to_all", overlap=2),
-        Layout(shard=4, zero=3),
-    ],
-    ids=["gathered", "bounded", "stages", "whole layers"],
-)
-def test_biases_of_experts_and_clamped_gates_train_as_in_one_process(
-    four_ranks: Ranks, layout: Layout
-) -> None:
-    assert_as_one_process(four_ranks(train, mixture(**GPT_OSS), layout))
 
 
 @pytest.mark.quick("2")
@@ -219,6 +169,7 @@ def test_data_ranks_divide_whole_mixtures_too(two_ranks: Ranks, zero: int) -> No
     assert_as_one_process(two_ranks(train, mixture(), Layout(shard=2, zero=zero)))
 
 
+@pytest.mark.quick("1f1b-layer", "zbv-model")
 @pytest.mark.parametrize("scope", ["model", "layer"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble", "zbv", "dualpipev"])
 def test_stages_hand_on_what_the_auxiliary_losses_need(
@@ -232,6 +183,7 @@ def test_stages_hand_on_what_the_auxiliary_losses_need(
         assert rank.gradient < TOLERANCE
 
 
+@pytest.mark.quick("zbv-2")
 @pytest.mark.parametrize(("schedule", "stages"), [("1f1b", 1), ("zbv", 2)])
 def test_stages_of_expert_ranks_compute_what_one_process_does(
     four_ranks: Ranks, schedule: str, stages: int
@@ -247,7 +199,9 @@ def test_stages_of_expert_ranks_compute_what_one_process_does(
 def test_the_published_divisor_leaves_expert_gradients_larger_by_the_expert_degree(
     four_ranks: Ranks,
 ) -> None:
-    for ratios in four_ranks(compare_divisors, mixture(), Layout(shard=2, expert=2, zero=1)):
+    for ratios in four_ranks(
+        experts_cases.compare_divisors, mixture(), Layout(shard=2, expert=2, zero=1)
+    ):
         for name, ratio in ratios.items():
             of_experts = ".mlp." in name and "router" not in name
             assert ratio == pytest.approx(2 if of_experts else 1), name

@@ -13,7 +13,7 @@ TOLERANCE = 1e-11
 
 MTP = MTPSpec(depth=2, loss_weight=0.3)
 UNTIED = Parts(num_layers=4, mtp=MTP)
-TIED = Parts(num_layers=4, tied=True, bias=True, mlp=GELU, norm=LAYER_NORM, mtp=MTP)
+TIED = UNTIED._replace(tied=True, bias=True, mlp=GELU, norm=LAYER_NORM)
 FURTHER = {"mtp.4.projection.weight", "mtp.5.layer.mlp.down.weight", "embedding.weight"}
 LAYOUTS = {
     "tensor": Layout(tensor=2),

@@ -1,111 +1,111 @@
 """The six axes hold the ranks that a written-out table says, in any order and at any size."""
 
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import NamedTuple
 
 import pytest
+import torch.distributed as dist
 
 from components.config.rank_groups import MESH_AXES
-from tests.components.distributed.mesh_cases import look_around
-from tests.components.layouts import ORDER
+from components.distributed.mesh import Mesh, build_mesh
+from components.dryrun.fake_world import fake_world
+from tests.components.layouts import ORDER, mesh_layout
+
+
+class Seen(NamedTuple):
+    """What one rank sees: its place and its group on each axis, and its data group."""
+
+    places: dict[str, int]
+    groups: dict[str, list[int]]
+    data_rank: int
+    data_ranks: int
+    model_ranks: int
+    data_group: list[int]
+
+
+def look_around(rank: int, sizes: Mapping[str, int], order: Sequence[str]) -> Seen:
+    layout = mesh_layout(sizes, rank_order=order)
+    with fake_world(rank, layout.num_ranks):
+        return _see(build_mesh("cpu", layout))
+
+
+def _see(mesh: Mesh) -> Seen:
+    return Seen(
+        places={axis: mesh.get_axis_rank(axis) for axis in MESH_AXES},
+        groups={
+            axis: dist.get_process_group_ranks(ranks.get_group())
+            for axis, ranks in mesh.axis_meshes.items()
+        },
+        data_rank=mesh.data_rank,
+        data_ranks=mesh.data_ranks,
+        model_ranks=mesh.model_ranks,
+        data_group=dist.get_process_group_ranks(mesh.dense.grad_sync.get_group()),
+    )
 
 
 class Table(NamedTuple):
-    """For each axis that has a size, the groups of ranks along it.
+    """For each axis that has a size, the groups of ranks along it, as digits.
 
     Those of a data group have copies of dense weights; ``samples`` are the groups of those that
     read different samples, where they are not all.
     """
 
     order: tuple[str, ...]
-    groups: dict[str, list[list[int]]]
-    data_groups: list[list[int]]
-    samples: list[list[int]] | None = None
+    groups: dict[str, str]
+    data_groups: str
+    samples: str | None = None
 
 
-PIPELINE_DATA_TENSOR = Table(
-    order=ORDER,
-    groups={
-        "pipeline": [[0, 4], [1, 5], [2, 6], [3, 7]],
-        "data_shard": [[0, 2], [1, 3], [4, 6], [5, 7]],
-        "tensor": [[0, 1], [2, 3], [4, 5], [6, 7]],
-    },
-    data_groups=[[0, 2], [1, 3], [4, 6], [5, 7]],
-)
-DATA_TENSOR_PIPELINE = Table(
-    order=("data", "tensor", "pipeline", "expert", "context"),
-    groups={
-        "pipeline": [[0, 1], [2, 3], [4, 5], [6, 7]],
-        "data_shard": [[0, 4], [1, 5], [2, 6], [3, 7]],
-        "tensor": [[0, 2], [1, 3], [4, 6], [5, 7]],
-    },
-    data_groups=[[0, 4], [1, 5], [2, 6], [3, 7]],
-)
-TENSOR_PIPELINE_DATA = Table(
-    order=("tensor", "expert", "context", "pipeline", "data"),
-    groups={
-        "pipeline": [[0, 2], [1, 3], [4, 6], [5, 7]],
-        "data_shard": [[0, 1], [2, 3], [4, 5], [6, 7]],
-        "tensor": [[0, 4], [1, 5], [2, 6], [3, 7]],
-    },
-    data_groups=[[0, 1], [2, 3], [4, 5], [6, 7]],
-)
-REPLICAS_OF_SHARDS = Table(
-    order=ORDER,
-    groups={
-        "data_replicate": [[0, 4], [1, 5], [2, 6], [3, 7]],
-        "data_shard": [[0, 2], [1, 3], [4, 6], [5, 7]],
-        "tensor": [[0, 1], [2, 3], [4, 5], [6, 7]],
-    },
-    data_groups=[[0, 2, 4, 6], [1, 3, 5, 7]],
-)
-REPLICAS_INSIDE = Table(
-    order=("context", "tensor", "expert", "pipeline", "data"),
-    groups={
-        "data_replicate": [[0, 2], [1, 3], [4, 6], [5, 7]],
-        "data_shard": [[0, 1], [2, 3], [4, 5], [6, 7]],
-        "tensor": [[0, 4], [1, 5], [2, 6], [3, 7]],
-    },
-    data_groups=[[0, 1, 2, 3], [4, 5, 6, 7]],
-)
-EXPERT_CONTEXT = Table(
-    order=("context", "expert", "tensor", "data", "pipeline"),
-    groups={
-        "expert": [[0, 2], [1, 3], [4, 6], [5, 7]],
-        "context": [[0, 4], [1, 5], [2, 6], [3, 7]],
-        "tensor": [[0, 1], [2, 3], [4, 5], [6, 7]],
-    },
-    data_groups=[[0, 2, 4, 6], [1, 3, 5, 7]],
-    samples=[[0, 2], [1, 3], [4, 6], [5, 7]],
-)
-FOUR = Table(
-    order=("data", "pipeline", "expert", "context", "tensor"),
-    groups={"pipeline": [[0, 1], [2, 3]], "data_shard": [[0, 2], [1, 3]]},
-    data_groups=[[0, 2], [1, 3]],
-)
+TABLES = [
+    Table(
+        ORDER,
+        {"pipeline": "04 15 26 37", "data_shard": "02 13 46 57", "tensor": "01 23 45 67"},
+        "02 13 46 57",
+    ),
+    Table(
+        ("data", "tensor", "pipeline", "expert", "context"),
+        {"pipeline": "01 23 45 67", "data_shard": "04 15 26 37", "tensor": "02 13 46 57"},
+        "04 15 26 37",
+    ),
+    Table(
+        ("tensor", "expert", "context", "pipeline", "data"),
+        {"pipeline": "02 13 46 57", "data_shard": "01 23 45 67", "tensor": "04 15 26 37"},
+        "01 23 45 67",
+    ),
+    Table(
+        ORDER,
+        {"data_replicate": "04 15 26 37", "data_shard": "02 13 46 57", "tensor": "01 23 45 67"},
+        "0246 1357",
+    ),
+    Table(
+        ("context", "tensor", "expert", "pipeline", "data"),
+        {"data_replicate": "02 13 46 57", "data_shard": "01 23 45 67", "tensor": "04 15 26 37"},
+        "0123 4567",
+    ),
+    Table(
+        ("context", "expert", "tensor", "data", "pipeline"),
+        {"expert": "02 13 46 57", "context": "04 15 26 37", "tensor": "01 23 45 67"},
+        "0246 1357",
+        samples="02 13 46 57",
+    ),
+    Table(
+        ("data", "pipeline", "expert", "context", "tensor"),
+        {"pipeline": "01 23", "data_shard": "02 13"},
+        "02 13",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    "table",
-    [
-        PIPELINE_DATA_TENSOR,
-        DATA_TENSOR_PIPELINE,
-        TENSOR_PIPELINE_DATA,
-        REPLICAS_OF_SHARDS,
-        REPLICAS_INSIDE,
-        EXPERT_CONTEXT,
-        FOUR,
-    ],
-    ids=lambda table: "-".join(table.groups),
-)
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: "-".join(table.groups))
 def test_every_axis_holds_the_ranks_of_the_table(table: Table) -> None:
-    sizes = {axis: len(groups[0]) for axis, groups in table.groups.items()}
-    ranks = sum(map(len, table.data_groups))
+    sizes = {axis: len(groups.split()[0]) for axis, groups in table.groups.items()}
+    ranks = len(table.data_groups.replace(" ", ""))
     for rank in range(ranks):
         seen = look_around(rank, sizes, table.order)
         for axis in MESH_AXES:
-            expected = _with(rank, table.groups.get(axis, [[rank]]))
+            expected = _with(rank, table.groups.get(axis, str(rank)))
             assert seen.groups[axis] == expected, (axis, rank)
             assert seen.places[axis] == expected.index(rank)
         assert seen.data_group == _with(rank, table.data_groups)
@@ -115,31 +115,27 @@ def test_every_axis_holds_the_ranks_of_the_table(table: Table) -> None:
         assert seen.model_ranks == ranks // sizes.get("pipeline", 1)
 
 
-def _with(rank: int, groups: list[list[int]]) -> list[int]:
-    return next(group for group in groups if rank in group)
+def _with(rank: int, groups: str) -> list[int]:
+    (group,) = (group for group in groups.split() if str(rank) in group)
+    return [int(digit) for digit in group]
+
+
+LARGE = {
+    739: {"pipeline": (16, 11), "data_shard": (8, 4), "tensor": (8, 3)},  # of 1,024 ranks
+    9_999: {  # of 12,288
+        "pipeline": (12, 9),
+        "data_replicate": (8, 6),
+        "data_shard": (16, 1),
+        "tensor": (8, 7),
+    },
+}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("sizes", "rank", "places"),
-    [
-        (
-            {"pipeline": 16, "data_shard": 8, "tensor": 8},  # 1,024 ranks
-            739,
-            {"pipeline": 11, "data_shard": 4, "tensor": 3},
-        ),
-        pytest.param(
-            {"pipeline": 12, "data_replicate": 8, "data_shard": 16, "tensor": 8},  # 12,288
-            9_999,
-            {"pipeline": 9, "data_replicate": 6, "data_shard": 1, "tensor": 7},
-            marks=pytest.mark.long,
-        ),
-    ],
-    ids=["1,024", "12,288"],
-)
-def test_a_world_of_thousands_is_built(
-    sizes: dict[str, int], rank: int, places: dict[str, int]
-) -> None:
+@pytest.mark.parametrize("rank", LARGE)
+def test_a_world_of_thousands_is_built(rank: int) -> None:
+    sizes = {axis: size for axis, (size, _) in LARGE[rank].items()}
+    places = {axis: place for axis, (_, place) in LARGE[rank].items()}
     # A place is a digit of the rank's number: 739 = (11 * 8 + 4) * 8 + 3.
     context = get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed.tensor"])

@@ -1,35 +1,86 @@
 """Under every schedule each microbatch and each weight has what one process gives it."""
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
-from components.config.model_spec.positions import LearnedSpec
 from components.config.stages import SPLIT_SCHEDULES
 from components.distributed.pipeline import check_schedule
 from components.errors import RecipeError
-from tests.components.distributed.layout_cases import Layout
-from tests.components.distributed.microbatches_cases import Found, run_steps
-from tests.components.distributed.ranks import Ranks
-from tests.components.distributed.tensor_cases import GELU, LAYER_NORM, LENGTH, XIELU, Parts
+from tests.components.distributed import layout_cases
+from tests.components.distributed.layout_cases import Layout, batch_of
+from tests.components.distributed.tensor_cases import GPT, XIELU, Parts, randomized
+from tests.components.model.specs import LAYER_NORM
+
+
+class Found(NamedTuple):
+    """The largest relative differences from one process, and which losses were seen."""
+
+    loss: float
+    gradient: float
+    losses: int
+    parameters: set[str]
+
+
+def run_steps(parts: Parts, layout: Layout, counts: Sequence[int], evaluates: bool) -> Found:
+    """Take a step of each number of microbatches, with or without evaluation between them."""
+    model = randomized(parts)
+    whole, sharded = layout_cases.Whole(model), layout_cases.ParallelModel(model, layout)
+    loss = gradient = 0.0
+    losses = 0
+    for step, count in enumerate(counts):
+        batches = [batch_of(step, r, microbatches=count) for r in range(layout.data)]
+        expected = whole.backward(batches)[sharded.mesh.data_rank]
+        found = sharded.backward(batches[sharded.mesh.data_rank])
+        losses += len(found)
+        loss = max([loss, *_relative(found, expected)])
+        gradient = max(
+            gradient, layout_cases.largest_difference(sharded.gradients(), whole.gradients())
+        )
+        if evaluates:
+            loss = max([loss, *_evaluate(whole, sharded)])
+    return Found(loss, gradient, losses, set(sharded.gradients()))
+
+
+def _relative(found: Sequence[float], expected: Sequence[float]) -> list[float]:
+    pairs = zip(found, expected, strict=bool(found))
+    return [abs(ours - theirs) / theirs for ours, theirs in pairs]
+
+
+@torch.no_grad()
+def _evaluate(whole: layout_cases.Whole, sharded: layout_cases.ParallelModel) -> list[float]:
+    """Compare losses without dropout, of as many and as long rows as no step has."""
+    decoders = [whole.decoder, *sharded.stages]
+    differences = []
+    for rows in (batch_of(50, 0, microbatches=1)[0], batch_of(51, 0)[:, 0, :13]):
+        for decoder in decoders:
+            decoder.eval()
+        expected: Tensor = whole.decoder.compute_loss(rows[:, :-1], rows[:, 1:])
+        # Messages of one kind on one group: NCCL makes other connections for those alone.
+        refuse = Mock(side_effect=AssertionError("a message that is in no batch"))
+        with patch.multiple(dist, send=refuse, recv=refuse):
+            found = sharded.microbatches.evaluate_rows(rows)
+        has_loss = any(stage.final_norm is not None for stage in sharded.stages)
+        assert (found is not None) == has_loss
+        if found is not None:
+            differences += _relative([found.item()], [expected.item()])
+        for decoder in decoders:
+            decoder.train()
+    return differences
+
 
 # Double precision has 16 digits; where tensor ranks sum, the last three differ.
 TOLERANCE = 1e-13
 TENSOR_TOLERANCE = 1e-11
 
-GPT = Parts(
-    num_kv_heads=8,
-    bias=True,
-    tied=True,
-    positions=LearnedSpec(num_positions=LENGTH),
-    mlp=GELU,
-    norm=LAYER_NORM,
-    embedding_norm=LAYER_NORM,
-    num_layers=5,
-    z_loss=0.1,
-)
-DROPS = GPT._replace(dropout=0.1, attention_dropout=0.1)
+PARTS = GPT._replace(embedding_norm=LAYER_NORM, num_layers=5, z_loss=0.1)
+DROPS = PARTS._replace(dropout=0.1, attention_dropout=0.1)
+DEEP = PARTS._replace(num_layers=8)
 SCHEDULES = {
     "gpipe": Layout(schedule="gpipe"),
     "1f1b": Layout(schedule="1f1b"),
@@ -38,8 +89,79 @@ SCHEDULES = {
     "zbv": Layout(schedule="zbv", stages_per_rank=2),
     "dualpipev": Layout(schedule="dualpipev", stages_per_rank=2),
 }
-RAMP_UP = [4, 6]
-schedules = pytest.mark.parametrize("schedule", SCHEDULES)
+SPLIT = sorted(SPLIT_SCHEDULES)
+
+
+class Steps(NamedTuple):
+    """What trains, in which layout, and the microbatches of each step."""
+
+    parts: Parts
+    layout: Layout
+    counts: Sequence[int]
+    evaluates: bool = False
+    tolerance: float = TOLERANCE
+
+
+def steps(
+    schedule: str, *counts: int, parts: Parts = PARTS, evaluates: bool = False, **layout: Any
+) -> Steps:
+    """Take steps of two stages, with ``layout`` for what else is split."""
+    whole = SCHEDULES[schedule]._replace(**{"pipeline": 2} | layout)
+    tolerance = TENSOR_TOLERANCE if whole.tensor > 1 or whole.compile != "none" else TOLERANCE
+    return Steps(parts, whole, counts, evaluates, tolerance)
+
+
+CASES = {f"growing batch, {one}": steps(one, 4, 6, 4) for one in SCHEDULES}
+# Where weights have a pass of their own, that is when ZeRO 2 takes their gradients.
+CASES |= {
+    f"zero 2, {one}": steps(one, 4, 4, shard=2, zero=2, bucket_elements=1_000)
+    for one in ("interleaved", *SPLIT)
+}
+CASES |= {
+    f"evaluation between, {one}": steps(one, 4, 4, parts=DROPS, evaluates=True)
+    for one in ("1f1b", "interleaved", "dualpipev")
+}
+CASES |= {
+    f"four stages, {one}": steps(one, *counts, parts=DEEP, evaluates=True, pipeline=4)
+    for one in SCHEDULES
+    for counts in [(8, 12) if one == "dualpipev" else (4, 8)]  # one for each of its stages
+}
+CASES |= {
+    f"recomputed, {one}": steps(
+        one, 4, 6, parts=DROPS, recompute=recompute, recompute_every=every
+    )
+    for one, recompute, every in (
+        *(("gpipe", "selective", 1), ("1f1b", "full", 1), ("interleaved", "selective", 2)),
+        *(("zero_bubble", "full", 1), ("zbv", "selective", 1), ("dualpipev", "selective", 2)),
+    )
+}
+CASES |= {f"drops, {one}": steps(one, 4, 6, parts=DROPS) for one in SPLIT}
+CASES |= {
+    f"data ranks, {one}": steps(one, 4, 6, evaluates=True, shard=2, zero=zero)
+    for one, zero in zip(SCHEDULES, (2, 1, 2, 1, 2), strict=False)
+}
+CASES |= {
+    f"tensor ranks, {one}": steps(one, 4, tensor=2, sequence_parallel=True)
+    for one in ("1f1b", "interleaved", "zbv")
+}
+# Scalars of an activation have gradients with weights, and once of a layer computed twice.
+SLICED = Layout(tensor=2, sequence_parallel=True, recompute="selective")
+TRAINED = PARTS._replace(mlp=XIELU)
+CASES |= {
+    "trained activation, zero_bubble": steps("zero_bubble", 4, parts=TRAINED)._replace(
+        tolerance=TENSOR_TOLERANCE
+    ),
+    "trained activation, recomputed": Steps(TRAINED, SLICED, [4], False, TENSOR_TOLERANCE),
+    "no stages": Steps(DROPS, Layout(shard=2, zero=3), [2, 3], True),
+    "no stages, recomputed": Steps(
+        DROPS, Layout(shard=2, zero=3, recompute="selective", recompute_every=2), [2, 3], True
+    ),
+    "compiled, zero_bubble": steps("zero_bubble", 4, evaluates=True, compile="layers"),
+    "compiled, dualpipev": steps("dualpipev", 4, evaluates=True, compile="layers"),
+    "compiled slices": Steps(
+        PARTS, SLICED._replace(compile="layers"), [2], False, TENSOR_TOLERANCE
+    ),
+}
 
 
 def assert_as_one_process(found: list[Found], microbatches: int, tolerance: float) -> None:
@@ -54,136 +176,16 @@ def assert_as_one_process(found: list[Found], microbatches: int, tolerance: floa
     assert {"embedding.weight", "positions.weight", "final_norm.bias"} <= names
 
 
-@pytest.mark.quick("1f1b")
-@schedules
-def test_two_ranks_compute_what_one_does_while_the_batch_grows(
-    two_ranks: Ranks, schedule: str
-) -> None:
-    layout = SCHEDULES[schedule]._replace(pipeline=2)
-    found = two_ranks(run_steps, GPT, layout, [*RAMP_UP, 4], False)
-    assert_as_one_process(found, 14, TOLERANCE)
-
-
-@pytest.mark.quick("zero_bubble")
-@pytest.mark.parametrize("schedule", ["interleaved", *sorted(SPLIT_SCHEDULES)])
-def test_what_each_microbatch_leaves_is_averaged_at_once(
-    four_ranks: Ranks, schedule: str
-) -> None:
-    """Where weights have a pass of their own, that is when ZeRO 2 takes their gradients."""
-    layout = SCHEDULES[schedule]._replace(pipeline=2, shard=2, zero=2, bucket_elements=1_000)
-    assert_as_one_process(four_ranks(run_steps, GPT, layout, [4, 4], False), 8, TOLERANCE)
-
-
-@pytest.mark.quick("1f1b")
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "dualpipev"])
-def test_evaluation_between_steps_finds_the_loss_and_changes_nothing(
-    two_ranks: Ranks, schedule: str
-) -> None:
-    layout = SCHEDULES[schedule]._replace(pipeline=2)
-    assert_as_one_process(two_ranks(run_steps, DROPS, layout, [4, 4], True), 8, TOLERANCE)
-
-
-@pytest.mark.quick("zero_bubble")
-@schedules
-def test_four_ranks_compute_what_one_does(four_ranks: Ranks, schedule: str) -> None:
-    layout = SCHEDULES[schedule]._replace(pipeline=4)
-    parts = GPT._replace(num_layers=8)
-    counts = [8, 12] if schedule == "dualpipev" else [4, 8]  # one for each of its stages
-    found = four_ranks(run_steps, parts, layout, counts, True)
-    assert_as_one_process(found, sum(counts), TOLERANCE)
-
-
-@pytest.mark.quick("1f1b-full-1", "interleaved-selective-2")
-@pytest.mark.parametrize(
-    ("schedule", "recompute", "every"),
-    [
-        ("gpipe", "selective", 1),
-        ("1f1b", "full", 1),
-        ("interleaved", "selective", 2),
-        ("zero_bubble", "full", 1),
-        ("zbv", "selective", 1),
-        ("dualpipev", "selective", 2),
-    ],
+@pytest.mark.quick(
+    *("growing batch, 1f1b", "zero 2, zero_bubble", "evaluation between, 1f1b"),
+    *("recomputed, interleaved", "drops, zbv", "data ranks, 1f1b", "tensor ranks, interleaved"),
+    *("trained activation, zero_bubble", "no stages, recomputed"),
 )
-def test_recomputed_layers_drop_what_one_process_drops(
-    two_ranks: Ranks, schedule: str, recompute: Any, every: int
-) -> None:
-    layout = SCHEDULES[schedule]._replace(pipeline=2)
-    layout = layout._replace(recompute=recompute, recompute_every=every)
-    assert_as_one_process(two_ranks(run_steps, DROPS, layout, RAMP_UP, False), 10, TOLERANCE)
-
-
-@pytest.mark.quick("zbv")
-@pytest.mark.parametrize("schedule", sorted(SPLIT_SCHEDULES))
-def test_split_backward_passes_drop_what_one_process_drops(
-    two_ranks: Ranks, schedule: str
-) -> None:
-    layout = SCHEDULES[schedule]._replace(pipeline=2)
-    assert_as_one_process(two_ranks(run_steps, DROPS, layout, RAMP_UP, False), 10, TOLERANCE)
-
-
-@pytest.mark.quick("1f1b-1")
-@pytest.mark.parametrize(
-    ("schedule", "zero"),
-    [("gpipe", 2), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1), ("zbv", 2)],
-)
-def test_stages_of_data_ranks_compute_what_one_process_does(
-    four_ranks: Ranks, schedule: str, zero: int
-) -> None:
-    layout = SCHEDULES[schedule]._replace(pipeline=2, shard=2, zero=zero)
-    assert_as_one_process(four_ranks(run_steps, GPT, layout, RAMP_UP, True), 10, TOLERANCE)
-
-
-@pytest.mark.quick("interleaved")
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zbv"])
-def test_stages_of_sliced_tensor_ranks_compute_what_one_process_does(
-    four_ranks: Ranks, schedule: str
-) -> None:
-    layout = SCHEDULES[schedule]._replace(pipeline=2, tensor=2, sequence_parallel=True)
-    found = four_ranks(run_steps, GPT, layout, [4], False)
-    assert_as_one_process(found, 4, TENSOR_TOLERANCE)
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        SCHEDULES["zero_bubble"]._replace(pipeline=2),
-        Layout(tensor=2, sequence_parallel=True, recompute="selective"),
-    ],
-    ids=["zero_bubble", "recomputed"],
-)
-def test_a_trained_activation_computes_what_one_process_does(
-    two_ranks: Ranks, layout: Layout
-) -> None:
-    """Its scalars' gradients come with those of weights, and once of a layer computed twice."""
-    parts = GPT._replace(mlp=XIELU)
-    assert_as_one_process(two_ranks(run_steps, parts, layout, [4], False), 4, TENSOR_TOLERANCE)
-
-
-def test_without_stages_ranks_accumulate_as_one_process_does(two_ranks: Ranks) -> None:
-    for layout in (
-        Layout(shard=2, zero=3),
-        Layout(shard=2, zero=3, recompute="selective", recompute_every=2),
-    ):
-        found = two_ranks(run_steps, DROPS, layout, [2, 3], True)
-        assert_as_one_process(found, 5, TOLERANCE)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("schedule", ["zero_bubble", "dualpipev"])
-def test_compiled_layers_compute_what_one_process_does(two_ranks: Ranks, schedule: str) -> None:
-    layout = SCHEDULES[schedule]._replace(pipeline=2, compile="layers")
-    found = two_ranks(run_steps, GPT, layout, [4], True)
-    assert_as_one_process(found, 4, TENSOR_TOLERANCE)
-
-
-@pytest.mark.long
-def test_compiled_layers_of_sliced_tensor_ranks_compute_what_one_process_does(
-    two_ranks: Ranks,
-) -> None:
-    layout = Layout(tensor=2, sequence_parallel=True, compile="layers", recompute="selective")
-    found = two_ranks(run_steps, GPT, layout, [2], False)
-    assert_as_one_process(found, 2, TENSOR_TOLERANCE)
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_compute_what_one_process_does(run_layout: Callable[..., Any], case: str) -> None:
+    parts, layout, counts, evaluates, tolerance = CASES[case]
+    found = run_layout(run_steps, parts, layout, counts, evaluates)
+    assert_as_one_process(found, sum(counts), tolerance)
 
 
 @pytest.mark.parametrize("schedule", sorted(SPLIT_SCHEDULES))

@@ -1,11 +1,109 @@
 """A tree of nodes gives what one group of all ranks does, over fewer connections."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from tests.components.distributed import node_tree_cases as cases
+from components.checkpoint.layout import CheckpointLayout, RankWritePlan
+from components.distributed.collectives import by_first, gather_results
+from components.distributed.node_tree import NodeTree, make_node_tree
+from components.errors import RecipeError
 from tests.components.distributed.ranks import Ranks
+
+_ESTABLISHED = "01"  # Linux, include/net/tcp_states.h
+
+
+def connections() -> int:
+    """Count this process's TCP connections, once they do not change any more."""
+    counts = [-1]
+    while len(counts) < 4 or len(set(counts[-4:])) > 1:
+        counts.append(_connections())
+        time.sleep(0.05)
+    return counts[-1]
+
+
+def _connections() -> int:
+    inodes = set()
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the listing's own
+            inodes.add(str(file.readlink()).removeprefix("socket:[").removesuffix("]"))
+    lines = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]
+    ]
+    return sum(words[3] == _ESTABLISHED and words[9] in inodes for words in lines)
+
+
+def tree_of(ranks_per_node: int) -> NodeTree:
+    return make_node_tree(ranks_per_node=ranks_per_node, timeout=timedelta(seconds=60))
+
+
+def _made(make: Callable[[], Any]) -> int:
+    dist.barrier()
+    before = connections()
+    kept = make()
+    dist.barrier()
+    assert kept is not None
+    return connections() - before
+
+
+def count_connections(ranks_per_node: int) -> tuple[int, int]:
+    """Make a tree and a group of all ranks; return the connections that each took here."""
+    tree = _made(lambda: tree_of(ranks_per_node))
+    return tree, _made(lambda: dist.new_group(backend="gloo"))
+
+
+def compare(ranks_per_node: int) -> list[str]:
+    """Name what a tree gives otherwise than the default group does."""
+    tree, rank, ranks = tree_of(ranks_per_node), dist.get_rank(), dist.get_world_size()
+    mine: Any = {"rank": rank, "numbers": list(range(1_000 * rank))}
+    everyones: list[Any] = [None] * ranks
+    dist.all_gather_object(everyones, mine)
+    parts = [f"for {one}" for one in range(ranks)] if rank == 0 else None
+    received: list[Any] = [None]
+    dist.scatter_object_list(received, parts)
+    pairs = {
+        "place": ((tree.global_rank, tree.world_size), (rank, ranks)),
+        "all_gather": (tree.all_gather(mine), everyones),
+        "gather": (tree.gather_objects(mine), everyones if rank == 0 else None),
+        "scatter": (tree.scatter_objects(parts), received[0]),
+        "together": (gather_results(lambda: rank, tree), gather_results(lambda: rank)),
+        "by_first": (by_first(lambda: rank + 7, tree), by_first(lambda: rank + 7)),
+    }
+    return [name for name, (ours, theirs) in pairs.items() if ours != theirs]
+
+
+def refused(ranks_per_node: int, failing: int) -> str:
+    """Let one rank fail, and return what this one hears of it."""
+
+    def task() -> None:
+        if dist.get_rank() == failing:
+            raise RecipeError("a.key", f"rank {failing} fails", "mend it")
+
+    try:
+        gather_results(task, tree_of(ranks_per_node))
+    except RecipeError as error:
+        return str(error)
+    return "nothing"
+
+
+def planned(ranks_per_node: int, files: int) -> tuple[RankWritePlan, RankWritePlan]:
+    """Plan one checkpoint over a tree, and over one group of all ranks."""
+    rank = dist.get_rank()
+    tensors = {f"of.{rank}": torch.zeros(3 + rank), "shared": torch.ones(5)}
+    assert dist.group.WORLD is not None
+    groups = tree_of(ranks_per_node), NodeTree(dist.group.WORLD)
+    ours, theirs = (CheckpointLayout(tensors, files=files, group=one).share for one in groups)
+    return ours, theirs
+
 
 RANKS = 6
 
@@ -20,7 +118,7 @@ def six() -> Iterator[Ranks]:
 def test_a_rank_knows_those_of_its_node_and_a_leader_the_other_leaders(
     six: Ranks, per_node: int
 ) -> None:
-    found = six(cases.count_connections, per_node)
+    found = six(count_connections, per_node)
     for rank, (of_tree, of_group) in enumerate(found):
         leaders = RANKS // per_node - 1 if rank % per_node == 0 else 0
         assert of_tree == per_node - 1 + leaders
@@ -29,15 +127,15 @@ def test_a_rank_knows_those_of_its_node_and_a_leader_the_other_leaders(
 
 @pytest.mark.parametrize("per_node", [1, 2, 3, 6])
 def test_every_rank_gets_what_one_group_of_all_would_give(six: Ranks, per_node: int) -> None:
-    assert six(cases.compare, per_node) == [[]] * RANKS
+    assert six(compare, per_node) == [[]] * RANKS
 
 
 @pytest.mark.parametrize("failing", [0, 3, 4])
 def test_all_ranks_of_all_nodes_hear_of_an_error(six: Ranks, failing: int) -> None:
-    assert six(cases.refused, 2, failing) == [f"a.key: rank {failing} fails\n  mend it"] * RANKS
+    assert six(refused, 2, failing) == [f"a.key: rank {failing} fails\n  mend it"] * RANKS
 
 
 @pytest.mark.parametrize("files", [1, 4])
 def test_a_checkpoint_is_planned_as_over_one_group(six: Ranks, files: int) -> None:
-    for over_tree, over_group in six(cases.planned, 2, files):
+    for over_tree, over_group in six(planned, 2, files):
         assert over_tree == over_group

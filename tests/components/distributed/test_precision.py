@@ -1,19 +1,163 @@
 """Weights in 16 bits beside masters in float32: the same bits as steps written out by hand."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+import torch
+from torch import Tensor
 
-from tests.components.distributed.layout_cases import Layout
-from tests.components.distributed.precision_cases import (
-    bytes_of,
-    differ_from_steps_by_hand,
-    goes_on,
-    moves,
+from components.checkpoint.metadata import RunProgress
+from components.checkpoint.saving import ShardState
+from tests.components.checkpoint.saving_cases import load_checkpoint, save_checkpoint
+from tests.components.distributed.layout_cases import (
+    Layout,
+    ParallelModel,
+    Whole,
+    batch_of,
+    gather,
 )
 from tests.components.distributed.ranks import Ranks
-from tests.components.distributed.tensor_cases import Parts
+from tests.components.distributed.tensor_cases import Parts, randomized
 from tests.components.distributed.test_data import EVEN, THREE_ROWS
+
+STEPS, MICROBATCHES = 3, 3
+Weights = dict[str, Tensor]
+
+
+class Updated(NamedTuple):
+    """What steps have made of weights and masters, whole and as rows."""
+
+    weights: Weights
+    masters: Weights
+
+
+class Trainee:
+    """A layout and its optimizer, over a model in float32."""
+
+    def __init__(self, parts: Parts, layout: Layout, *, seed: int = 0) -> None:
+        self.sharded = ParallelModel(randomized(parts, seed=seed).float(), layout)
+        parameters = [shard.parameter for shard in self.sharded.shards]
+        self.optimizer = torch.optim.AdamW(parameters, lr=0.01)
+        self.state = ShardState(self.sharded.parallel, self.optimizer)
+
+    def take(self, steps: range) -> None:
+        for step in steps:
+            rows = batch_of(step, self.sharded.mesh.data_rank, microbatches=MICROBATCHES)
+            self.sharded.backward(rows)
+            self.optimizer.step()
+            self.sharded.parallel.all_gather_updated()
+
+    def updated(self) -> Updated:
+        self.sharded.parallel.wait_for_weights()
+        shards = self.sharded.shards
+        return Updated(
+            {one.name: gather(one.weight.detach()) for one in shards},
+            {one.name: gather(one.to_dtensor(one.parameter.detach())) for one in shards},
+        )
+
+
+def differ_from_steps_by_hand(parts: Parts, layout: Layout) -> list[str]:
+    """Name the weights and masters of which a bit is not that of steps written out."""
+    trainee = Trainee(parts, layout)
+    trainee.take(range(STEPS))
+    found, expected = trainee.updated(), steps_by_hand(parts, layout)
+    weights = different(found.weights, expected.weights) if layout.zero < 3 else []
+    return weights + different(found.masters, expected.masters)
+
+
+def different(found: Weights, expected: Weights) -> list[str]:
+    """Name what differs in a bit; stacks come as rows."""
+    return [n for n, x in found.items() if not x.equal(expected[n].view_as(x))]
+
+
+def steps_by_hand(parts: Parts, layout: Layout) -> Updated:
+    """Round the masters, add gradients up in float32, update the masters: in one process."""
+    model = randomized(parts).float()
+    masters = {name: p.detach().clone() for name, p in model.named_parameters()}
+    whole = Whole(model.bfloat16())
+    optimizer = torch.optim.AdamW(masters.values(), lr=0.01)
+    for step in range(STEPS):
+        for name, weight in whole.decoder.named_parameters():
+            weight.detach().copy_(masters[name])
+        each = [
+            [_gradients(whole, rows) for rows in batch_of(step, r, microbatches=MICROBATCHES)]
+            for r in range(layout.data)
+        ]
+        if layout.zero >= 2:  # averaged over ranks, then summed
+            each = [[_mean(list(one)) for one in zip(*each, strict=True)]]
+        means = _mean([_summed(of_rank) for of_rank in each])
+        for name, master in masters.items():
+            master.grad = means[name]
+        optimizer.step()
+    return Updated({name: m.bfloat16() for name, m in masters.items()}, masters)
+
+
+def _gradients(whole: Whole, rows: Tensor) -> Weights:
+    whole.decoder.zero_grad()
+    (loss,) = whole.compute(whole.decoder, (rows[:, :-1],), rows, 0)
+    torch.autograd.backward(loss * (1 / MICROBATCHES))
+    assert {g.dtype for g in whole.gradients().values()} == {torch.bfloat16}
+    return {name: gradient.float() for name, gradient in whole.gradients().items()}
+
+
+def _summed(gradients: list[Weights]) -> Weights:
+    total = dict(gradients[0])
+    for more in gradients[1:]:
+        total = {name: one + more[name] for name, one in total.items()}
+    return total
+
+
+def _mean(gradients: list[Weights]) -> Weights:
+    return {name: one / len(gradients) for name, one in _summed(gradients).items()}
+
+
+def moves(parts: Parts, before: Layout, after: Layout, folder: Path) -> list[str]:
+    """Save in one scheme, load in another over other weights, and name what is not the same.
+
+    The finer of the two has what was saved, and weights are its rounding.
+    """
+    first = Trainee(parts, before)
+    first.take(range(STEPS))
+    checkpoint = save_checkpoint(folder, first.state, RunProgress(STEPS, 10))
+    second = Trainee(parts, after, seed=1)
+    load_checkpoint(checkpoint, second.state)
+    saved, loaded = first.updated(), second.updated()
+    dtypes = {name: weight.dtype for name, weight in loaded.weights.items()}
+    rounded = {name: one.to(dtypes[name]) for name, one in saved.masters.items()}
+    moments = different(_moments(second), _moments(first))
+    weights = different(loaded.weights, rounded)
+    return weights + different(loaded.masters, saved.masters) + moments
+
+
+def _moments(trainee: Trainee) -> Weights:
+    names = [
+        n for n in trainee.state.collect_tensors() if n.endswith(("exp_avg", "exp_avg_sq"))
+    ]
+    return {name: gather(trainee.state.collect_tensors()[name]) for name in names}
+
+
+def goes_on(parts: Parts, layout: Layout, folder: Path) -> list[str]:
+    """Train to the end, uninterrupted and from a checkpoint, and name what differs in a bit."""
+    first = Trainee(parts, layout)
+    first.take(range(STEPS))
+    checkpoint = save_checkpoint(folder, first.state, RunProgress(STEPS, 10))
+    second = Trainee(parts, layout, seed=1)
+    load_checkpoint(checkpoint, second.state)
+    for one in (first, second):
+        one.take(range(STEPS, 2 * STEPS))
+    ours, theirs = first.updated(), second.updated()
+    return different(ours.weights, theirs.weights) + different(ours.masters, theirs.masters)
+
+
+def bytes_of(parts: Parts, layout: Layout) -> tuple[float, float]:
+    """Give a rank's bytes a number of the model: its weights, and the masters beside them."""
+    shards = ParallelModel(randomized(parts).float(), layout).shards
+    numbers = sum(shard.weight.numel() for shard in shards)
+    beside = {one.parameter.untyped_storage() for one in shards if one.is_master}
+    weights = sum(shard.weight.numel() * shard.weight.itemsize for shard in shards)
+    return weights / numbers, sum(one.nbytes() for one in beside) / numbers
+
 
 MIXED = Layout(shard=2, weights="bfloat16", accumulate="float32", reduce="float32")
 PLAIN = Layout(shard=2, accumulate="float32", reduce="float32")
@@ -44,6 +188,7 @@ def test_stages_without_data_ranks_have_masters_too(two_ranks: Ranks) -> None:
     assert two_ranks(differ_from_steps_by_hand, EVEN, layout) == [[], []]
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("zero", [1, 3])
 def test_without_overlap_the_bits_are_the_same(two_ranks: Ranks, zero: int) -> None:
     layout = MIXED._replace(zero=zero, bucket_elements=FEW_ELEMENTS, overlaps=False)

@@ -1,51 +1,86 @@
 """Selective recomputation repeats no product, attention or collective, and changes no bit."""
 
+from typing import Any, cast
+
 import pytest
+import torch
+from torch import Tensor
 
 from components.config.model_spec.positions import AlibiSpec
+from components.distributed.activation_checkpoint import checkpoint_activations
+from components.distributed.context import SequencePart, split_sequence
+from components.distributed.experts import Dispatch, split_experts
+from components.distributed.tensor import split_tensors
+from tests.components.distributed import tensor_cases
+from tests.components.distributed.layout_cases import Layout, gather, layout_mesh
 from tests.components.distributed.ranks import Ranks
-from tests.components.distributed.recompute_cases import recompute_beside_none
-from tests.components.distributed.tensor_cases import RMS_NORM, Parts
+from tests.components.distributed.tensor_cases import Parts
+from tests.components.distributed.test_context import context_mesh
 from tests.components.distributed.test_experts import mixture
 from tests.components.distributed.test_tensor import GATED, HEAD_NORMS, NORMS_AFTER, SINKS
-from tests.components.distributed.test_tensor_layouts import BLOOM
+from tests.components.model.comparison import gradient_of
+from tests.components.model.operators_seen import DEAR, Operators
+from tests.components.model.routing_terms import auxiliary_terms
 
-DROPS = BLOOM._replace(dropout=0.1, attention_dropout=0.2)
+Found = tuple[float, dict[str, int], dict[str, int]]
 
 
-@pytest.mark.parametrize(
-    ("layout", "parts"),
-    [
-        ("whole", Parts(qk_norm=RMS_NORM)),
-        ("sliced", Parts()),
-        ("whole", NORMS_AFTER),
-        ("sliced", NORMS_AFTER._replace(bias=True, dropout=0.1)),
-        ("whole", HEAD_NORMS),
-        ("sliced", GATED),
-        ("whole", SINKS),
-        ("whole", DROPS),
-        ("sliced", DROPS),
-        ("context", Parts()),
-        ("context", Parts(positions=AlibiSpec())),
-        ("all_gather 1", mixture()),
-        ("all_gather 2", mixture()._replace(dropout=0.1)),
-        ("all_to_all 1", mixture()),
-        ("all_to_all 2", mixture()._replace(dropout=0.1)),
-    ],
-    ids=[
-        *(
-            "whole",
-            "sliced",
-            "norms after",
-            "sliced, norms after",
-            "norm of each head",
-            "gated",
-            "sinks",
-        ),
-        *("whole, drops", "sliced, drops", "context", "context, slopes"),
-        *("gathered", "gathered in parts", "exchanged", "exchanged in parts"),
-    ],
-)
+def recompute_beside_none(parts: Parts, layout: str) -> Found:
+    """Return the largest difference of a gradient, and what both backward passes call."""
+    passes = [_gradients(parts, layout, recompute) for recompute in ("none", "selective")]
+    (plain, called), (thrifty, again) = passes
+    differences = ((a - b).abs().max().item() for a, b in zip(plain, thrifty, strict=True))
+    return max(differences), called, again
+
+
+def _gradients(
+    parts: Parts, layout: str, recompute: Any
+) -> tuple[list[Tensor], dict[str, int]]:
+    decoder = tensor_cases.randomized(parts)
+    tokens, targets, _ = tensor_cases.batch()
+    if layout == "context":
+        split_sequence(decoder, context_mesh())
+        part = SequencePart.from_mesh(context_mesh())
+        tokens, targets = part.select_rows(tokens), part.select_rows(targets)
+    elif layout in {"whole", "sliced"}:
+        split_tensors(decoder, tensor_cases.tensor_mesh(), sequence_parallel=layout == "sliced")
+    else:
+        dispatch, overlap = cast("tuple[Dispatch, str]", layout.split())
+        mesh = layout_mesh(Layout(expert=torch.distributed.get_world_size())).get_axis("expert")
+        split_experts(decoder, mesh, dispatch=dispatch, overlap=int(overlap))
+    checkpoint_activations(decoder, recompute)
+    torch.manual_seed(7)
+    loss = decoder.compute_loss(tokens, targets)
+    if layout not in {"context", "whole", "sliced"}:
+        loss = loss + auxiliary_terms(decoder)[0]
+    with Operators(DEAR) as seen:
+        torch.autograd.backward(loss)
+    return [gather(gradient_of(one)) for one in decoder.parameters()], dict(seen.counts)
+
+
+DROPS = tensor_cases.BLOOM._replace(dropout=0.1, attention_dropout=0.2)
+
+
+CASES = {
+    "whole": ("whole", Parts(qk_norm=tensor_cases.RMS_NORM)),
+    "sliced": ("sliced", Parts()),
+    "norms after": ("whole", NORMS_AFTER),
+    "sliced, norms after": ("sliced", NORMS_AFTER._replace(bias=True, dropout=0.1)),
+    "norm of each head": ("whole", HEAD_NORMS),
+    "gated": ("sliced", GATED),
+    "sinks": ("whole", SINKS),
+    "whole, drops": ("whole", DROPS),
+    "sliced, drops": ("sliced", DROPS),
+    "context": ("context", Parts()),
+    "context, slopes": ("context", Parts(positions=AlibiSpec())),
+    "gathered": ("all_gather 1", mixture()),
+    "gathered in parts": ("all_gather 2", mixture()._replace(dropout=0.1)),
+    "exchanged": ("all_to_all 1", mixture()),
+    "exchanged in parts": ("all_to_all 2", mixture()._replace(dropout=0.1)),
+}
+
+
+@pytest.mark.parametrize(("layout", "parts"), CASES.values(), ids=CASES)
 def test_what_waits_for_other_ranks_is_kept_and_no_gradient_changes(
     two_ranks: Ranks, layout: str, parts: Parts
 ) -> None:

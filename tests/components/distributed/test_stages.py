@@ -1,30 +1,53 @@
 """A stage keeps its own parts and no others; tied ends stay one weight."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from components.config.model_spec.positions import LearnedSpec, OrderSpec, PositionsSpec
 from components.distributed.pipeline import prune_to_stage
 from components.model.decoder import Decoder
-from tests.components.distributed.layout_cases import Layout
+from tests.components.distributed import tensor_cases
+from tests.components.distributed.layout_cases import Layout, ParallelModel, Whole, batch_of
 from tests.components.distributed.ranks import Ranks
-from tests.components.distributed.stages_cases import step_ends, sum_ends
-from tests.components.distributed.tensor_cases import (
-    GEMMA3,
-    LAYER_NORM,
-    LENGTH,
-    RMS_NORM,
-    ROTARY,
-    Parts,
-    batch,
-    build,
-)
+from tests.components.distributed.tensor_cases import Parts, build
+from tests.components.model.comparison import gradient_of
+
+
+def sum_ends(parts: Parts, layout: Layout) -> tuple[dict[str, Tensor], Tensor]:
+    """Return this rank's rows of tied gradients, and the whole embedding's gradient."""
+    model = tensor_cases.randomized(parts)
+    whole, sharded = Whole(model), ParallelModel(model, layout)
+    batches = [batch_of(0, rank, microbatches=4) for rank in range(layout.data)]
+    whole.backward(batches)
+    sharded.backward(batches[sharded.mesh.data_rank])
+    tied = {s.name: gradient_of(s.parameter).clone() for s in sharded.shards if s.tied}
+    return tied, whole.gradients()["embedding.weight"]
+
+
+def step_ends(parts: Parts, layout: Layout) -> list[Tensor]:
+    """Return this rank's tied weight after two steps."""
+    sharded = ParallelModel(tensor_cases.randomized(parts), layout)
+    optimizer = torch.optim.AdamW([shard.parameter for shard in sharded.shards], lr=0.01)
+    for step in range(2):
+        sharded.backward(batch_of(step, sharded.mesh.data_rank))
+        optimizer.step()
+        sharded.parallel.all_gather_updated()
+    return [weight for name, weight in sharded.weights().items() if name == "embedding.weight"]
+
 
 TOLERANCE = 1e-13
 
-LEARNED = LearnedSpec(num_positions=LENGTH)
+LEARNED = LearnedSpec(num_positions=tensor_cases.LENGTH)
 GPT = Parts(
-    positions=LEARNED, norm=LAYER_NORM, embedding_norm=LAYER_NORM, tied=True, num_layers=4
+    positions=LEARNED,
+    norm=tensor_cases.LAYER_NORM,
+    embedding_norm=tensor_cases.LAYER_NORM,
+    tied=True,
+    num_layers=4,
 )
 LLAMA = Parts(num_layers=4)
 EMBEDDING = {"embedding.weight"}
@@ -78,7 +101,9 @@ def test_a_stage_that_is_both_ends_keeps_all_and_shares_nothing() -> None:
     assert [name for name, _ in stage.named_parameters()] == names
 
 
-@pytest.mark.parametrize("positions", [ROTARY, OrderSpec()], ids=["rotary", "none"])
+@pytest.mark.parametrize(
+    "positions", [tensor_cases.ROTARY, OrderSpec()], ids=["rotary", "none"]
+)
 def test_positions_without_parameters_stay_on_every_stage(positions: PositionsSpec) -> None:
     stage = build(LLAMA._replace(positions=positions))
     prune_to_stage(stage, range(1, 2), first=False, last=False)
@@ -87,8 +112,8 @@ def test_positions_without_parameters_stay_on_every_stage(positions: PositionsSp
 
 @pytest.mark.parametrize(
     "parts",
-    [GPT, LLAMA, GEMMA3._replace(num_layers=4)],
-    ids=["tied gpt", "llama", "tied gemma 3"],
+    [GPT, GPT._replace(tied=False), LLAMA, tensor_cases.GEMMA3._replace(num_layers=4)],
+    ids=["tied gpt", "gpt", "llama", "tied gemma 3"],
 )
 def test_stages_one_after_the_other_compute_the_whole(parts: Parts) -> None:
     whole = build(parts)
@@ -96,55 +121,42 @@ def test_stages_one_after_the_other_compute_the_whole(parts: Parts) -> None:
     for number, (stage, layers) in enumerate(zip(stages, (range(2), [2], [3]), strict=True)):
         stage.load_state_dict(whole.state_dict())
         prune_to_stage(stage, layers, first=number == 0, last=number == 2)
-    tokens, targets, _ = batch()
-    hidden = stages[1](stages[0](tokens))
-    assert torch.equal(stages[2](hidden, targets=targets), whole.compute_loss(tokens, targets))
+    names = {name for name, _ in whole.named_parameters()}
+    assert {name for stage in stages for name, _ in stage.named_parameters()} == names
+    tokens, targets, numbers = tensor_cases.batch()
+    for documents in (None, numbers):
+        hidden = stages[0](tokens, documents=documents)
+        hidden = stages[1](hidden, documents=documents)
+        loss = stages[2](hidden, documents=documents, targets=targets)
+        assert torch.equal(loss, whole.compute_loss(tokens, targets, documents=documents))
 
 
-TIED = Parts(tied=True, bias=True, norm=RMS_NORM, num_layers=4, rows=62)
+TIED = Parts(tied=True, bias=True, norm=tensor_cases.RMS_NORM, num_layers=4, rows=62)
 
 
-@pytest.mark.parametrize(
-    ("layout", "pairs"),
-    [
-        (Layout(pipeline=2), [(0, 1)]),
-        (Layout(pipeline=2, schedule="interleaved", stages_per_rank=2), [(0, 1)]),
-    ],
-    ids=["one stage", "two stages"],
-)
-def test_both_ends_hold_the_bits_of_one_sum(
-    two_ranks: Ranks, layout: Layout, pairs: list[tuple[int, int]]
-) -> None:
-    assert_equal_ends(two_ranks, layout, pairs)
+ENDS = {
+    "one stage": (Layout(pipeline=2), [(0, 1)]),
+    "two stages": (Layout(pipeline=2, schedule="interleaved", stages_per_rank=2), [(0, 1)]),
+    "four stages": (Layout(pipeline=4), [(0, 3)]),
+    "tensor": (Layout(pipeline=2, tensor=2), [(0, 2), (1, 3)]),
+    "zero 1": (Layout(pipeline=2, shard=2, zero=1), [(0, 2), (1, 3)]),
+    "zero 2": (Layout(pipeline=2, shard=2, zero=2), [(0, 2), (1, 3)]),
+}
 
 
-@pytest.mark.quick("tensor", "four stages")
-@pytest.mark.parametrize(
-    ("layout", "pairs"),
-    [
-        (Layout(pipeline=4), [(0, 3)]),
-        (Layout(pipeline=2, tensor=2), [(0, 2), (1, 3)]),
-        (Layout(pipeline=2, shard=2, zero=1), [(0, 2), (1, 3)]),
-        (Layout(pipeline=2, shard=2, zero=2), [(0, 2), (1, 3)]),
-    ],
-    ids=["four stages", "tensor", "zero 1", "zero 2"],
-)
-def test_each_pair_of_ends_holds_the_bits_of_one_sum(
-    four_ranks: Ranks, layout: Layout, pairs: list[tuple[int, int]]
-) -> None:
-    assert_equal_ends(four_ranks, layout, pairs)
-
-
-def assert_equal_ends(ranks: Ranks, layout: Layout, pairs: list[tuple[int, int]]) -> None:
-    found = [tied for tied, _ in ranks(sum_ends, TIED, layout)]
-    _, expected = ranks(sum_ends, TIED, layout)[0]
+@pytest.mark.quick("one stage", "two stages", "tensor")
+@pytest.mark.parametrize("case", ENDS)
+def test_both_ends_hold_the_bits_of_one_sum(run_layout: Callable[..., Any], case: str) -> None:
+    layout, pairs = ENDS[case]
+    found = run_layout(sum_ends, TIED, layout)
     ends = {rank for pair in pairs for rank in pair}
-    assert [set(tied) for tied in found] == [
-        EMBEDDING if rank in ends else set() for rank in range(len(found))
-    ]
+    for rank, (tied, _) in enumerate(found):
+        assert set(tied) == (EMBEDDING if rank in ends else set())
+    sums = [tied.get("embedding.weight") for tied, _ in found]
     for first, last in pairs:
-        assert torch.equal(found[first]["embedding.weight"], found[last]["embedding.weight"])
-    rows = torch.cat([found[first]["embedding.weight"] for first, _ in pairs])
+        assert torch.equal(sums[first], sums[last])
+    _, expected = found[0]
+    rows = torch.cat([sums[first] for first, _ in pairs])
     rows = rows[: len(expected)]  # without sharding each pair has them all
     assert (rows - expected).abs().max() / expected.abs().max() < TOLERANCE
 
@@ -160,8 +172,6 @@ def test_both_ends_on_one_rank_are_one_weight(two_ranks: Ranks) -> None:
 
 
 def test_after_steps_both_ends_are_still_one_weight(four_ranks: Ranks) -> None:
-    (first,), (second,), (third,), (fourth,) = four_ranks(
-        step_ends, TIED, Layout(pipeline=2, shard=2, zero=1)
-    )
-    for other in (second, third, fourth):
-        assert torch.equal(first, other)
+    layout = Layout(pipeline=2, shard=2, zero=1)
+    (first, *others) = [weight for (weight,) in four_ranks(step_ends, TIED, layout)]
+    assert all(torch.equal(first, other) for other in others)

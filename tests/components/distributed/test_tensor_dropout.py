@@ -1,58 +1,92 @@
 """Tensor ranks drop alike what all of them hold, and each in its own way its own part."""
 
+from typing import NamedTuple
+
+import torch
+
+from components.attention_backends import BACKENDS
+from components.distributed.tensor_styles import TensorParallelAttention, stream_seed
+from components.model.attention import AttentionCore
 from tests.components.distributed.ranks import Ranks
-from tests.components.distributed.tensor_dropout_cases import (
-    dropped_weights,
-    embedding_zeros,
-    hidden_states,
-    next_number_after_dropping,
-    seeds,
+from tests.components.distributed.tensor_cases import (
+    Parts,
+    batch,
+    randomized,
+    split_copy,
+    tensor_mesh,
 )
+from tests.components.model.mixers.builders import build_scope
+
+LENGTH = 32
 
 
-def test_each_rank_drops_attention_weights_of_its_own(two_ranks: Ranks) -> None:
-    first, second = two_ranks(dropped_weights, 5, 0, True)
-    assert first != second
+def dropped_weights(seed: int, layer: int, training: bool) -> list[bool]:
+    """List which of 32 x 32 equal weights are dropped: the values are the unit matrix."""
+    inner = AttentionCore(dropout=0.5, backends=BACKENDS)
+    core = TensorParallelAttention(inner, tensor_mesh(), layer=layer).train(training)
+    scope = build_scope(length=LENGTH)
+    zeros, unit = torch.zeros(1, 1, LENGTH, 4), torch.eye(LENGTH)[None, None]
+    torch.manual_seed(seed)
+    mixed = core(zeros, zeros, unit, scope, first_head=0)
+    kept: list[bool] = (mixed == 0).tril().flatten().tolist()
+    return kept
 
 
-def test_the_same_seed_and_layer_drop_the_same_weights_again(two_ranks: Ranks) -> None:
-    dropped = two_ranks(dropped_weights, 5, 0, True)
-    assert two_ranks(dropped_weights, 5, 0, True) == dropped
-    for other in (
-        two_ranks(dropped_weights, 6, 0, True),
-        two_ranks(dropped_weights, 5, 1, True),
-    ):
-        assert all(one != two for one, two in zip(dropped, other, strict=True))
+class Drawn(NamedTuple):
+    """What one rank drops by seed and layer, and the numbers that it draws around it."""
+
+    first: list[bool]
+    again: list[bool]
+    other_seed: list[bool]
+    other_layer: list[bool]
+    evaluated: list[bool]
+    after: float
+    without: float
+    seeds: tuple[int, int]
+    hidden: list[float]
+    embedding: list[bool]
 
 
-def test_half_of_the_weights_are_dropped_in_training_and_none_in_evaluation(
-    two_ranks: Ranks,
-) -> None:
-    causal = 32 * 33 / 2
-    for dropped in two_ranks(dropped_weights, 5, 0, True):
-        assert 0.4 < sum(dropped) / causal < 0.6
-    assert not any(map(any, two_ranks(dropped_weights, 5, 0, False)))
+def draw() -> Drawn:
+    given = [(5, 0, False), (5, 1, True), (6, 0, True), (5, 0, True), (5, 0, True)]
+    evaluated, layer, seed, again, first = [dropped_weights(*one) for one in given]
+    after = torch.rand(()).item()
+    torch.manual_seed(5)
+    without = torch.rand(()).item()
+    whole, sliced = (
+        stream_seed(3, tensor_mesh(), sequence_parallel=one) for one in (False, True)
+    )
+    zeros = [number == 0 for number in outputs(layers=0)]
+    attention = first, again, seed, layer, evaluated
+    return Drawn(*attention, after, without, (whole, sliced), outputs(layers=2), zeros)
 
 
-def test_the_shared_stream_goes_on_as_if_no_weight_had_been_dropped(two_ranks: Ranks) -> None:
-    for after, without in two_ranks(next_number_after_dropping):
-        assert after == without
+def outputs(layers: int) -> list[float]:
+    """List what comes out of layers in training, or out of the embedding, then in slices."""
+    sliced = layers == 0
+    whole = randomized(Parts(dropout=0.5, attention_dropout=0.5)).train()
+    whole.final_norm = whole.head = None
+    for index in list(whole.layers)[layers:]:
+        del whole.layers[index]
+    split = split_copy(whole, sequence_parallel=sliced)
+    torch.manual_seed(stream_seed(3, tensor_mesh(), sequence_parallel=sliced))
+    numbers: list[float] = split(batch()[0]).flatten().tolist()
+    return numbers
 
 
-def test_whole_hidden_states_stay_the_same_on_all_ranks(two_ranks: Ranks) -> None:
-    first, second = two_ranks(hidden_states, False)
-    assert first == second
-
-
-def test_slices_of_the_residual_stream_are_dropped_each_in_its_own_way(
-    two_ranks: Ranks,
-) -> None:
-    first, second = two_ranks(embedding_zeros)
-    assert 0.3 < sum(first) / len(first) < 0.7
-    assert first != second
-
-
-def test_a_rank_changes_the_seed_only_where_hidden_states_are_sliced(two_ranks: Ranks) -> None:
-    (whole, one), (same, other) = two_ranks(seeds)
-    assert whole == same == 3
-    assert len({3, one, other}) == 3
+def test_ranks_drop_alike_what_all_hold_and_otherwise_what_each_holds(two_ranks: Ranks) -> None:
+    one, two = two_ranks(draw)
+    assert one.first != two.first
+    assert one.embedding != two.embedding
+    assert one.hidden == two.hidden
+    assert 0.3 < sum(one.embedding) / len(one.embedding) < 0.7
+    for rank in (one, two):
+        assert rank.again == rank.first
+        assert rank.other_seed != rank.first != rank.other_layer
+        assert 0.4 < sum(rank.first) / (LENGTH * (LENGTH + 1) / 2) < 0.6
+        assert not any(rank.evaluated)
+        # The stream that ranks share goes on as if no weight had been dropped.
+        assert rank.after == rank.without
+        assert rank.seeds[0] == 3
+    # A rank changes the seed only where hidden states are sliced.
+    assert len({3, one.seeds[1], two.seeds[1]}) == 3

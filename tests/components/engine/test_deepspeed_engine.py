@@ -6,15 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.components.distributed.ranks import Ranks
-from tests.components.train.deepspeed_cases import (
-    change,
-    leave_out,
-    leaves_torch_alone,
-    losses_in,
-    refuse_float16,
-    scale,
-    train,
-)
+from tests.components.train import deepspeed_cases
 
 ROUNDING = 2e-6  # of float32 sums in another order, relative to a tensor's largest number
 STAGES = [
@@ -60,7 +52,7 @@ def ranks() -> Iterator[Ranks]:
     ids=lambda words: " ".join(words[:2]),
 )
 def test_from_the_same_bits_on_every_step_is_ours(ranks: Ranks, words: tuple[str, ...]) -> None:
-    for found in ranks(train, *words):
+    for found in ranks(deepspeed_cases.train, *words):
         assert found.at_start == 0
         assert max(found) < ROUNDING, found
 
@@ -75,7 +67,7 @@ def test_either_engine_goes_on_from_the_others_checkpoint(
     ranks: Ranks, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     ours = ("mesh", "parallelism.zero=2", *(ADEMAMIX if ADEMAMIX[0] in words else ()))
-    for both_ways in ranks(change, tmp_path, ("deepspeed", *words), ours):
+    for both_ways in ranks(deepspeed_cases.change, tmp_path, ("deepspeed", *words), ours):
         for changed in both_ways:
             assert changed.at_once == 0
             assert changed.norm < ROUNDING
@@ -86,7 +78,7 @@ def test_either_engine_goes_on_from_the_others_checkpoint(
 @pytest.mark.quick("parallelism.zero=1")
 @pytest.mark.parametrize("words", REFUSING, ids=" ".join)
 def test_a_step_that_is_refused_leaves_no_trace(ranks: Ranks, words: tuple[str, ...]) -> None:
-    for found in ranks(leave_out, *words):
+    for found in ranks(deepspeed_cases.leave_out, *words):
         assert found == (0.0, True, 0.0)
 
 
@@ -95,7 +87,7 @@ def test_in_bfloat16_a_checkpoint_keeps_the_float32_weights(
     ranks: Ranks, tmp_path: Path
 ) -> None:
     one, other = (("deepspeed", *BFLOAT16, f"parallelism.zero={zero}") for zero in (1, 3))
-    for both_ways in ranks(change, tmp_path, one, other):
+    for both_ways in ranks(deepspeed_cases.change, tmp_path, one, other):
         for changed in both_ways:
             assert changed.at_once == 0
             assert changed.norm < 1e-2
@@ -105,7 +97,7 @@ def test_in_bfloat16_a_checkpoint_keeps_the_float32_weights(
 @pytest.mark.long
 @pytest.mark.parametrize("words", LOW, ids=" ".join)
 def test_bfloat16_learns_as_our_bfloat16_does(ranks: Ranks, words: tuple[str, ...]) -> None:
-    for at_start, ours, theirs in ranks(losses_in, *words):
+    for at_start, ours, theirs in ranks(deepspeed_cases.losses_in, *words):
         assert at_start == 0
         assert theirs[-1] < theirs[0] - 1
         assert theirs == pytest.approx(ours, rel=2e-2)
@@ -114,17 +106,17 @@ def test_bfloat16_learns_as_our_bfloat16_does(ranks: Ranks, words: tuple[str, ..
 @pytest.mark.long
 @pytest.mark.parametrize("zero", [1, 3])
 def test_float16_skips_overflows_and_scales_by_our_rule(ranks: Ranks, zero: int) -> None:
-    for steps in ranks(scale, *FLOAT16, f"parallelism.zero={zero}"):
+    for steps in ranks(deepspeed_cases.scale, *FLOAT16, f"parallelism.zero={zero}"):
         for step in steps:
             assert step.state == step.replayed
         assert {step.skipped for step in steps} == {True, False}
 
 
 def test_a_device_without_float16_is_said_with_a_way_out(ranks: Ranks) -> None:
-    for said in ranks(refuse_float16, *FLOAT16, "parallelism.zero=1"):
+    for said in ranks(deepspeed_cases.refuse_float16, *FLOAT16, "parallelism.zero=1"):
         assert said.startswith("precision.compute: DeepSpeed does not support float16")
         assert "parallelism.engine=mesh" in said
 
 
 def test_making_an_engine_leaves_torch_alone(ranks: Ranks) -> None:
-    assert ranks(leaves_torch_alone) == [True, True]
+    assert ranks(deepspeed_cases.leaves_torch_alone) == [True, True]

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.data.samples import LossMask
 from components.distributed.mesh import Mesh, build_mesh
 from components.distributed.tensor_styles import seed_layers
@@ -22,20 +23,29 @@ from components.parity.prover import in_precision
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import Parts
 from tests.components.distributed.tensor_cases import build as build_decoder
-from tests.components.engine.mesh_engine_cases import count_unequally
+from tests.components.engine.test_mesh_engine import count_unequally
 
-RECIPE = compose_recipe(read_point(["recipe=teuken7b", "scale=mini"]))
+CPU = torch.device("cpu")
+
+
+def mini(*words: str) -> Recipe:
+    return compose_recipe(read_point(["recipe=teuken7b", "scale=mini", *words]))
+
+
+RECIPE = mini()
 
 
 def mesh_of(data: int) -> Mesh:
-    words = ["recipe=teuken7b", "scale=mini", f"parallelism.data={data}"]
-    parallelism = compose_recipe(read_point(words)).parallelism
-    return build_mesh("cpu", parallelism)
+    return build_mesh("cpu", mini(f"parallelism.data={data}").parallelism)
+
+
+def forward_of(mesh: Mesh, recipe: Recipe = RECIPE, eod_id: int = 0) -> StageForward:
+    return StageForward(recipe=recipe, mesh=mesh, device=CPU, eod_id=eod_id)
 
 
 def seeds(mesh: Mesh, microbatches: int, *, step: int = 3) -> list[int]:
     """Seed one layer in each of this rank's microbatches."""
-    compute = StageForward(recipe=RECIPE, mesh=mesh, device=torch.device("cpu"), eod_id=0)
+    compute = forward_of(mesh)
     compute.start_step(step, microbatches)
     found = []
     for number in range(microbatches):
@@ -64,9 +74,7 @@ def test_an_end_of_document_belongs_to_the_document_that_it_ends() -> None:
 
 def test_the_embedding_and_every_layer_draw_from_streams_of_their_own() -> None:
     with fake_world(0, 1):
-        compute = StageForward(
-            recipe=RECIPE, mesh=mesh_of(1), device=torch.device("cpu"), eod_id=0
-        )
+        compute = forward_of(mesh_of(1))
         compute.start_step(3, 1)
         parts = ["embedding", *(str(layer) for layer in range(RECIPE.model["num_layers"]))]
         assert len({compute.dropout_seed(part) for part in parts}) == len(parts)
@@ -96,8 +104,7 @@ def test_a_model_without_dropout_is_not_seeded_at_all() -> None:
     seed_layers(decoder, seed_of)
     torch.manual_seed(5)
     with fake_world(0, 1):
-        device = torch.device("cpu")
-        compute = StageForward(recipe=RECIPE, mesh=mesh_of(1), device=device, eod_id=0)
+        compute = forward_of(mesh_of(1))
         rows = torch.randint(0, 60, (1, 9))
         compute.start_step(0, 1)
         before = torch.get_rng_state()
@@ -113,12 +120,12 @@ MASKED = ("data.goldfish={one_in: 4, window_tokens: 3}", "data.loss_after_eod=fa
 def test_a_step_is_the_mean_over_the_targets_that_count_and_held_out_over_all(
     z_loss: float,
 ) -> None:
-    recipe = compose_recipe(read_point(["recipe=teuken7b", "scale=mini", *MASKED]))
+    recipe = mini(*MASKED)
     decoder = build_decoder(Parts(z_loss=z_loss)).double()
     batch = torch.randint(0, 60, (3, 2, 17), generator=torch.Generator().manual_seed(1))
     batch[0, :, ::3] = 7  # where documents end; the microbatches count other numbers
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    compute = StageForward(recipe=recipe, mesh=mesh_of(1), device=torch.device("cpu"), eod_id=7)
+    compute = forward_of(mesh_of(1), recipe, eod_id=7)
     compute.start_step(0, 3)
     compute.count_targets(batch)
     with torch.autocast("cpu", enabled=False):
@@ -145,13 +152,11 @@ def test_a_step_is_the_mean_over_the_targets_that_count_and_held_out_over_all(
 def test_a_target_weighs_the_same_on_a_rank_that_counts_one_as_beside_five_hundred(
     two_ranks: Ranks,
 ) -> None:
-    words = ["recipe=teuken7b", "scale=mini", "data.loss_after_eod=false"]
-    recipe = in_precision(compose_recipe(read_point(words)), "float64")
+    recipe = in_precision(mini("data.loss_after_eod=false"), "float64")
     few, many = torch.full((1, 1, 501), 7), torch.arange(501).view(1, 1, -1) % 50 + 8
     few[..., -2] = 8  # the only token that ends no document
-    for loss, gradient in two_ranks(
-        count_unequally, recipe.model_dump(mode="json"), [few, many], 7
-    ):
+    tree = recipe.model_dump(mode="json")
+    for loss, gradient in two_ranks(count_unequally, tree, [few, many], 7):
         assert loss < 1e-12
         assert gradient < 1e-12
 
@@ -173,14 +178,13 @@ class Recording(Decoder):
 
 def test_the_stages_of_a_rank_share_the_mask_of_each_microbatch() -> None:
     """Stages take turns; of a microbatch that all of them have had nothing is held."""
-    words = ["recipe=teuken7b", "scale=mini", "data.document_mask=true", "cluster.ranks=2"]
     layout = ["pipeline=2", "schedule=interleaved", "stages_per_rank=2"]
-    recipe = compose_recipe(read_point([*words, *(f"parallelism.{one}" for one in layout)]))
+    words = [f"parallelism.{one}" for one in layout]
+    recipe = mini("data.document_mask=true", "cluster.ranks=2", *words)
     batch = torch.randint(3, (3, 1, 9))
     first, second = Recording().eval(), Recording().eval()
     with fake_world(0, 2):
-        mesh = build_mesh("cpu", recipe.parallelism)
-        compute = StageForward(recipe=recipe, mesh=mesh, device=torch.device("cpu"), eod_id=0)
+        compute = forward_of(build_mesh("cpu", recipe.parallelism), recipe)
         rows = list(batch)
         turns = [(first, 0), (first, 1), (second, 0), (first, 2), (second, 1), (second, 2)]
         for stage, number in turns:

@@ -38,6 +38,24 @@ def relative_difference(ours: Tensor, theirs: Tensor) -> float:
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
 
 
+def saved_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> int:
+    """Count what the backward pass will read, each storage once and weights aside."""
+    held: dict[int, int] = {}
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            held[storage.data_ptr()] = storage.nbytes()
+        kept.append(tensor)
+        return tensor
+
+    kept: list[Tensor] = []  # no address is used twice
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        assert forward().requires_grad
+    return sum(held.values())
+
+
 def give_weights(theirs: nn.Module, model: Decoder, mapped: Mapped) -> None:
     """Load our weights, all of them and nothing else, but for a head tied to the embedding."""
     missing = theirs.load_state_dict(mapped(model.state_dict()), strict=False)

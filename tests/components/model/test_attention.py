@@ -29,6 +29,8 @@ from components.model.attention import AttentionContext, AttentionCore
 from components.model.masks import BLOCK, CausalMask
 from components.model.positions import PositionEncoding, alibi_slopes
 from tests.components.model.flex_on_cpu import flex_on_cpu
+from tests.components.model.mixers.builders import build_scope
+from tests.components.model.operators_seen import Operators
 
 LENGTH, HEADS, WIDTH = 150, 4, 16  # more than a block of the mask
 CPU = torch.device("cpu")
@@ -95,69 +97,46 @@ def flex() -> Iterator[None]:
 CASES = list(product((4, 2, 1), (False, True), (False, True)))
 
 
-@pytest.mark.usefixtures("flex")
-@pytest.mark.parametrize(("kv_heads", "slopes", "documents"), CASES)
-def test_flex_computes_the_formula_and_its_gradients(
-    kv_heads: int, slopes: bool, documents: bool
-) -> None:
-    assert_formula(kv_heads, slopes, documents)
-
-
-@pytest.mark.parametrize(("kv_heads", "slopes", "documents"), CASES)
-def test_a_cpu_s_kernels_compute_the_formula_and_its_gradients(
-    kv_heads: int, slopes: bool, documents: bool
-) -> None:
-    assert_formula(kv_heads, slopes, documents)
-
-
 SINKS = torch.tensor([-1.0, 0.5, 2.0, 6.0]).double()
 
 
-@pytest.mark.parametrize("flex", [False, True], ids=["dense", "flex"])
+@pytest.mark.quick(
+    *(f"{heads}-{x}-{y}-{z}-cpu" for heads, x, y in CASES for z in ("no sinks", "sinks")),
+    *("4-False-False-no sinks-flex", "2-True-True-no sinks-flex", "1-False-True-sinks-flex"),
+)
+@pytest.mark.parametrize("flex", [False, True], ids=["cpu", "flex"])
+@pytest.mark.parametrize("sinks", [None, SINKS], ids=["no sinks", "sinks"])
 @pytest.mark.parametrize(("kv_heads", "slopes", "documents"), CASES)
-def test_sinks_enlarge_the_denominators(
-    kv_heads: int, slopes: bool, documents: bool, flex: bool
+def test_kernels_compute_the_formula_and_its_gradients(
+    kv_heads: int, slopes: bool, documents: bool, sinks: Tensor | None, flex: bool
 ) -> None:
-    scope, given = scope_of(slopes, documents), [*heads_of(kv_heads), SINKS]
-    core = AttentionCore(dropout=0.0, backends=BACKENDS, has_sinks=True)
-    with flex_on_cpu() if flex else nullcontext():
-        found = with_gradients(
-            lambda *each: core(*each[:3], scope, first_head=0, sinks=each[3]), given
-        )
-    expected = with_gradients(lambda q, k, v, sinks: by_formula(q, k, v, scope, sinks), given)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
-
-
-def assert_formula(kv_heads: int, slopes: bool, documents: bool) -> None:
     scope, given = scope_of(slopes, documents), heads_of(kv_heads)
-    core = AttentionCore(dropout=0.0, backends=BACKENDS)
-    found = with_gradients(lambda *each: core(*each, scope, first_head=0), given)
-    expected = with_gradients(lambda q, k, v: by_formula(q, k, v, scope), given)
+    given += [] if sinks is None else [sinks]
+    core = AttentionCore(dropout=0.0, backends=BACKENDS, has_sinks=sinks is not None)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *sink: Tensor) -> Tensor:
+        named = {"sinks": sink[0]} if sink else {}
+        return cast("Tensor", core(query, key, value, scope, first_head=0, **named))
+
+    with flex_on_cpu() if flex else nullcontext():
+        found = with_gradients(attend, given)
+    expected = with_gradients(lambda q, k, v, *sink: by_formula(q, k, v, scope, *sink), given)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("kernel", ["flash", "math"])
 def test_kernels_that_are_named_are_the_only_ones_that_torch_may_take(kernel: Backend) -> None:
     scope, given = scope_of(False, False), heads_of(2)
-    seen: list[str] = []
-
-    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            seen.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    with Seen():
+    with Operators(["aten."]) as seen:
         mixed = attention_kernels.scaled_dot_product(
             *given, kernels=[kernel, "flex"], mask=None, dropout=0.0
         )
-    torch.testing.assert_close(
-        mixed, by_formula(given[0], given[1], given[2], scope), rtol=1e-10, atol=1e-11
-    )
-    assert any("flash" in name for name in seen) == (kernel == "flash")
+    expected = by_formula(given[0], given[1], given[2], scope)
+    torch.testing.assert_close(mixed, expected, rtol=1e-10, atol=1e-11)
+    assert any("flash" in name for name in seen.counts) == (kernel == "flash")
 
 
+@pytest.mark.quick("2-True-True-None")
 @pytest.mark.usefixtures("flex")
 @pytest.mark.parametrize(
     ("kv_heads", "slopes", "documents", "sinks"),
@@ -220,9 +199,7 @@ def test_both_passes_of_dropout_get_a_gradient_as_the_compiler_wants(
 def test_flex_drops_other_weights_in_each_row_head_and_pass() -> None:
     core = AttentionCore(dropout=0.5, backends=BACKENDS)
     zeros, unit = torch.zeros(2, 2, LENGTH, WIDTH), torch.eye(LENGTH).expand(2, 2, -1, -1)
-    scope = AttentionContext(
-        encoding=PositionEncoding(position_ids=torch.arange(LENGTH)), documents=None
-    )
+    scope = build_scope(length=LENGTH)
     passes = [core(zeros, zeros, unit, scope, first_head=0) != 0 for _ in range(2)]
     kept = torch.stack(passes).flatten(0, 2)[:, LENGTH // 2 :]  # long enough to be unlike
     rows = kept[:, :, : LENGTH // 2].flatten(0, 1).double() - 0.5
@@ -289,9 +266,8 @@ def _whole(blocks: Any) -> Tensor:
     return found.scatter(-1, columns.long(), taken)
 
 
-def case(**other: Any) -> AttentionCase:
-    plain = AttentionCase("cuda", "bfloat16", 128, grouped=False, dropout=False, mask="causal")
-    return plain._replace(**other)
+CASE = AttentionCase("cuda", "bfloat16", 128, grouped=False, dropout=False, mask="causal")
+case = CASE._replace
 
 
 @pytest.mark.parametrize(
@@ -313,10 +289,8 @@ def case(**other: Any) -> AttentionCase:
     ],
 )
 def test_the_first_of_the_order_that_can_is_taken(wanted: AttentionCase, found: str) -> None:
-    assert (
-        select_backends(("cudnn", "flash", "efficient", "overrideable", "flex"), wanted)[0]
-        == found
-    )
+    order: Any = ("cudnn", "flash", "efficient", "overrideable", "flex")
+    assert select_backends(order, wanted)[0] == found
 
 
 def test_the_order_decides_between_those_that_can() -> None:
@@ -380,13 +354,10 @@ def test_an_order_names_each_backend_once(order: list[str], message: str) -> Non
 
 def test_kernels_are_left_out_on_devices_before_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
-    assert attention_kernels.lacking("cuda") == ("flash", "cudnn")
-    assert attention_kernels.lacking("xpu") == ()
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    assert attention_kernels.lacking("cuda") == ("cudnn",)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    assert attention_kernels.lacking("cuda") == ()
+    for generation, lacking in ((7, ("flash", "cudnn")), (8, ("cudnn",)), (9, ())):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda at=generation: (at, 0))
+        assert attention_kernels.lacking("cuda") == lacking
+        assert attention_kernels.lacking("xpu") == ()
 
 
 def test_a_gpu_is_asked_for_no_dense_mask() -> None:

@@ -11,7 +11,6 @@ from transformers import GptOssConfig, Qwen3NextConfig
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
-from components.attention_backends import BACKENDS
 from components.config.model_spec.attention import GroupedQueryAttentionSpec
 from components.config.model_spec.norms import NormSpec
 from components.config.model_spec.positions import RotarySpec
@@ -20,6 +19,7 @@ from components.model.first_weights import initial_constant
 from components.model.parametrization import weight_kind
 from components.model.positions import Rotary
 from components.optim.muon import is_hidden_matrix
+from tests.components.model import specs
 from tests.components.model.comparison import gradient_of, relative_difference
 from tests.components.model.flex_on_cpu import flex_on_cpu
 
@@ -28,21 +28,12 @@ BASE = 10_000.0
 RMS = NormSpec(eps=1e-6, center=False, weight=True, bias=False)
 TOLERANCE = 1e-5
 MAPS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
+MAPS |= {"query_norm": "q_norm", "key_norm": "k_norm"}
 Named = dict[str, Tensor]
 
 
 def attention_spec(**changes: Any) -> GroupedQueryAttentionSpec:
-    spec = GroupedQueryAttentionSpec(
-        num_heads=HEADS,
-        num_kv_heads=GROUPS,
-        head_dim=WIDTH,
-        bias=True,
-        qk_norm=None,
-        layer_scaling=False,
-        dropout=0.0,
-        backends=BACKENDS,
-    )
-    return spec.model_copy(update=changes)
+    return specs.attention_spec(HEADS, GROUPS, WIDTH, **{"bias": True} | changes)
 
 
 def attention(**changes: Any) -> Attention:
@@ -60,11 +51,10 @@ def scope_of(spec: RotarySpec, window: int | None = None) -> AttentionContext:
     return scope.for_window(window)
 
 
-def renamed(named: Named, more: dict[str, str]) -> Named:
+def renamed(named: Named) -> Named:
     """Give our tensors their names."""
-    table = MAPS | more
     return {
-        ".".join(table.get(part, part) for part in name.split(".")): tensor
+        ".".join(MAPS.get(part, part) for part in name.split(".")): tensor
         for name, tensor in named.items()
     }
 
@@ -72,7 +62,7 @@ def renamed(named: Named, more: dict[str, str]) -> Named:
 def to_qwen3_next(named: Named) -> Named:
     """Join query and gate head by head."""
     joined = {}
-    for name, tensor in renamed(named, {"query_norm": "q_norm", "key_norm": "k_norm"}).items():
+    for name, tensor in renamed(named).items():
         gate = named.get(name.replace("q_proj", "gate"))
         if "q_proj" in name and gate is not None:
             heads = [part.unflatten(0, (HEADS, -1)) for part in (tensor, gate)]
@@ -105,6 +95,19 @@ def assert_equal_parts(
         assert difference < TOLERANCE * largest, name
 
 
+def config_of(kind: Any, **rotary: float) -> Any:
+    config = kind(
+        hidden_size=DIM,
+        num_attention_heads=HEADS,
+        num_key_value_heads=GROUPS,
+        head_dim=WIDTH,
+        attention_bias=True,
+        rope_parameters={"rope_type": "default", "rope_theta": BASE, **rotary},
+    )
+    config._attn_implementation = "eager"
+    return config
+
+
 def causal_mask(window: int | None = None) -> Tensor:
     place = torch.arange(LENGTH)
     behind = place[:, None] - place
@@ -114,19 +117,7 @@ def causal_mask(window: int | None = None) -> Tensor:
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5, 0.25])
 def test_gated_attention_is_that_of_qwen3_next(fraction: float) -> None:
-    config = Qwen3NextConfig(
-        hidden_size=DIM,
-        num_attention_heads=HEADS,
-        num_key_value_heads=GROUPS,
-        head_dim=WIDTH,
-        attention_bias=True,
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": BASE,
-            "partial_rotary_factor": fraction,
-        },
-    )
-    config._attn_implementation = "eager"
+    config = config_of(Qwen3NextConfig, partial_rotary_factor=fraction)
     ours = attention(output_gate=True, qk_norm=RMS, qk_norm_over="each_head")
     theirs = qwen3_next.Qwen3NextAttention(config, layer_idx=0)
     state = to_qwen3_next(copy.deepcopy(ours.state_dict()))
@@ -176,25 +167,17 @@ def test_rotated_channels_are_whole_pairs(head_dim: int, fraction: float, width:
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("flex", [False, True], ids=["dense", "flex"])
 def test_attention_with_sinks_is_that_of_gpt_oss(window: int | None, flex: bool) -> None:
-    config = GptOssConfig(
-        hidden_size=DIM,
-        num_attention_heads=HEADS,
-        num_key_value_heads=GROUPS,
-        head_dim=WIDTH,
-        attention_bias=True,
-        rope_parameters={"rope_type": "default", "rope_theta": BASE},
-    )
-    config._attn_implementation = "eager"
+    config = config_of(GptOssConfig)
     ours = attention(sinks=True)
     theirs = gpt_oss.GptOssAttention(config, layer_idx=0)
-    theirs.load_state_dict(renamed(ours.state_dict(), {}))
+    theirs.load_state_dict(renamed(ours.state_dict()))
     rotary = gpt_oss.GptOssRotaryEmbedding(config)
     with flex_on_cpu() if flex else nullcontext():
         assert_equal_parts(
             ours,
             theirs,
             scope_of(RotarySpec(base=BASE), window),
-            to=lambda named: renamed(named, {}),
+            to=renamed,
             position_embeddings=rotary(torch.zeros(1), torch.arange(LENGTH)[None]),
             attention_mask=causal_mask(window),
         )

@@ -1,14 +1,13 @@
 """Compiled layers: the same losses and gradients, one compilation for all layers."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from components.config.model_spec.feed_forward import ExpertsSpec, MLPSpec
 from components.config.model_spec.positions import AlibiSpec, InterleavedRotarySpec, RotarySpec
 from components.distributed.activation_checkpoint import checkpoint_activations
 from components.distributed.compile import compile_layers
@@ -21,34 +20,19 @@ from components.model.positions import PositionEncoding
 from components.torch_internals.operators import count_graphs
 from components.versions import release_of
 from tests.components.model.comparison import gradient_of, randomized
-from tests.components.model.conftest import RMS_NORM
 from tests.components.model.flex_on_cpu import flex_on_cpu
 from tests.components.model.routing_terms import auxiliary_terms
+from tests.components.model.specs import RMS_NORM, experts_spec, mlp_spec, small_decoder
 
 # Torch's compiler warns of its own imports and inner workings, and hides that from whoever has
 # not made warnings errors.
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, as said above
 
-Build = Callable[..., Decoder]
-FEW_EXPERTS = ExpertsSpec(
-    num_experts=4,
-    top_k=2,
-    ffn_dim=24,
-    activation="silu",
-    gated=True,
-    renormalize=False,
-    routing="learned",
-    auxiliary_loss=0.01,
-    auxiliary_scope="model",
-    z_loss=0.0,
-    path="grouped",
-)
-
-TRAINED = MLPSpec(ffn_dim=77, activation="xielu", gated=False, bias=False)
-CLAMPED = MLPSpec(
-    ffn_dim=77, activation="silu", gated=True, bias=True, swiglu_limit=0.5, linear_offset=1.0
-)
-HEAD_NORMS = {"qk_norm": RMS_NORM, "qk_norm_over": "each_head"}
+FEW_EXPERTS = experts_spec(ffn_dim=24, auxiliary_loss=0.01, path="grouped")
+CLAMPED = mlp_spec(77, bias=True, swiglu_limit=0.5, linear_offset=1.0)
+SOME_ROTATE = InterleavedRotarySpec(base=10_000.0, skip_every=4)
+TURNED = RotarySpec(base=10_000.0, local_base=100.0)
+SHARED = FEW_EXPERTS.model_copy(update={"shared_ffn_dim": 6, "shared_gate": True})
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +68,17 @@ def compare(plain: Decoder, model: Decoder, tokens: Tensor) -> None:
         )
 
 
+def count_compiled(recompute: Any, **parts: Any) -> int:
+    """Compare a decoder, compiled, with itself; return how many graphs there were."""
+    plain = randomized(small_decoder(**parts)).double()
+    model = copy.deepcopy(plain)
+    checkpoint_activations(model, recompute, compiled=True)
+    compile_layers(model, "layers", recompute=recompute)
+    before = count_graphs()
+    compare(plain, model, torch.randint(61, (2, 19)))
+    return count_graphs() - before
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "recompute",
@@ -96,16 +91,8 @@ def compare(plain: Decoder, model: Decoder, tokens: Tensor) -> None:
         ["norms", "attention", "mlp"],
     ],
 )
-def test_losses_and_gradients_stay_with_dropout_and_recomputation_too(
-    small_decoder: Build, recompute: Any
-) -> None:
-    plain = randomized(small_decoder(dropout=0.2, attention_dropout=0.2)).double()
-    model = copy.deepcopy(plain)
-    checkpoint_activations(model, recompute, compiled=True)
-    compile_layers(model, "layers", recompute=recompute)
-    before = count_graphs()
-    compare(plain, model, torch.randint(61, (2, 19)))
-    assert count_graphs() > before
+def test_losses_and_gradients_stay_with_dropout_and_recomputation_too(recompute: Any) -> None:
+    assert count_compiled(recompute, dropout=0.2, attention_dropout=0.2) > 0
 
 
 @pytest.mark.long
@@ -114,29 +101,20 @@ def test_losses_and_gradients_stay_with_dropout_and_recomputation_too(
     [
         {"positions": AlibiSpec()},
         {"mlp": FEW_EXPERTS},
-        HEAD_NORMS,
-        {"mlp": TRAINED},
-        {"mlp": FEW_EXPERTS.model_copy(update={"shared_ffn_dim": 6, "shared_gate": True})},
+        {"qk_norm": RMS_NORM, "qk_norm_over": "each_head"},
+        {"mlp": mlp_spec(77, "xielu")},
+        {"mlp": SHARED},
         {"output_gate": True},
         {"sinks": True},
         {"mlp": CLAMPED},
     ],
 )
-def test_discounts_and_experts_compile_too(
-    small_decoder: Build, part: dict[str, object]
-) -> None:
-    plain = randomized(small_decoder(**part)).double()
-    model = copy.deepcopy(plain)
-    compile_layers(model, "layers", recompute="none")
-    before = count_graphs()
-    compare(plain, model, torch.randint(61, (2, 19)))
-    assert count_graphs() > before
+def test_discounts_and_experts_compile_too(part: dict[str, object]) -> None:
+    assert count_compiled("none", **part) > 0
 
 
 @pytest.mark.long
-def test_all_layers_share_a_graph_that_evaluation_takes_no_part_in(
-    small_decoder: Build,
-) -> None:
+def test_all_layers_share_a_graph_that_evaluation_takes_no_part_in() -> None:
     plain = small_decoder(num_layers=12)  # more than torch makes graphs of one function
     model = copy.deepcopy(plain)
     compile_layers(model, "layers", recompute="none")
@@ -154,32 +132,20 @@ def test_all_layers_share_a_graph_that_evaluation_takes_no_part_in(
 
 
 @pytest.mark.long
-def test_layers_that_do_not_rotate_share_a_second_graph(small_decoder: Build) -> None:
-    some = InterleavedRotarySpec(base=10_000.0, skip_every=4)
-    settings = {"positions": some, "num_layers": 12, "norm_placement": "after"}
-    plain = randomized(small_decoder(**settings)).double()
-    model = copy.deepcopy(plain)
-    compile_layers(model, "layers", recompute="selective")
-    before = count_graphs()
-    compare(plain, model, torch.randint(61, (2, 19)))
-    assert count_graphs() - before == 2
+@pytest.mark.parametrize(
+    ("graphs", "settings"),
+    [
+        (2, {"positions": SOME_ROTATE, "norm_placement": "after"}),
+        (3, {"positions": TURNED, "windows": [5, 7, "full"], "norm_placement": "both"}),
+    ],
+    ids=["some rotate", "windows"],
+)
+def test_layers_of_each_kind_share_a_graph(graphs: int, settings: dict[str, Any]) -> None:
+    assert count_compiled("selective", num_layers=12, scale_dim=14, **settings) == graphs
 
 
 @pytest.mark.long
-def test_layers_of_each_window_share_a_graph(small_decoder: Build) -> None:
-    turned = RotarySpec(base=10_000.0, local_base=100.0)
-    settings = {"positions": turned, "num_layers": 12, "windows": [5, 7, "full"]}
-    settings |= {"norm_placement": "both", "scale_dim": 14}
-    plain = randomized(small_decoder(**settings)).double()
-    model = copy.deepcopy(plain)
-    compile_layers(model, "layers", recompute="selective")
-    before = count_graphs()
-    compare(plain, model, torch.randint(61, (2, 19)))
-    assert count_graphs() - before == 3
-
-
-@pytest.mark.long
-def test_more_shapes_than_torch_compiles_end_with_the_way_out(small_decoder: Build) -> None:
+def test_more_shapes_than_torch_compiles_end_with_the_way_out() -> None:
     model = small_decoder()
     compile_layers(model, "layers", recompute="none")
     with torch._dynamo.config.patch(recompile_limit=1):
@@ -202,13 +168,8 @@ def test_flex_attention_to_texts_of_any_length_takes_four_graphs_at_most() -> No
             documents = torch.randint(3, (batch, length)).sort(dim=1).values
             scope = AttentionContext(encoding=places, documents=documents)
             heads = torch.randn(batch, 4, length, 16)
-            given = (
-                heads,
-                heads,
-                heads,
-                scope.score_change((0, 4)),
-                scope.mask.build_block_mask(length),
-            )
+            change, blocks = scope.score_change((0, 4)), scope.mask.build_block_mask(length)
+            given = (heads, heads, heads, change, blocks)
             before = count_graphs()
             with torch.no_grad():
                 mixed = attend(*given)
@@ -217,9 +178,10 @@ def test_flex_attention_to_texts_of_any_length_takes_four_graphs_at_most() -> No
     assert 0 < graphs <= 4
 
 
+@pytest.mark.quick("0.25-False")
 @pytest.mark.parametrize(("dropout", "sinks"), [(0.0, False), (0.25, False), (0.0, True)])
 def test_layers_of_flex_attention_share_a_graph_for_all_microbatches(
-    small_decoder: Build, dropout: float, sinks: bool
+    dropout: float, sinks: bool
 ) -> None:
     """The mask of a microbatch is made before the first layer: no graph holds it."""
     settings = {"positions": AlibiSpec(), "num_layers": 3, "attention_dropout": dropout}
@@ -245,7 +207,7 @@ def test_layers_of_flex_attention_share_a_graph_for_all_microbatches(
 
 
 def test_float64_is_refused_where_torch_cannot_compile_it(
-    small_decoder: Build, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
     compile_layers(small_decoder(), "layers", recompute="none")
@@ -253,15 +215,13 @@ def test_float64_is_refused_where_torch_cannot_compile_it(
         compile_layers(small_decoder().double(), "layers", recompute="none")
 
 
-def test_none_leaves_the_layers_as_they_are(small_decoder: Build) -> None:
+def test_none_leaves_the_layers_as_they_are() -> None:
     model = small_decoder()
     compile_layers(model, "none", recompute="none")
     assert all("forward" not in vars(layer) for layer in model.layers.values())
 
 
-def test_a_machine_without_a_compiler_is_told_at_once(
-    small_decoder: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_without_a_compiler_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(RecipeError, match="has no no-such-compiler") as caught:
         compile_layers(small_decoder(), "layers", recompute="none")

@@ -1,7 +1,7 @@
 """Experts in compiled layers: one graph, however the tokens fall on them."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import pytest
@@ -14,33 +14,21 @@ from components.config.model_spec.feed_forward import ExpertsSpec
 from components.distributed.activation_checkpoint import checkpoint_activations
 from components.distributed.compile import compile_layers
 from components.model import moe
-from components.model.decoder import Decoder
 from components.model.expert_products import has_grouped_kernel
 from components.model.moe import Experts
 from tests.components.model.comparison import randomized
+from tests.components.model.specs import experts_spec, small_decoder
 from tests.components.model.test_compiling import compare
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, as in test_compiling
 
-Build = Callable[..., Decoder]
-NUM_EXPERTS, TOP_K, DIM, FFN_DIM, TOKENS = 4, 2, 16, 24, 24
+NUM_EXPERTS, DIM, FFN_DIM, TOKENS = 4, 16, 24, 24
 
 
 def mixture(**changes: Any) -> ExpertsSpec:
-    settings: dict[str, Any] = {
-        "num_experts": NUM_EXPERTS,
-        "top_k": TOP_K,
-        "ffn_dim": FFN_DIM,
-        "activation": "silu",
-        "gated": True,
-        "renormalize": False,
-        "routing": "learned",
-        "auxiliary_loss": 0.01,
-        "auxiliary_scope": "model",
-        "z_loss": 0.001,
-        "path": "auto",
-    }
-    return ExpertsSpec(**settings | changes)
+    return experts_spec(
+        **{"ffn_dim": FFN_DIM, "auxiliary_loss": 0.01, "z_loss": 0.001} | changes
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +87,7 @@ def gradients(mixed: Tensor, hidden: Tensor, layer: Experts) -> tuple[Tensor, ..
 @pytest.mark.parametrize("recompute", ["none", "selective", "full", ["mlp"]], ids=str)
 @pytest.mark.parametrize("path", ["auto", "loop"])
 def test_layers_of_experts_keep_losses_gradients_and_what_routers_counted(
-    small_decoder: Build, recompute: Literal["none", "full"] | list[str], path: str
+    recompute: Literal["none", "full"] | list[str], path: str
 ) -> None:
     plain = randomized(small_decoder(mlp=mixture(path=path), num_layers=3)).double()
     model = copy.deepcopy(plain)

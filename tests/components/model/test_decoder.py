@@ -1,7 +1,7 @@
 """The decoder against an independent Llama, at full size on `meta`, and cut into stages."""
 
 import copy
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,53 +11,41 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.build import build_node
-from components.config.model_spec.norms import NormSpec
-from components.config.model_spec.positions import LearnedSpec
 from components.model.decoder import Decoder
 from tests.components.model.comparison import assert_equal_models, gradient_of, randomized
 from tests.components.model.mappings import to_llama
+from tests.components.model.specs import small_decoder
 
 
-def llama_like(
-    model: Decoder, *, num_heads: int, num_kv_heads: int, head_dim: int
-) -> LlamaForCausalLM:
+def llama_like(model: Decoder, heads: int = 6, groups: int = 2, width: int = 10) -> Any:
     config = LlamaConfig(
         vocab_size=67,
         hidden_size=48,
         intermediate_size=77,
-        num_hidden_layers=2,
+        num_hidden_layers=model.num_layers,
         rms_norm_eps=1e-5,
         tie_word_embeddings=model.head is None,
-        num_attention_heads=num_heads,
-        num_key_value_heads=num_kv_heads,
-        head_dim=head_dim,
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
+        head_dim=width,
     )
     config._attn_implementation = "eager"
     return LlamaForCausalLM(config)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim"), [(6, 2, 10), (6, 6, 8), (3, 1, 2)]
-)
+@pytest.mark.parametrize("heads", [(6, 2, 10), (6, 6, 8), (3, 1, 2)])
 @pytest.mark.parametrize("sequence_length", [1, 37])
 def test_logits_and_gradients_equal_those_of_an_independent_llama(
-    small_decoder: Callable[..., Decoder],
-    tied: bool,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    sequence_length: int,
+    tied: bool, heads: tuple[int, int, int], sequence_length: int
 ) -> None:
-    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-    model = randomized(small_decoder(tied_embeddings=tied, **heads))
-    llama = llama_like(model, **heads)
+    sizes = dict(zip(("num_heads", "num_kv_heads", "head_dim"), heads, strict=True))
+    model = randomized(small_decoder(tied_embeddings=tied, **sizes))
+    llama = llama_like(model, *heads)
     assert_equal_models(model, llama, to_llama, sequence_length=sequence_length)
 
 
-def test_padded_rows_take_part_in_the_softmax_and_are_trained_down(
-    small_decoder: Callable[..., Decoder],
-) -> None:
+def test_padded_rows_take_part_in_the_softmax_and_are_trained_down() -> None:
     model = randomized(small_decoder(tied_embeddings=False))
     tokens = torch.randint(61, (2, 9))
     torch.autograd.backward(model.compute_loss(tokens, tokens))
@@ -69,7 +57,7 @@ def test_padded_rows_take_part_in_the_softmax_and_are_trained_down(
     assert model.compute_loss(tokens, tokens) > lean.compute_loss(tokens, tokens)
 
 
-def test_a_later_token_changes_no_earlier_logit(small_decoder: Callable[..., Decoder]) -> None:
+def test_a_later_token_changes_no_earlier_logit() -> None:
     model = randomized(small_decoder())
     tokens = torch.randint(61, (1, 20))
     changed = tokens.clone()
@@ -92,46 +80,7 @@ def test_the_full_size_has_exactly_the_published_parameters() -> None:
     assert model.head is None
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_two_stages_with_global_names_compute_what_the_whole_computes(
-    small_decoder: Callable[..., Decoder], tied: bool
-) -> None:
-    whole = randomized(small_decoder(num_layers=3, tied_embeddings=tied))
-    first, last = copy.deepcopy(whole), copy.deepcopy(whole)
-    first.final_norm = first.head = None
-    del first.layers["2"]
-    del last.layers["0"], last.layers["1"]
-    if not tied:
-        last.embedding = None
-    tokens = torch.randint(61, (2, 11))
-    torch.testing.assert_close(last(first(tokens)), whole(tokens), rtol=0, atol=0)
-    names = {name for name, _ in whole.named_parameters()}
-    assert {n for stage in (first, last) for n, _ in stage.named_parameters()} == names
-
-
-def test_the_first_stage_alone_has_learned_positions_and_the_embedding_norm(
-    small_decoder: Callable[..., Decoder],
-) -> None:
-    norm = NormSpec(eps=1e-5, center=True, weight=True, bias=True)
-    positions = LearnedSpec(num_positions=11)
-    whole = randomized(
-        small_decoder(tied_embeddings=False, embedding_norm=norm, positions=positions)
-    )
-    first, last = copy.deepcopy(whole), copy.deepcopy(whole)
-    first.final_norm = first.head = None
-    del first.layers["1"], last.layers["0"]
-    last.embedding = last.embedding_norm = last.positions = None
-    tokens, documents = torch.randint(61, (2, 11)), torch.arange(22).view(2, 11) // 4
-    staged = last(first(tokens, documents=documents), documents=documents, targets=tokens)
-    assert torch.equal(staged, whole.compute_loss(tokens, tokens, documents=documents))
-    assert not {n for n, _ in first.named_parameters()} & {
-        n for n, _ in last.named_parameters()
-    }
-
-
-def test_bfloat16_keeps_its_precision_outside_and_float32_in_the_loss(
-    small_decoder: Callable[..., Decoder],
-) -> None:
+def test_bfloat16_keeps_its_precision_outside_and_float32_in_the_loss() -> None:
     model = randomized(small_decoder())
     tokens = torch.randint(61, (2, 33))
     expected = model.compute_loss(tokens, tokens).item()

@@ -5,7 +5,7 @@ Intel GPUs (what makes a device the current one), so it is lent that of ``meta``
 nothing. A backward pass asks for the GPU itself; there ``meta`` takes its place.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,29 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from components.config.model_spec.feed_forward import ExpertsSpec
 from components.config.model_spec.positions import AlibiSpec, LearnedSpec
 from components.dryrun.fake_world import even_load
 from components.model import attention_kernels
-from components.model.decoder import Decoder
 from components.model.expert_products import has_grouped_kernel
 from tests.components.model.planted_guard import lend_guard
 from tests.components.model.routing_terms import auxiliary_terms
+from tests.components.model.specs import experts_spec, small_decoder
 
 LENGTH, ROWS = 16, 67
-MIXTURE = ExpertsSpec(
-    num_experts=4,
-    top_k=2,
-    ffn_dim=16,
-    activation="silu",
-    gated=True,
-    renormalize=True,
-    routing="learned",
-    auxiliary_loss=0.01,
-    auxiliary_scope="model",
-    z_loss=0.001,
-    path="auto",
-)
+MIXTURE = experts_spec(renormalize=True, auxiliary_loss=0.01, z_loss=0.001)
 MODELS: dict[str, dict[str, Any]] = {
     "rotary": {},
     "alibi": {"positions": AlibiSpec()},
@@ -76,9 +63,7 @@ def planted_guard() -> Iterator[None]:
 @pytest.mark.usefixtures("plain_attention", "planted_guard")
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "documents"])
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_a_forward_pass_on_an_xpu_makes_nothing_elsewhere(
-    small_decoder: Callable[..., Decoder], kind: str, masked: bool
-) -> None:
+def test_a_forward_pass_on_an_xpu_makes_nothing_elsewhere(kind: str, masked: bool) -> None:
     with FakeTensorMode(), even_load():
         with torch.device("xpu"):  # and no longer: what names no device shall be seen
             model = small_decoder(**MODELS[kind])
@@ -106,9 +91,7 @@ def bfloat16_weights() -> Iterator[None]:
 
 @pytest.mark.usefixtures("bfloat16_weights")
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_off_the_cpu_a_backward_pass_gives_each_weight_its_gradient(
-    small_decoder: Callable[..., Decoder], kind: str
-) -> None:
+def test_off_the_cpu_a_backward_pass_gives_each_weight_its_gradient(kind: str) -> None:
     with even_load():  # experts ask for counts, which have no values on `meta`
         with torch.device("meta"):
             model = small_decoder(**MODELS[kind])

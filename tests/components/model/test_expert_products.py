@@ -29,10 +29,13 @@ PATHS: dict[str, Mix] = {
     "grouped": grouped_products,
 }
 paths = pytest.mark.parametrize("path", list(PATHS))
-routings = pytest.mark.parametrize("routing", ["random", "no token", "one token", "all to one"])
+ROUTINGS = ["random", "no token", "one token", "all to one", "every expert"]
+routings = pytest.mark.parametrize("routing", ROUTINGS)
 
 
 def choose(routing: str) -> Tensor:
+    if routing == "every expert":
+        return torch.arange(NUM_EXPERTS).expand(4, -1)
     if routing == "all to one":  # its pairs are of one place each: the others' weight nothing
         return torch.tensor([[3, 3]]).expand(13, TOP_K)
     tokens = {"random": 37, "no token": 0, "one token": 1}[routing]
@@ -40,7 +43,9 @@ def choose(routing: str) -> Tensor:
     return torch.rand(tokens, NUM_EXPERTS, generator=generator).topk(TOP_K).indices
 
 
-def draw(tokens: int, *, gated: bool, dtype: torch.dtype, biased: bool = False) -> list[Tensor]:
+def draw(
+    chosen: Tensor, *, gated: bool, dtype: torch.dtype, biased: bool = False
+) -> list[Tensor]:
     """Draw tokens, weights, stacks and the gradient of the result, rounded to ``dtype``.
 
     With biases, a stack of these follows each stack of matrices.
@@ -49,18 +54,21 @@ def draw(tokens: int, *, gated: bool, dtype: torch.dtype, biased: bool = False) 
     wide = (NUM_EXPERTS, FFN_DIM, DIM)
     stacks = [wide, wide, (NUM_EXPERTS, DIM, FFN_DIM)][0 if gated else 1 :]
     biases = [stack[:2] for stack in stacks] if biased else []
-    shapes = [(tokens, DIM), (tokens, TOP_K), *stacks, *biases, (tokens, DIM)]
+    tokens = len(chosen)
+    shapes = [(tokens, DIM), tuple(chosen.shape), *stacks, *biases, (tokens, DIM)]
     drawn = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     return [(each / each.shape[-1] ** 0.5).to(dtype) for each in drawn]
 
 
-def differentiate(mix: Mix, chosen: Tensor, given: list[Tensor]) -> list[Tensor]:
+def differentiate(
+    mix: Mix, chosen: Tensor, given: list[Tensor], activation: str = "silu"
+) -> list[Tensor]:
     """Return the mixture and the gradient of everything it is made of."""
     *learned, upstream = given
     tokens, weights, *stacks = learned = [each.clone().requires_grad_() for each in learned]
     wide = [stack for stack in stacks if stack.dim() == 3]
     gate = wide[0] if len(wide) == 3 else None
-    matrices = Matrices(gate, wide[-2], wide[-1], ACTIVATIONS["silu"])
+    matrices = Matrices(gate, wide[-2], wide[-1], ACTIVATIONS[activation])
     if biases := stacks[len(wide) :]:
         first = biases[0] if len(biases) == 3 else None
         matrices = matrices._replace(biases=Biases(first, biases[-2], biases[-1]))
@@ -86,18 +94,21 @@ def reference(tokens: Tensor, weights: Tensor, experts: Tensor, matrices: Matric
 
 @paths
 @routings
-@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize(
+    ("gated", "activation"), [(True, "silu"), (True, "gelu_tanh"), (False, "gelu")]
+)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 def test_a_mixture_and_its_gradients_are_the_sum_over_all_experts(
-    path: str, routing: str, gated: bool, biased: bool, dtype: torch.dtype
+    path: str, routing: str, gated: bool, activation: str, biased: bool, dtype: torch.dtype
 ) -> None:
     if path == "grouped" and dtype == torch.float64:
         pytest.skip("torch has no grouped products in double precision")
     chosen = choose(routing)
-    given = draw(len(chosen), gated=gated, dtype=dtype, biased=biased)
-    found = differentiate(PATHS[path], chosen, given)
-    expected = differentiate(reference, chosen, [each.double() for each in given])
+    given = draw(chosen, gated=gated, dtype=dtype, biased=biased)
+    found = differentiate(PATHS[path], chosen, given, activation)
+    expected = differentiate(reference, chosen, [each.double() for each in given], activation)
+    assert found[0].dtype == torch.promote_types(dtype, torch.float32)  # sums are kept wide
     assert len(found) == (3 + 3 * (1 + biased) if gated else 3 + 2 * (1 + biased))
     for one, exact in zip(found, expected, strict=True):
         assert one.shape == exact.shape
@@ -108,8 +119,9 @@ def test_a_mixture_and_its_gradients_are_the_sum_over_all_experts(
 
 @paths
 def test_an_expert_that_nobody_chose_gets_a_gradient_of_zeros(path: str) -> None:
-    given = draw(13, gated=True, dtype=torch.float32)
-    for gradient in differentiate(PATHS[path], choose("all to one"), given)[3:]:
+    chosen = choose("all to one")
+    given = draw(chosen, gated=True, dtype=torch.float32)
+    for gradient in differentiate(PATHS[path], chosen, given)[3:]:
         others = torch.cat([gradient[:3], gradient[4:]])
         assert not others.any()
         assert gradient[3].any()
@@ -119,7 +131,7 @@ def test_an_expert_that_nobody_chose_gets_a_gradient_of_zeros(path: str) -> None
 @routings
 def test_gradients_are_the_numerical_ones(mix: Mix, routing: str) -> None:
     chosen = choose(routing)[:5]
-    *given, _ = draw(len(chosen), gated=True, dtype=torch.float64)
+    *given, _ = draw(chosen, gated=True, dtype=torch.float64)
     given = [each.requires_grad_() for each in given]
 
     def mixed(tokens: Tensor, weights: Tensor, *stacks: Tensor) -> Tensor:

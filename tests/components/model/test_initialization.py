@@ -1,8 +1,7 @@
 """Initial values: what they depend on, what they do not, and how they are distributed."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Literal, cast
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -10,12 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ks_2samp, kstest, truncnorm
 
-from components.config.model_spec.feed_forward import MLPSpec
-from components.config.model_spec.initialization import NormalSpec
 from components.engine.parallelize import draw_weights
 from components.model.decoder import Decoder
 from components.model.initialization import draw_rows
-from components.model.mlp import MLP
+from tests.components.model.specs import mlp_spec, normal_spec, small_decoder
 
 ROWS = 2_500  # three blocks, the last one short
 
@@ -50,10 +47,13 @@ def test_seed_name_and_block_each_give_other_values() -> None:
         assert not torch.isclose(start, other).any()
 
 
-def test_a_model_from_meta_starts_like_one_built_in_memory(
-    small_decoder: Callable[..., Decoder],
-) -> None:
-    plain = small_decoder()
+def drawn(seed: int = 7, **parts: Any) -> Decoder:
+    model = small_decoder(**parts)
+    draw_weights(model, seed=seed)
+    return model
+
+
+def test_a_model_from_meta_starts_like_one_built_in_memory() -> None:
     with torch.device("meta"):
         empty = small_decoder()
     empty = empty.to_empty(device="cpu")
@@ -61,29 +61,24 @@ def test_a_model_from_meta_starts_like_one_built_in_memory(
         for parameter in empty.parameters():
             parameter.fill_(torch.nan)
     torch.manual_seed(99)  # the global generator has no say
-    draw_weights(plain, seed=7)
     draw_weights(empty, seed=7)
     theirs = dict(empty.named_parameters())
-    assert all(torch.equal(value, theirs[name]) for name, value in plain.named_parameters())
+    assert all(torch.equal(value, theirs[name]) for name, value in drawn().named_parameters())
 
 
-def test_a_stage_starts_like_its_part_of_the_whole(
-    small_decoder: Callable[..., Decoder],
-) -> None:
-    whole, stage = small_decoder(num_layers=3), small_decoder(num_layers=3)
+def test_a_stage_starts_like_its_part_of_the_whole() -> None:
+    stage = small_decoder(num_layers=3)
     del stage.layers["0"]
     stage.embedding = None
-    draw_weights(whole, seed=7)
     draw_weights(stage, seed=7)
-    reference = dict(whole.named_parameters())
+    reference = dict(drawn(num_layers=3).named_parameters())
     parts = dict(stage.named_parameters())
     assert 0 < len(parts) < len(reference)
     assert all(torch.equal(value, reference[name]) for name, value in parts.items())
 
 
-def test_lower_precision_rounds_the_same_values(small_decoder: Callable[..., Decoder]) -> None:
-    wide, narrow = small_decoder(), small_decoder().bfloat16()
-    draw_weights(wide, seed=7)
+def test_lower_precision_rounds_the_same_values() -> None:
+    wide, narrow = drawn(), small_decoder().bfloat16()
     draw_weights(narrow, seed=7)
     for one, other in zip(wide.parameters(), narrow.parameters(), strict=True):
         assert torch.equal(one.bfloat16(), other)
@@ -91,11 +86,11 @@ def test_lower_precision_rounds_the_same_values(small_decoder: Callable[..., Dec
 
 @pytest.mark.parametrize(("residual", "expected"), [("scaled", 0.2 / 8**0.5), ("plain", 0.2)])
 def test_only_maps_onto_the_residual_stream_are_scaled(
-    small_decoder: Callable[..., Decoder], residual: Literal["scaled", "plain"], expected: float
+    residual: Literal["scaled", "plain"], expected: float
 ) -> None:
-    model = small_decoder(dim=480, num_layers=4, num_heads=48)
-    model.initialization = NormalSpec(std=0.2, residual=residual, padding_row=None)
-    draw_weights(model, seed=5)
+    model = drawn(
+        5, dim=480, num_layers=4, num_heads=48, initialization=normal_spec(residual=residual)
+    )
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
             assert torch.equal(parameter, torch.ones_like(parameter)), name
@@ -128,12 +123,10 @@ def test_a_cutoff_draws_from_the_truncated_normal_distribution(cutoff: float) ->
     assert torch.equal(drawn[within], plain[within])
 
 
-def test_a_models_cutoff_is_in_the_deviations_of_each_map(
-    small_decoder: Callable[..., Decoder],
-) -> None:
-    model = small_decoder(dim=240, num_layers=4, num_heads=24)
-    model.initialization = NormalSpec(std=0.2, residual="scaled", padding_row=None, cutoff=2.0)
-    draw_weights(model, seed=5)
+def test_a_models_cutoff_is_in_the_deviations_of_each_map() -> None:
+    model = drawn(
+        5, dim=240, num_layers=4, num_heads=24, initialization=normal_spec(cutoff=2.0)
+    )
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             onto = name.endswith(("attention.output.weight", "mlp.down.weight"))
@@ -141,15 +134,10 @@ def test_a_models_cutoff_is_in_the_deviations_of_each_map(
             assert 0.9 * bound < parameter.abs().max().item() <= bound * (1 + 1e-6), name
 
 
-def test_a_map_starts_by_its_fan_in_and_zeros_where_they_are_asked_for(
-    small_decoder: Callable[..., Decoder],
-) -> None:
-    mlp = MLPSpec(ffn_dim=1_024, activation="relu_squared", gated=False, bias=False)
-    model = small_decoder(dim=240, num_layers=2, num_heads=24, mlp=mlp)
-    model.initialization = NormalSpec(
-        std="fan_in", residual="zero", padding_row=None, embedding_std=1.0, head_std=0.0
-    )
-    draw_weights(model, seed=5)
+def test_a_map_starts_by_its_fan_in_and_zeros_where_they_are_asked_for() -> None:
+    wide = {"dim": 240, "num_heads": 24, "mlp": mlp_spec(1_024, "relu_squared")}
+    spec = normal_spec("fan_in", "zero", embedding_std=1.0, head_std=0.0)
+    model = drawn(5, **wide, initialization=spec)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
             continue
@@ -161,34 +149,21 @@ def test_a_map_starts_by_its_fan_in_and_zeros_where_they_are_asked_for(
         std = 1.0 if name == "embedding.weight" else std
         error = std / parameter.numel() ** 0.5
         assert parameter.std().item() == pytest.approx(std, abs=5 * error), name
-    model.initialization = NormalSpec(std="fan_in", residual="plain", padding_row=None)
-    draw_weights(model, seed=5)
+    model = drawn(5, **wide, initialization=normal_spec("fan_in", "plain"))
     down = model.get_parameter("layers.0.mlp.down.weight")
     narrower = (240 / 1_024) ** 0.5 / 1_024**0.5
     assert down.std().item() == pytest.approx(narrower, rel=0.01)
 
 
 def test_biases_start_at_zero() -> None:
-    class Model(torch.nn.Module):
-        num_branches = 2
-        initialization = NormalSpec(std=0.1, residual="scaled", padding_row=None)
-        parametrization = None
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.mlp = MLP(MLPSpec(ffn_dim=6, activation="gelu", gated=False, bias=True), dim=4)
-
-    model = Model()
-    draw_weights(cast("Decoder", model), seed=0)
-    assert not model.mlp.up.bias.any()
-    assert not model.mlp.down.bias.any()
+    model = drawn(mlp=mlp_spec(6, "gelu", bias=True))
+    biases = [one for name, one in model.named_parameters() if name.endswith("bias")]
+    assert len(biases) == 2 * model.num_layers
+    assert not any(one.any() for one in biases)
 
 
-def test_scalars_of_an_activation_start_at_its_constants(
-    small_decoder: Callable[..., Decoder],
-) -> None:
-    mlp = MLPSpec(ffn_dim=8, activation="xielu", gated=False, bias=False)
-    model = small_decoder(mlp=mlp)
+def test_scalars_of_an_activation_start_at_its_constants() -> None:
+    model = small_decoder(mlp=mlp_spec(8, "xielu"))
     starts = {name: one.clone() for name, one in model.named_parameters() if "alpha" in name}
     assert len(starts) == 2 * model.num_layers
     with torch.no_grad():
@@ -199,10 +174,8 @@ def test_scalars_of_an_activation_start_at_its_constants(
     assert all(torch.equal(parameters[name], start) for name, start in starts.items())
 
 
-def test_the_padding_row_alone_starts_at_zero(small_decoder: Callable[..., Decoder]) -> None:
-    plain, padded = small_decoder(), small_decoder(padding_row=5)
-    draw_weights(plain, seed=7)
-    draw_weights(padded, seed=7)
+def test_the_padding_row_alone_starts_at_zero() -> None:
+    plain, padded = drawn(), drawn(initialization=normal_spec(padding_row=5))
     assert plain.embedding is not None
     assert padded.embedding is not None
     ours, expected = padded.embedding.weight, plain.embedding.weight.detach().clone()

@@ -40,15 +40,8 @@ def latent(**changes: Any) -> LatentAttention:
 
 
 YARN = YarnScalingSpec(factor=40.0, original_tokens=8, beta_fast=1.0, beta_slow=0.03)
-YARN_THERE = {
-    "rope_type": "yarn",
-    "factor": 40.0,
-    "original_max_position_embeddings": 8,
-    "beta_fast": 1.0,
-    "beta_slow": 0.03,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-}
+YARN_THERE = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 8}
+YARN_THERE |= {"beta_fast": 1.0, "beta_slow": 0.03, "mscale": 1.0, "mscale_all_dim": 1.0}
 
 
 def scope_of(
@@ -79,17 +72,12 @@ def reference(ours: LatentAttention, scaled: bool = False) -> DeepseekV3Attentio
     )
     config._attn_implementation = "eager"
     theirs = DeepseekV3Attention(config, layer_idx=0)
-    names = {
-        "kv_a_proj_with_mqa": "key_value_down",
-        "kv_a_layernorm": "key_value_norm",
-        "kv_b_proj": "key_value",
-        "o_proj": "output",
-    }
-    names |= (
-        {"q_proj": "query"}
-        if ours.query_down is None
-        else {"q_a_proj": "query_down", "q_a_layernorm": "query_norm", "q_b_proj": "query"}
-    )
+    names = {"kv_a_proj_with_mqa": "key_value_down", "kv_a_layernorm": "key_value_norm"}
+    names |= {"kv_b_proj": "key_value", "o_proj": "output"}
+    if ours.query_down is None:
+        names |= {"q_proj": "query"}
+    else:
+        names |= {"q_a_proj": "query_down", "q_a_layernorm": "query_norm", "q_b_proj": "query"}
     weights = {f"{a}.weight": ours.get_parameter(f"{b}.weight") for a, b in names.items()}
     theirs.load_state_dict(weights)
     return theirs

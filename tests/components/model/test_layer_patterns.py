@@ -7,11 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from components.attention_backends import BACKENDS
-from components.config.model_spec.attention import GroupedQueryAttentionSpec
 from components.config.model_spec.decoder import DecoderSpec
-from components.config.model_spec.feed_forward import ExpertsSpec, MLPSpec
-from components.config.model_spec.initialization import NormalSpec
 from components.config.model_spec.positions import OrderSpec, RotarySpec
 from components.engine.parallelize import draw_weights
 from components.model.decoder import Decoder
@@ -24,24 +20,12 @@ from tests.components.model.mixers.builders import (
     kimi_spec,
     mamba_spec,
 )
+from tests.components.model.specs import decoder_spec, experts_spec, mlp_spec
 
 LENGTH = 21
 MIXERS: dict[str, Any] = {"delta": delta_spec(norm_placement="before"), "kimi": kimi_spec()}
 MIXERS |= {"mamba": mamba_spec()}
-EXPERTS = ExpertsSpec(
-    ffn_dim=10,
-    activation="silu",
-    gated=True,
-    num_experts=4,
-    top_k=2,
-    renormalize=True,
-    routing="learned",
-    auxiliary_loss=0.0,
-    auxiliary_scope="layer",
-    z_loss=0.0,
-    path="loop",
-    shared_ffn_dim=6,
-)
+EXPERTS = experts_spec(ffn_dim=10, renormalize=True, path="loop", shared_ffn_dim=6)
 MODELS: dict[str, dict[str, Any]] = {
     "Nemotron-H": {"pattern": "mamba|mlp|mamba|attention|mlp", "num_layers": 5},
     "Falcon-H1": {"pattern": "attention+mamba/mlp"},
@@ -56,38 +40,21 @@ MODELS: dict[str, dict[str, Any]] = {
     "Kimi": {
         "pattern": "kimi/mlp|attention/mlp",
         "mlp": EXPERTS,
-        "dense_mlp": MLPSpec(ffn_dim=20, activation="silu", gated=True, bias=False),
+        "dense_mlp": mlp_spec(20),
         "norm_placement": "both",
     },
 }
 
 
 def build_spec(**changes: Any) -> DecoderSpec:
-    settings: dict[str, Any] = {
-        "dim": 24,
-        "num_layers": 4,
-        "vocab_size": 61,
-        "padded_vocab_size": 64,
-        "tied_embeddings": False,
-        "positions": RotarySpec(base=100.0),
-        "attention": GroupedQueryAttentionSpec(
-            num_heads=4,
-            num_kv_heads=2,
-            head_dim=6,
-            bias=False,
-            qk_norm=NORM,
-            layer_scaling=False,
-            dropout=0.0,
-            backends=BACKENDS,
-        ),
-        "mlp": MLPSpec(ffn_dim=30, activation="silu", gated=True, bias=False),
-        "norm": NORM,
-        "initialization": NormalSpec(std=0.2, residual="scaled", padding_row=None),
-    }
+    settings: dict[str, Any] = {"dim": 24, "num_layers": 4, "padded_vocab_size": 64}
+    settings |= {"tied_embeddings": False, "positions": RotarySpec(base=100.0)}
+    settings |= {"num_heads": 4, "num_kv_heads": 2, "head_dim": 6, "qk_norm": NORM}
+    settings |= {"mlp": mlp_spec(30), "norm": NORM}
     pattern = changes.get("pattern") or ""
     names = pattern if isinstance(pattern, str) else "".join(pattern)
     mixers = {name: m for name, m in MIXERS.items() if name in names}
-    return DecoderSpec(**settings | {"mixers": mixers} | changes)
+    return decoder_spec(**settings | {"mixers": mixers} | changes)
 
 
 models = pytest.mark.parametrize("name", list(MODELS))

@@ -1,5 +1,7 @@
 """Head and loss in blocks against torch's own, in double precision."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,75 +29,34 @@ def leaves(*shape: int, dim: int, rows: int, precision: torch.dtype) -> tuple[Te
 
 
 @pytest.mark.usefixtures("_block")
-def test_loss_and_gradients_equal_torchs_whatever_the_block() -> None:
-    hidden, weight = leaves(3, 7, dim=5, rows=13, precision=torch.float64)
-    targets = torch.randint(13, (3, 7))
-    logits = F.linear(hidden, weight).flatten(0, 1)
-    expected = torch.autograd.grad(
-        2.5 * F.cross_entropy(logits, targets.flatten()), (hidden, weight)
-    )
-    loss = penalized_cross_entropy(hidden, weight, targets)[0]
-    torch.testing.assert_close(loss, F.cross_entropy(logits, targets.flatten()))
-    torch.testing.assert_close(torch.autograd.grad(2.5 * loss, (hidden, weight)), expected)
-
-
-@pytest.mark.usefixtures("_block")
-def test_targets_that_do_not_count_add_nothing_to_loss_and_gradients() -> None:
-    hidden, weight = leaves(3, 7, dim=5, rows=13, precision=torch.float64)
-    targets, counted = torch.randint(13, (3, 7)), torch.rand(3, 7) < 0.6
-    left = targets.masked_fill(~counted, -100).flatten()  # which torch's own ignores
-    total = F.cross_entropy(F.linear(hidden, weight).flatten(0, 1), left, reduction="sum")
-    expected = torch.autograd.grad(total / 21, (hidden, weight))
-    loss = penalized_cross_entropy(hidden, weight, targets, counted=counted)[0]
-    torch.testing.assert_close(loss, total / 21)
-    torch.testing.assert_close(torch.autograd.grad(loss, (hidden, weight)), expected)
-
-
-@pytest.mark.usefixtures("_block")
-def test_capped_logits_are_those_of_the_formula_and_so_are_gradients() -> None:
-    hidden, weight = leaves(3, 7, dim=5, rows=13, precision=torch.float64)
-    targets, counted = torch.randint(13, (3, 7)), torch.rand(3, 7) < 0.6
-    logits = 1.5 * torch.tanh(F.linear(hidden, weight).flatten(0, 1) / 1.5)
-    left = targets.masked_fill(~counted, -100).flatten()
-    total = F.cross_entropy(logits, left, reduction="sum") / 21
-    expected = torch.autograd.grad(total, (hidden, weight), retain_graph=True)
-    loss = penalized_cross_entropy(hidden, weight, targets, counted=counted, cap=1.5)[0]
-    torch.testing.assert_close(loss, total)
-    torch.testing.assert_close(torch.autograd.grad(loss, (hidden, weight)), expected)
-    found = Readout(cap=1.5)(hidden, weight, None)
-    torch.testing.assert_close(found.flatten(0, 1), logits)
-
-
-def z_losses(logits: Tensor, targets: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what OLMo-core's cross_entropy_loss does, but over the number of all targets."""
-    left = targets.masked_fill(~counted, -100).flatten()
-    squares = logits.logsumexp(-1).pow(2)[counted.flatten()]
-    entropy = F.cross_entropy(logits, left, reduction="sum")
-    return entropy / len(left), 0.3 * squares.sum() / len(left)
-
-
-@pytest.mark.usefixtures("_block")
+@pytest.mark.parametrize("z_loss", [0.0, 0.3])
 @pytest.mark.parametrize("cap", [None, 1.5])
 @pytest.mark.parametrize("kept", [0.6, 1.0])
-def test_a_z_loss_and_its_gradients_are_those_of_the_formula(
-    cap: float | None, kept: float
+def test_loss_and_gradients_equal_torchs_whatever_the_block(
+    cap: float | None, kept: float, z_loss: float
 ) -> None:
+    """The z-loss is that of OLMo-core's cross_entropy_loss, over the number of all targets."""
     hidden, weight = leaves(3, 7, dim=5, rows=13, precision=torch.float64)
     targets, counted = torch.randint(13, (3, 7)), torch.rand(3, 7) < kept
     logits = F.linear(hidden, weight).flatten(0, 1)
     if cap is not None:
         logits = cap * torch.tanh(logits / cap)
-    entropy, penalty = z_losses(logits, targets, counted)
-    expected = torch.autograd.grad(entropy + penalty, (hidden, weight))
+        found = Readout(cap=cap)(hidden, weight, None)
+        torch.testing.assert_close(found.flatten(0, 1), logits)
+    left = targets.masked_fill(~counted, -100).flatten()  # which torch's own ignores
+    penalty = z_loss * logits.logsumexp(-1).square()[counted.flatten()].sum() / 21
+    total = F.cross_entropy(logits, left, reduction="sum") / 21 + penalty
+    expected = torch.autograd.grad(2.5 * total, (hidden, weight))
     which = counted if kept < 1 else None
-    found, told = penalized_cross_entropy(
-        hidden, weight, targets, counted=which, cap=cap, z_loss=0.3
+    loss, told = penalized_cross_entropy(
+        hidden, weight, targets, counted=which, cap=cap, z_loss=z_loss
     )
-    assert told is not None
-    assert not told.requires_grad
-    torch.testing.assert_close(told, penalty)
-    torch.testing.assert_close(found, entropy + penalty)
-    torch.testing.assert_close(torch.autograd.grad(found, (hidden, weight)), expected)
+    assert (told is None) == (not z_loss)
+    if told is not None:
+        assert not told.requires_grad
+        torch.testing.assert_close(told, penalty)
+    torch.testing.assert_close(loss, total)
+    torch.testing.assert_close(torch.autograd.grad(2.5 * loss, (hidden, weight)), expected)
 
 
 def test_a_z_loss_belongs_to_training_alone() -> None:
@@ -181,16 +142,13 @@ def test_a_frozen_side_gets_no_gradient_and_changes_none(frozen: int) -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_gradients_the_loss_is_the_same_and_leaves_no_graph(
-    mode: type[torch.no_grad],
-) -> None:
+def test_without_gradients_the_loss_is_the_same_and_leaves_no_graph(mode: Any) -> None:
     hidden, weight = leaves(7, dim=5, rows=13, precision=torch.float32)
     targets = torch.randint(13, (7,))
-    expected = penalized_cross_entropy(hidden, weight, targets)[0]
     with mode():
         loss = penalized_cross_entropy(hidden, weight, targets)[0]
     assert not loss.requires_grad
-    assert loss.item() == expected.item()
+    assert loss.item() == penalized_cross_entropy(hidden, weight, targets)[0].item()
 
 
 def test_the_shapes_come_through_on_meta() -> None:
@@ -204,17 +162,11 @@ def test_the_shapes_come_through_on_meta() -> None:
     assert of_weight.shape == weight.shape
 
 
-def test_where_the_graph_is_kept_a_second_differentiation_finds_the_same() -> None:
+def test_a_second_differentiation_finds_the_same_or_is_refused_without_a_graph() -> None:
     hidden, weight = leaves(7, dim=5, rows=13, precision=torch.float32)
     loss = penalized_cross_entropy(hidden, weight, torch.randint(13, (7,)))[0]
     first = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
     again = torch.autograd.grad(loss, (hidden, weight))
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
-
-
-def test_rejects_a_second_differentiation() -> None:
-    hidden, weight = leaves(7, dim=5, rows=13, precision=torch.float32)
-    loss = penalized_cross_entropy(hidden, weight, torch.randint(13, (7,)))[0]
-    torch.autograd.backward(loss)
     with pytest.raises(RuntimeError, match="differentiated before: compute it again"):
         torch.autograd.backward(loss)

@@ -1,6 +1,7 @@
 """Documents and discounts, in both forms, each against attention computed another way."""
 
 from collections.abc import Callable
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -22,6 +23,7 @@ from components.model.masks import CausalMask
 from components.model.positions import Alibi, PositionEncoding
 from tests.components.model.comparison import randomized, relative_difference
 from tests.components.model.flex_on_cpu import flex_on_cpu
+from tests.components.model.specs import small_decoder
 
 Build = Callable[..., Decoder]
 KINDS: dict[str, PositionsSpec] = {
@@ -40,9 +42,7 @@ def packed(lengths: list[list[int]]) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_each_packed_document_reads_as_if_it_were_alone(
-    small_decoder: Build, kind: str
-) -> None:
+def test_each_packed_document_reads_as_if_it_were_alone(kind: str) -> None:
     """Positions go on across documents; those that see only distance cannot tell."""
     model = randomized(small_decoder(positions=KINDS[kind]))
     lengths = [[5, 1, 14], [19, 1], [20]]
@@ -57,7 +57,7 @@ def test_each_packed_document_reads_as_if_it_were_alone(
             first += length
 
 
-def test_learned_positions_are_not_reset_at_a_document(small_decoder: Build) -> None:
+def test_learned_positions_are_not_reset_at_a_document() -> None:
     model = randomized(small_decoder(positions=LearnedSpec(num_positions=20)))
     tokens = torch.randint(61, (1, 20))
     documents = packed([[7, 13]])
@@ -68,14 +68,7 @@ def test_learned_positions_are_not_reset_at_a_document(small_decoder: Build) -> 
     assert relative_difference(model(tokens[:, 7:])[0], logits[0, 7:]) > 0.01
 
 
-def test_one_document_alone_changes_nothing(small_decoder: Build) -> None:
-    model = randomized(small_decoder())
-    tokens = torch.randint(61, (2, 20))
-    one = torch.zeros(2, 20, dtype=torch.int64)
-    assert relative_difference(model(tokens, documents=one), model(tokens)) < 1e-5
-
-
-def test_the_loss_takes_documents_too(small_decoder: Build) -> None:
+def test_the_loss_takes_documents_too() -> None:
     model = randomized(small_decoder())
     tokens, documents = torch.randint(61, (2, 20)), packed([[8, 12], [3, 17]])
     logits = model(tokens, documents=documents)
@@ -101,37 +94,26 @@ def test_the_dense_form_is_slope_times_distance_within_a_document() -> None:
                 assert dense[0, head, query, key].item() == expected
 
 
-@pytest.mark.parametrize("with_documents", [True, False])
-@pytest.mark.parametrize("kind", ["rotary", "alibi"])
-def test_a_decoder_of_flex_attention_computes_the_same(
-    small_decoder: Build, kind: str, with_documents: bool
-) -> None:
-    model = randomized(small_decoder(positions=KINDS[kind])).double()
-    tokens = torch.randint(61, (2, 20))
-    documents = packed([[5, 1, 14], [9, 10, 1]]) if with_documents else None
-    expected = model.compute_loss(tokens, tokens, documents=documents)
-    wanted = torch.autograd.grad(expected, [*model.parameters()])
-    with flex_on_cpu():
-        loss = model.compute_loss(tokens, tokens, documents=documents)
-        found = torch.autograd.grad(loss, [*model.parameters()])
-    torch.testing.assert_close([loss, *found], [expected, *wanted], rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.parametrize("documents", [packed([[5, 15], [9, 11]]), None])
-def test_all_layers_and_stages_share_one_mask_and_its_blocks(
-    small_decoder: Build, documents: Tensor | None
-) -> None:
-    model, made = randomized(small_decoder(positions=AlibiSpec(), num_layers=3)), []
-    tokens = torch.randint(61, (2, 20))
-    mask = model.build_mask(tokens, documents)
-    find = CausalMask._find_blocks
+def masks_made(
+    model: Decoder, tokens: Tensor, mask: CausalMask
+) -> tuple[list[Tensor], list[Any]]:
+    """Go through all layers twice; return the results, and whose blocks were looked for."""
+    made, find = list[Any](), CausalMask._find_blocks
 
     def counted(self: CausalMask, keys: int) -> BlockMask:
         made.append(self)
         return find(self, keys)
 
     with flex_on_cpu(), torch.no_grad(), patch.object(CausalMask, "_find_blocks", counted):
-        twice = [model(tokens, mask=mask) for _ in range(2)]
+        return [model(tokens, mask=mask) for _ in range(2)], made
+
+
+@pytest.mark.parametrize("documents", [packed([[5, 15], [9, 11]]), None])
+def test_all_layers_and_stages_share_one_mask_and_its_blocks(documents: Tensor | None) -> None:
+    model = randomized(small_decoder(positions=AlibiSpec(), num_layers=3))
+    tokens = torch.randint(61, (2, 20))
+    mask = model.build_mask(tokens, documents)
+    twice, made = masks_made(model, tokens, mask)
     assert made == [mask]
     assert torch.equal(*twice)
     torch.testing.assert_close(twice[0], model(tokens, documents=documents))

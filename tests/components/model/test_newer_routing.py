@@ -15,18 +15,9 @@ from components.optim.muon import is_hidden_matrix
 from tests.components.model.test_moe import DIM, FFN_DIM, experts, one
 
 NUM_EXPERTS = 12
-DEEPSEEK: dict[str, Any] = {
-    "num_experts": NUM_EXPERTS,
-    "top_k": 3,
-    "renormalize": True,
-    "scores": "sigmoid",
-    "weight_scale": 2.5,
-    "num_groups": 4,
-    "top_groups": 2,
-    "shared_ffn_dim": 2 * FFN_DIM,
-    "balance_rate": 0.125,
-    "auxiliary_loss": 0.0,
-}
+DEEPSEEK: dict[str, Any] = {"num_experts": NUM_EXPERTS, "top_k": 3, "renormalize": True}
+DEEPSEEK |= {"scores": "sigmoid", "weight_scale": 2.5, "num_groups": 4, "top_groups": 2}
+DEEPSEEK |= {"shared_ffn_dim": 2 * FFN_DIM, "balance_rate": 0.125, "auxiliary_loss": 0.0}
 
 
 def deepseek(**changes: Any) -> Experts:
@@ -81,13 +72,10 @@ def test_it_computes_what_the_block_of_deepseek_does_with_its_gradients(
     mine.backward(upstream)
     other.backward(upstream)
     assert ours.shared is not None
-    pairs = [
-        (ours.router.weight.grad, theirs.gate.weight.grad),
-        (ours.down.weight.grad, theirs.experts.down_proj.grad),
-        (ours.shared.up.weight.grad, theirs.shared_experts.up_proj.weight.grad),
-    ]
-    for gradient, expected in pairs:
-        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+    found = [one(part.weight.grad) for part in (ours.router, ours.down, ours.shared.up)]
+    shared = theirs.shared_experts.up_proj.weight.grad
+    expected = [theirs.gate.weight.grad, theirs.experts.down_proj.grad, shared]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_step_moves_the_bias_down_where_there_was_more_than_the_mean() -> None:

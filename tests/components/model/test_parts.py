@@ -1,22 +1,20 @@
-"""Norms, positions, attention and MLP, each against a formula written out."""
+"""Positions, MLPs and clamped gates against formulas and published classes."""
 
 import math
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from transformers import SmolLM3Config
+from torch import Tensor
+from transformers import GptOssConfig, SmolLM3Config
+from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 
-from components.attention_backends import BACKENDS
-from components.config.model_spec.attention import GroupedQueryAttentionSpec
-from components.config.model_spec.feed_forward import MLPSpec
-from components.config.model_spec.norms import NormSpec
+from components.config.model_spec.feed_forward import ExpertsSpec
 from components.config.model_spec.positions import InterleavedRotarySpec, OrderSpec, RotarySpec
-from components.model.attention import Attention, AttentionContext
-from components.model.mlp import MLP, XIELU
+from components.model.mlp import MLP, XIELU, SwiGLU
+from components.model.moe import Experts
 from components.model.norms import Norm
 from components.model.positions import (
     InterleavedRotary,
@@ -25,6 +23,8 @@ from components.model.positions import (
     Rotary,
     Rotation,
 )
+from components.optim.muon import is_hidden_matrix
+from tests.components.model.specs import RMS_NORM, experts_spec, mlp_spec
 
 Part = TypeVar("Part")
 
@@ -39,46 +39,6 @@ def rotation_of(length: int, *, head_dim: int, base: float) -> Rotation:
     rotary = Rotary(RotarySpec(base=base), dim=head_dim, num_heads=1, head_dim=head_dim)
     encoding: PositionEncoding = rotary(torch.arange(length))
     return one(encoding.rotation)
-
-
-def attention(*, num_heads: int, num_kv_heads: int, bias: bool) -> Attention:
-    return Attention(
-        GroupedQueryAttentionSpec(
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=4,
-            bias=bias,
-            qk_norm=None,
-            layer_scaling=False,
-            dropout=0.0,
-            backends=BACKENDS,
-        ),
-        dim=12,
-    )
-
-
-def test_a_norm_without_centering_divides_by_the_root_mean_square() -> None:
-    norm = Norm(NormSpec(eps=0.1, center=False, weight=True, bias=False), dim=5)
-    weight = nn.init.uniform_(one(norm.weight))
-    hidden = torch.randn(2, 3, 5, dtype=torch.float64)
-    expected = hidden / (hidden.square().mean(-1, keepdim=True) + 0.1).sqrt() * weight
-    torch.testing.assert_close(norm(hidden.float()), expected.float())
-
-
-def test_a_centered_norm_is_layer_norm() -> None:
-    norm = Norm(NormSpec(eps=0.1, center=True, weight=True, bias=True), dim=5)
-    weight, bias = nn.init.uniform_(one(norm.weight)), nn.init.uniform_(one(norm.bias))
-    hidden = torch.randn(2, 3, 5, dtype=torch.float64)
-    centered = hidden - hidden.mean(-1, keepdim=True)
-    scale = (centered.square().mean(-1, keepdim=True) + 0.1).sqrt()
-    expected = centered / scale * weight + bias
-    torch.testing.assert_close(norm(hidden.float()), expected.float())
-
-
-def test_a_norm_may_have_no_parameters() -> None:
-    norm = Norm(NormSpec(eps=0.0, center=False, weight=False, bias=False), dim=5)
-    assert list(norm.parameters()) == []
-    assert norm(torch.full((1, 5), 3.0)).tolist() == [[1.0] * 5]
 
 
 def test_rotary_turns_pairs_a_half_apart_by_position_times_frequency() -> None:
@@ -109,46 +69,21 @@ def test_the_layers_without_positions_are_those_of_smollm3() -> None:
     assert [rotary.uses_rope(layer) for layer in range(9)] == published.no_rope_layers
 
 
-def test_attention_is_the_softmax_of_earlier_keys_group_by_group() -> None:
-    part = attention(num_heads=6, num_kv_heads=2, bias=True)
-    encoding = Rotary(RotarySpec(base=10_000.0), dim=12, num_heads=6, head_dim=4)(
-        torch.arange(7)
-    )
-    rotation = one(encoding.rotation)
-    hidden = torch.randn(2, 7, 12)
-    query = rotation(part.query(hidden).view(2, 7, 6, 4))
-    key = rotation(part.key(hidden).view(2, 7, 2, 4))
-    value = part.value(hidden).view(2, 7, 2, 4)
-    mixed = torch.zeros(2, 7, 6, 4)
-    for head in range(6):
-        scores = query[:, :, head] @ key[:, :, head // 3].mT / math.sqrt(4)
-        hidden_future = torch.ones(7, 7, dtype=torch.bool).triu(1)
-        weights = scores.masked_fill(hidden_future, -math.inf).softmax(-1)
-        mixed[:, :, head] = weights @ value[:, :, head // 3]
-    expected = part.output(mixed.view(2, 7, 24))
-    mixed_by_part = part(hidden, AttentionContext(encoding=encoding, documents=None))
-    torch.testing.assert_close(mixed_by_part, expected)
-
-
 def test_positions_of_no_kind_do_nothing_to_a_token() -> None:
     encoding = Positions(OrderSpec(), dim=12, num_heads=3, head_dim=4)(torch.arange(5))
     assert encoding.embedded is encoding.rotation is encoding.slopes is None
 
 
-def _gelu(x: Tensor) -> Tensor:
-    return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
+def tensors_saved(forward: Callable[[], Tensor]) -> tuple[list[Tensor], Tensor]:
+    """Return what a forward pass saves, and its result."""
+    saved: list[Tensor] = []
 
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
 
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
-def _silu(x: Tensor) -> Tensor:
-    return x / (1 + torch.exp(-x))
-
-
-def _relu_squared(x: Tensor) -> Tensor:
-    return torch.where(x > 0, x**2, 0.0)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        return saved, forward()
 
 
 def _xielu(x: Tensor, alpha: float | Tensor = 0.8, below: float | Tensor = 0.8) -> Tensor:
@@ -158,34 +93,31 @@ def _xielu(x: Tensor, alpha: float | Tensor = 0.8, below: float | Tensor = 0.8) 
     )
 
 
-@pytest.mark.parametrize(
-    ("activation", "formula"),
-    [
-        ("silu", _silu),
-        ("gelu", _gelu),
-        ("gelu_tanh", _gelu_tanh),
-        ("relu_squared", _relu_squared),
-        ("xielu", _xielu),
-    ],
-)
-def test_the_mlp_is_its_formula_plain_and_gated(
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu_squared", "xielu"],
-    formula: Callable[[Tensor], Tensor],
-) -> None:
-    hidden = torch.randn(2, 3, 8)
-    gated = MLP(MLPSpec(ffn_dim=11, activation=activation, gated=True, bias=False), dim=8)
-    expected = (formula(hidden @ one(gated.gate).weight.T) * (hidden @ gated.up.weight.T)) @ (
-        gated.down.weight.T
-    )
-    torch.testing.assert_close(gated(hidden), expected)
-    plain = MLP(MLPSpec(ffn_dim=11, activation=activation, gated=False, bias=True), dim=8)
+FORMULAS: dict[Any, Callable[[Tensor], Tensor]] = {
+    "silu": lambda x: x / (1 + torch.exp(-x)),
+    "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: (
+        x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    ),
+    "relu_squared": lambda x: torch.where(x > 0, x**2, 0.0),
+    "xielu": _xielu,
+}
+
+
+@pytest.mark.parametrize("activation", FORMULAS)
+def test_the_mlp_is_its_formula_plain_and_gated(activation: str) -> None:
+    hidden, formula = torch.randn(2, 3, 8), FORMULAS[activation]
+    gated = MLP(mlp_spec(11, activation, gated=True), dim=8)
+    inner = formula(hidden @ one(gated.gate).weight.T) * (hidden @ gated.up.weight.T)
+    torch.testing.assert_close(gated(hidden), inner @ gated.down.weight.T)
+    plain = MLP(mlp_spec(11, activation, gated=False, bias=True), dim=8)
     inner = formula(hidden @ plain.up.weight.T + plain.up.bias)
     torch.testing.assert_close(plain(hidden), inner @ plain.down.weight.T + plain.down.bias)
 
 
 def test_a_bare_norm_of_each_head_is_the_same_before_and_after_rotation() -> None:
     """So nanochat's, which comes after, needs no order of its own."""
-    norm = Norm(NormSpec(eps=1e-6, center=False, weight=False, bias=False), dim=6)
+    norm = Norm(RMS_NORM.model_copy(update={"weight": False}), dim=6)
     heads, turn = torch.randn(1, 9, 2, 6).double(), rotation_of(9, head_dim=6, base=100.0)
     torch.testing.assert_close(turn(norm(heads)), norm(turn(heads)), rtol=1e-6, atol=1e-6)
 
@@ -216,16 +148,111 @@ def test_gradients_of_xielu_and_of_its_scalars_are_autograds_of_the_formula() ->
 
 def test_xielu_keeps_its_input_alone_and_computes_bfloat16_in_float32() -> None:
     part, x = XIELU().bfloat16(), torch.randn(64, 32).bfloat16().requires_grad_()
-    kept: list[Tensor] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = part(x)
+    kept, result = tensors_saved(lambda: part(x))
     assert sum(one.nbytes for one in kept if one.numel() > 1) == x.nbytes
     assert result.dtype == torch.bfloat16
     alphas = (F.softplus(a.float()) for a in (part.alpha_p, part.alpha_n))
     exact = _xielu(x.float(), next(alphas), 0.5 + next(alphas))
     torch.testing.assert_close(result, exact.bfloat16(), rtol=0, atol=0)
+
+
+ALPHA, LIMIT, OFFSET = 1.702, 0.7, 1.0
+DIM, WIDTH, NUM_EXPERTS, TOP_K = 8, 12, 5, 2
+CLAMPED = {"swiglu_alpha": ALPHA, "swiglu_limit": LIMIT, "linear_offset": OFFSET}
+
+
+def experts(**changes: object) -> tuple[Experts, ExpertsSpec]:
+    settings = {"num_experts": NUM_EXPERTS, "ffn_dim": WIDTH, "bias": True, "renormalize": True}
+    spec = experts_spec(**settings | CLAMPED | changes)
+    return Experts(spec, dim=DIM), spec
+
+
+def clamped(gate: Tensor, up: Tensor) -> Tensor:
+    gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
+    return gate * torch.sigmoid(ALPHA * gate) * (up + OFFSET)
+
+
+def test_values_and_gradients_of_clamped_swiglu_are_those_of_autograd() -> None:
+    gate, up, upstream = torch.randn(3, 40, 7, dtype=torch.float64)
+    ours = [each.clone().requires_grad_() for each in (gate, up)]
+    theirs = [each.clone().requires_grad_() for each in (gate, up)]
+    result, expected = SwiGLU(ALPHA, LIMIT, OFFSET)(*ours), clamped(*theirs)
+    torch.testing.assert_close(result, expected, rtol=1e-13, atol=1e-13)
+    gradients = torch.autograd.grad(result, ours, upstream)
+    assert not gradients[0][gate > LIMIT].any()
+    assert not gradients[1][up.abs() > LIMIT].any()
+    expected_gradients = torch.autograd.grad(expected, theirs, upstream)
+    torch.testing.assert_close(gradients, expected_gradients, rtol=1e-12, atol=1e-13)
+
+
+def test_clamped_swiglu_saves_its_inputs_alone_and_bfloat16_is_computed_in_float32() -> None:
+    gate, up = (torch.randn(16, 9).bfloat16().requires_grad_() for _ in range(2))
+    saved, result = tensors_saved(lambda: SwiGLU(ALPHA, LIMIT, OFFSET)(gate, up))
+    assert [id(each) for each in saved] == [id(gate), id(up)]
+    assert result.dtype == torch.bfloat16
+    exact = clamped(gate.float(), up.float()).bfloat16()
+    torch.testing.assert_close(result, exact, rtol=0, atol=0)
+
+
+def test_an_mlp_uses_clamped_swiglu() -> None:
+    spec = mlp_spec(WIDTH, bias=True, **CLAMPED)
+    part, hidden = MLP(spec, dim=DIM), torch.randn(2, 3, DIM)
+    assert part.gate is not None
+    expected = part.down(clamped(part.gate(hidden), part.up(hidden)))
+    torch.testing.assert_close(part(hidden), expected)
+    count = sum(parameter.numel() for parameter in part.parameters())
+    assert count == spec.expert_parameters(DIM)
+
+
+@pytest.mark.parametrize("shared", [None, 6])
+def test_biases_of_experts_are_counted_vectors(shared: int | None) -> None:
+    part, spec = experts(shared_ffn_dim=shared)
+    count = spec.num_experts * spec.expert_parameters(DIM) + spec.shared_parameters(DIM)
+    count += spec.router_parameters(DIM)
+    assert sum(parameter.numel() for parameter in part.parameters()) == count
+    biases = {name: each for name, each in part.named_parameters() if name.endswith("bias")}
+    assert len(biases) == (7 if shared else 4)
+    for name, bias in biases.items():
+        assert bias.dim() == 1, name
+        assert not is_hidden_matrix(f"layers.0.mlp.{name}", bias)
+
+
+def test_experts_are_those_of_gpt_oss() -> None:
+    part, _ = experts()
+    with torch.no_grad():
+        for parameter in part.parameters():
+            parameter.normal_(std=0.5)
+    config = GptOssConfig(
+        hidden_size=DIM,
+        intermediate_size=WIDTH,
+        num_local_experts=NUM_EXPERTS,
+        num_experts_per_tok=TOP_K,
+        swiglu_limit=LIMIT,
+    )
+    theirs = gpt_oss.GptOssMLP(config)
+    rows = {
+        name: each.view(NUM_EXPERTS, -1)
+        for name, each in part.named_parameters()
+        if name.endswith("bias")
+    }
+    gate, up, down = (part.get_parameter(f"{name}.weight") for name in ("gate", "up", "down"))
+    theirs.load_state_dict({
+        "router.weight": part.router.weight,
+        "router.bias": part.router.bias,
+        "experts.gate_up_proj": torch.stack([gate, up], 2).flatten(1, 2).mT,
+        "experts.gate_up_proj_bias": torch.stack(
+            [rows["gate.bias"], rows["up.bias"]], 2
+        ).flatten(1),
+        "experts.down_proj": down.mT,
+        "experts.down_proj_bias": rows["down.bias"],
+    })
+    hidden = torch.randn(2, 9, DIM)
+    ours, given = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
+    expected = theirs(given)[0]
+    result = part(ours)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+    upstream = torch.randn_like(result)
+    gradients = [
+        torch.autograd.grad(*each, upstream)[0] for each in ((result, ours), (expected, given))
+    ]
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)

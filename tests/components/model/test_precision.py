@@ -1,43 +1,22 @@
 """The residual stream under autocast: in the products' precision, and as right as it can be."""
 
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from components.config.model_spec.norms import NormSpec
-from components.model.decoder import Decoder
 from components.model.norms import Norm
-from tests.components.model.comparison import randomized
+from tests.components.model.comparison import randomized, saved_bytes
 from tests.components.model.mappings import to_llama
-
-HEADS = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 10}
+from tests.components.model.specs import LAYER_NORM, normal_spec, small_decoder
+from tests.components.model.test_decoder import llama_like
 
 
 def autocast() -> torch.autocast:
     return torch.autocast("cpu", torch.bfloat16)
-
-
-def saved_bytes(model: Decoder, tokens: Tensor) -> int:
-    """Count what the backward pass will read, weights aside."""
-    held: dict[int, int] = {}
-    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            held[storage.data_ptr()] = storage.nbytes()
-        kept.append(tensor)
-        return tensor
-
-    kept: list[Tensor] = []  # no address is used twice
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model.compute_loss(tokens, tokens)
-    return sum(held.values())
 
 
 @pytest.mark.parametrize("center", [True, False])
@@ -58,9 +37,7 @@ def test_a_norm_of_bfloat16_is_that_of_float32_rounded(center: bool) -> None:
     torch.testing.assert_close(found.float(), expected, rtol=2**-7, atol=2**-7)
 
 
-def test_what_passes_between_layers_is_bfloat16_and_the_loss_is_float32(
-    small_decoder: Callable[..., Decoder],
-) -> None:
+def test_what_passes_between_layers_is_bfloat16_and_the_loss_is_float32() -> None:
     model = randomized(small_decoder())
     passed: list[Tensor] = []
     for layer in model.layers.values():
@@ -74,22 +51,9 @@ def test_what_passes_between_layers_is_bfloat16_and_the_loss_is_float32(
     assert all(weight.grad is not None for weight in model.parameters())
 
 
-def test_logits_are_no_further_from_the_exact_ones_than_those_of_a_bfloat16_llama(
-    small_decoder: Callable[..., Decoder],
-) -> None:
-    model = randomized(small_decoder(num_layers=8, std=0.05, **HEADS))
-    config = LlamaConfig(
-        vocab_size=67,
-        hidden_size=48,
-        intermediate_size=77,
-        num_hidden_layers=8,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=10,
-    )
-    llama = LlamaForCausalLM(config)
+def test_logits_are_no_further_from_the_exact_ones_than_those_of_a_bfloat16_llama() -> None:
+    model = randomized(small_decoder(num_layers=8, initialization=normal_spec(0.05)))
+    llama = llama_like(model)
     llama.load_state_dict(to_llama(model.state_dict()), strict=False)
     tokens = torch.randint(61, (4, 37))
     exact = copy.deepcopy(model).double()(tokens)
@@ -100,14 +64,11 @@ def test_logits_are_no_further_from_the_exact_ones_than_those_of_a_bfloat16_llam
     assert 0 < errors[0] < 1.1 * errors[1] < 0.1 * exact.norm()
 
 
-def test_the_backward_pass_reads_about_half_of_what_it_reads_in_float32(
-    small_decoder: Callable[..., Decoder],
-) -> None:
+def test_the_backward_pass_reads_about_half_of_what_it_reads_in_float32() -> None:
     # A CPU has a fused kernel of LayerNorm, and none of RMSNorm.
-    norm = NormSpec(eps=1e-5, center=True, weight=True, bias=True)
-    model = randomized(small_decoder(num_layers=4, norm=norm))
+    model = randomized(small_decoder(num_layers=4, norm=LAYER_NORM))
     tokens = torch.randint(61, (4, 64))
-    wide = saved_bytes(model, tokens)
+    wide = saved_bytes(model, lambda: model.compute_loss(tokens, tokens))
     with autocast():
-        narrow = saved_bytes(model, tokens)
+        narrow = saved_bytes(model, lambda: model.compute_loss(tokens, tokens))
     assert narrow < 0.65 * wide  # casts of weights are kept too

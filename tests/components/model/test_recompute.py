@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -17,30 +18,13 @@ from components.distributed.activation_checkpoint import (
 from components.distributed.pipeline import prune_to_stage
 from components.errors import RecipeError
 from components.model.decoder import Decoder
-from tests.components.model.comparison import gradient_of, randomized
+from tests.components.model.comparison import gradient_of, randomized, saved_bytes
 from tests.components.model.operators_seen import DEAR, Operators
 from tests.components.model.routing_terms import auxiliary_terms
+from tests.components.model.specs import small_decoder
 from tests.components.model.test_compiling import FEW_EXPERTS
 
-Build = Callable[..., Decoder]
 CHOICES = ["selective", "full", ["attention"], ["mlp", "norms"], ["norms", "attention", "mlp"]]
-
-
-def saved_bytes(model: Decoder, tokens: Tensor) -> int:
-    """Count what the forward pass keeps for the backward pass, each storage once."""
-    kept: dict[int, int] = {}
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = model(tokens)
-    assert loss.requires_grad
-    return sum(kept.values())
 
 
 def assert_same_bits(
@@ -61,7 +45,7 @@ def assert_same_bits(
 @pytest.mark.parametrize("norm_placement", ["before", "after", "both"])
 @pytest.mark.parametrize("parts", CHOICES)
 def test_gradients_are_bitwise_equal_and_names_stay(
-    small_decoder: Build, parts: str | list[str], norm_placement: str
+    parts: str | list[str], norm_placement: str
 ) -> None:
     drops = {"dropout": 0.2, "attention_dropout": 0.2}
     plain = randomized(small_decoder(**drops, norm_placement=norm_placement))
@@ -74,9 +58,7 @@ def test_gradients_are_bitwise_equal_and_names_stay(
 
 @pytest.mark.parametrize("path", ["loop", "auto", "grouped"])
 @pytest.mark.parametrize("parts", ["selective", "full", ["mlp"]], ids=str)
-def test_experts_choose_the_same_again(
-    small_decoder: Build, path: str, parts: str | list[str]
-) -> None:
+def test_experts_choose_the_same_again(path: str, parts: str | list[str]) -> None:
     plain = randomized(
         small_decoder(dropout=0.2, mlp=FEW_EXPERTS.model_copy(update={"path": path}))
     )
@@ -108,7 +90,7 @@ def test_experts_choose_the_same_again(
     ids=str,
 )
 def test_selective_recomputation_repeats_no_product_and_no_attention(
-    small_decoder: Build, part: dict[str, Any], dtype: torch.dtype
+    part: dict[str, Any], dtype: torch.dtype
 ) -> None:
     if "path" in part:
         part = {"mlp": FEW_EXPERTS.model_copy(update=part)}
@@ -131,7 +113,7 @@ def test_selective_recomputation_repeats_no_product_and_no_attention(
 
 @pytest.mark.parametrize("parts", ["selective", "full", ["mlp"]], ids=str)
 def test_every_third_layer_of_the_whole_model_is_recomputed_wherever_it_is_cut(
-    small_decoder: Build, parts: Parts
+    parts: Parts,
 ) -> None:
     whole = small_decoder(num_layers=8)
     for layers in (range(8), range(2, 8), range(4)):
@@ -158,34 +140,32 @@ def test_attention_that_drops_is_repeated_so_that_later_masks_stay() -> None:
     assert policy_of(None, kernel, query, query, query, dropout_p=0.1) is not kept
 
 
-def test_the_more_is_checkpointed_the_less_is_saved(small_decoder: Build) -> None:
+def test_the_more_is_checkpointed_the_less_is_saved() -> None:
     tokens = torch.randint(61, (2, 40))
     sizes = []
     for parts in ("none", ["norms"], ["mlp"], ["mlp", "norms"], "full"):
         model = randomized(small_decoder(num_layers=4))
         checkpoint_activations(model, parts)
-        sizes.append(saved_bytes(model, tokens))
+        sizes.append(saved_bytes(model, partial(model, tokens)))
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == len(sizes)
     assert sizes[-1] < sizes[0] / 5
 
 
 @pytest.mark.parametrize("norm_placement", ["before", "both"])
-def test_a_norm_before_a_recomputed_part_stores_no_output(
-    small_decoder: Build, norm_placement: str
-) -> None:
+def test_a_norm_before_a_recomputed_part_stores_no_output(norm_placement: str) -> None:
     """Both parts of two layers store one tensor of 2 x 40 tokens less, in float32."""
     tokens, sizes = torch.randint(61, (2, 40)), []
     for parts in (["attention", "mlp"], ["attention", "mlp", "norms"]):
         model = randomized(small_decoder(num_layers=2, norm_placement=norm_placement))
         checkpoint_activations(model, parts)
-        sizes.append(saved_bytes(model, tokens))
+        sizes.append(saved_bytes(model, partial(model, tokens)))
     (weight,) = [w for name, w in model.named_parameters() if name == "embedding.weight"]
     outputs = 2 * 2 * tokens.numel() * weight.shape[1] * 4
     assert sizes[0] - sizes[1] >= outputs
 
 
-def test_evaluation_goes_on_as_before(small_decoder: Build) -> None:
+def test_evaluation_goes_on_as_before() -> None:
     plain = randomized(small_decoder())
     model = copy.deepcopy(plain)
     checkpoint_activations(model, "full")
@@ -202,8 +182,6 @@ def test_evaluation_goes_on_as_before(small_decoder: Build) -> None:
         (["mlp", "mlp"], r"parallelism.recompute: 'mlp' is listed twice"),
     ],
 )
-def test_rejects_parts_that_no_layer_has(
-    small_decoder: Build, parts: list[str], message: str
-) -> None:
+def test_rejects_parts_that_no_layer_has(parts: list[str], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         checkpoint_activations(small_decoder(), parts)

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.attention.flex_attention import create_block_mask
 
 from components.attention_backends import BACKENDS
 from components.attention_windows import window_of
@@ -19,10 +19,12 @@ from components.errors import RecipeError
 from components.model.attention import AttentionContext, AttentionCore
 from components.model.decoder import Decoder
 from components.model.masks import CausalMask
-from components.model.positions import PositionEncoding, Rotary
+from components.model.positions import Rotary
 from tests.components.model.comparison import randomized, relative_difference
 from tests.components.model.flex_on_cpu import flex_on_cpu
-from tests.components.model.test_masks import packed
+from tests.components.model.mixers.builders import build_scope
+from tests.components.model.specs import ROTARY, small_decoder
+from tests.components.model.test_masks import masks_made, packed
 
 Build = Callable[..., Decoder]
 LENGTH = 20
@@ -34,16 +36,11 @@ def test_a_pattern_begins_anew_at_its_end() -> None:
     assert windows == [7, 5, None, 7, 5, None, 7]
 
 
-ATTENTION = {
+ATTENTION: dict[str, Any] = {
     "_target_": "components.model.attention.Attention",
     "_partial_": True,
-    **dict.fromkeys(("num_heads", "num_kv_heads", "head_dim"), 2),
-    "bias": False,
-    "qk_norm": None,
-    "layer_scaling": False,
-    "dropout": 0.0,
-    "backends": ["flex"],
 }
+ATTENTION |= {"num_heads": 2, "num_kv_heads": 2, "head_dim": 2, "bias": False, "qk_norm": None}
 
 
 @pytest.mark.parametrize(
@@ -63,9 +60,7 @@ def test_what_is_no_window_is_refused(windows: list[object], message: str) -> No
 @pytest.mark.parametrize("window", [1, 3, LENGTH - 1])
 def test_a_query_sees_itself_and_as_many_keys_as_make_the_window(window: int) -> None:
     core = AttentionCore(dropout=0.0, backends=BACKENDS)
-    scope = AttentionContext(
-        encoding=PositionEncoding(position_ids=torch.arange(LENGTH)), documents=None
-    )
+    scope = build_scope(length=LENGTH)
     zeros, unit = torch.zeros(2, 3, LENGTH, LENGTH), torch.eye(LENGTH).expand(2, 3, -1, -1)
     for kernels in (nullcontext, flex_on_cpu):
         with kernels():
@@ -77,10 +72,13 @@ def test_a_query_sees_itself_and_as_many_keys_as_make_the_window(window: int) ->
             torch.testing.assert_close(mixed[1, 2, query], expected)
 
 
-@pytest.mark.parametrize("kind", [RotarySpec(base=10_000.0), AlibiSpec()])
-@pytest.mark.parametrize("documents", [None, packed([[5, 1, 14], [9, 10, 1]])])
+@pytest.mark.quick("whole-rotary", "documents-alibi")
+@pytest.mark.parametrize("kind", [ROTARY, AlibiSpec()], ids=["rotary", "alibi"])
+@pytest.mark.parametrize(
+    "documents", [None, packed([[5, 1, 14], [9, 10, 1]])], ids=["whole", "documents"]
+)
 def test_flex_and_dense_masks_agree_in_every_layer(
-    small_decoder: Build, kind: PositionsSpec, documents: Tensor | None
+    kind: PositionsSpec, documents: Tensor | None
 ) -> None:
     windows = [4, "full", 7]
     model = randomized(small_decoder(positions=kind, num_layers=4, windows=windows)).double()
@@ -93,9 +91,7 @@ def test_flex_and_dense_masks_agree_in_every_layer(
     torch.testing.assert_close([loss, *found], [expected, *wanted], rtol=1e-9, atol=1e-11)
 
 
-def test_a_token_is_read_as_far_back_as_the_windows_of_all_layers_reach(
-    small_decoder: Build,
-) -> None:
+def test_a_token_is_read_as_far_back_as_the_windows_of_all_layers_reach() -> None:
     """Two layers with windows of 4 and 6 reach 3 + 5 tokens back, and no further."""
     model = randomized(small_decoder(windows=(4, 6)))
     tokens = torch.randint(61, (1, LENGTH))
@@ -108,7 +104,7 @@ def test_a_token_is_read_as_far_back_as_the_windows_of_all_layers_reach(
     assert difference[reached + 1 :].max() == 0
 
 
-def test_a_window_as_long_as_the_sequence_is_plain_attention(small_decoder: Build) -> None:
+def test_a_window_as_long_as_the_sequence_is_plain_attention() -> None:
     plain = randomized(small_decoder())
     long = small_decoder(windows=(LENGTH,))
     long.load_state_dict(plain.state_dict())
@@ -132,25 +128,14 @@ def masks_given(model: Decoder, tokens: Tensor) -> list[bool]:
     return plain
 
 
-def test_layers_of_one_window_share_one_mask_with_all_stages(small_decoder: Build) -> None:
+def test_layers_of_one_window_share_one_mask_with_all_stages() -> None:
     windows = [5, 5, "full", 7]
     model = randomized(small_decoder(positions=AlibiSpec(), num_layers=8, windows=windows))
-    tokens, made = torch.randint(61, (2, LENGTH)), []
+    tokens = torch.randint(61, (2, LENGTH))
     mask = model.build_mask(tokens, packed([[5, 15], [9, 11]]))
-    find = CausalMask._find_blocks
-
-    def counted(self: CausalMask, keys: int) -> BlockMask:
-        made.append(self)
-        return find(self, keys)
-
-    with flex_on_cpu(), torch.no_grad(), patch.object(CausalMask, "_find_blocks", counted):
-        for _ in range(2):
-            model(tokens, mask=mask)
-    assert {id(one) for one in made} == {
-        id(mask),
-        id(mask.for_window(5)),
-        id(mask.for_window(7)),
-    }
+    _, made = masks_made(model, tokens, mask)
+    expected = {mask, mask.for_window(5), mask.for_window(7)}
+    assert {*map(id, made)} == {*map(id, expected)}
     assert len(made) == 3
 
 
@@ -185,7 +170,7 @@ def test_layers_with_a_window_turn_by_their_own_base_and_are_not_slowed() -> Non
     assert not scope.for_window(4).is_plain_causal
 
 
-def test_without_a_base_of_their_own_they_turn_as_the_others(small_decoder: Build) -> None:
+def test_without_a_base_of_their_own_they_turn_as_the_others() -> None:
     slowed = RotarySpec(base=10_000.0, scaling=LinearScalingSpec(factor=8.0))
     model = randomized(small_decoder(positions=slowed, windows=(LENGTH, "full")))
     plain = small_decoder(positions=slowed)

@@ -10,16 +10,9 @@ from torch import nn
 
 from components.optim.adamw import AdamW
 
-SETTINGS: dict[str, Any] = {
-    "lr": 0.01,
-    "beta1": 0.9,
-    "beta2": 0.95,
-    "eps": 1e-8,
-    "weight_decay": 0.1,
-    "decay_order": "before",
-    "clip_norm": 1.0,
-    "clip_after_tokens": 0,
-}
+SETTINGS: dict[str, Any] = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
+SETTINGS |= {"weight_decay": 0.1, "decay_order": "before"}
+SETTINGS |= {"clip_norm": 1.0, "clip_after_tokens": 0}
 SINGLE = 1e-6  # 20 float32 updates, each rounded to 6e-8
 DOUBLE = 1e-13
 MULTIPLIERS = [0.05 * (step + 1) for step in range(20)]
@@ -37,9 +30,7 @@ Decay = Literal["matrices", "all", "all_but_embedding"]
 
 # What each published work decays, and when. Optimus counts Adam's steps as algorithm 2 does.
 WORKS = [
-    pytest.param(
-        "matrices", "before", id="BLOOM and Teuken: no norms, no biases; apex's order"
-    ),
+    pytest.param("matrices", "before", id="BLOOM, Teuken: no norms or biases; apex's order"),
     pytest.param("all", "after", id="Mula: all parameters, after the update"),
     pytest.param("all", "before", id="all parameters in torch's order"),
     pytest.param("matrices", "after", id="matrices after the update"),
@@ -140,58 +131,11 @@ def test_a_run_goes_on_from_its_saved_state(order: Order) -> None:
     assert all(torch.equal(whole[name], halved[name]) for name in SHAPES)
 
 
-@pytest.mark.parametrize("order", ["before", "after"])
-def test_a_parameter_without_gradient_is_not_decayed(order: Order) -> None:
-    settings = SETTINGS | {"decay": "all", "decay_order": order}
-    used, idle = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
-    optimizer = AdamW(parameters=[("used", used), ("idle", idle)], **settings)
-    used.grad = torch.zeros(2, 2)
-    optimizer.step()
-    assert torch.allclose(used, torch.tensor(1 - 0.01 * 0.1))
-    assert torch.equal(idle, torch.ones(2, 2))
-
-
-def test_a_step_returns_what_its_closure_does() -> None:
-    weight = nn.Parameter(torch.ones(2, 2))
-    optimizer = AdamW(parameters=[("weight", weight)], decay="all", **SETTINGS)
-
-    def closure() -> float:
-        loss = weight.square().sum()
-        loss.backward()
-        return loss.item()
-
-    assert optimizer.step(closure) == 4.0
-
-
-def test_a_parameter_under_two_names_is_updated_once() -> None:
-    shared = nn.Parameter(torch.ones(2, 2))
-    optimizer = AdamW(
-        parameters=[("embedding.weight", shared), ("head.weight", shared)],
-        decay="matrices",
-        **SETTINGS,
-    )
-    assert [len(group["params"]) for group in optimizer.param_groups] == [1]
-
-
 def test_every_parameter_is_in_exactly_one_group() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
     optimizer = AdamW(parameters=model.named_parameters(), decay="matrices", **SETTINGS)
     decayed, spared = optimizer.param_groups
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
     assert {id(p) for p in decayed["params"]} == {id(model[0].weight)}
-    assert {id(p) for p in spared["params"]} == {
-        id(model[0].bias),
-        id(model[1].weight),
-        id(model[1].bias),
-    }
-
-
-@pytest.mark.parametrize("order", ["before", "after"])
-def test_the_update_is_one_kernel_where_there_is_one_and_plain_on_meta(order: Order) -> None:
-    settings = SETTINGS | {"decay": "all", "decay_order": order}
-    for device, fused in (("cpu", True), ("meta", False)):
-        parameter = nn.Parameter(torch.ones(2, 2, device=device))
-        optimizer = AdamW(parameters=[("weight", parameter)], **settings)
-        assert optimizer.defaults["fused"] is fused
-        parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
+    others = model[0].bias, model[1].weight, model[1].bias
+    assert {id(p) for p in spared["params"]} == {*map(id, others)}

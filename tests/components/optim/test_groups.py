@@ -1,4 +1,4 @@
-"""A group with multiples of the settings moves as an optimizer with those settings does."""
+"""Rules of every Adam, and groups, which move as an optimizer with their settings does."""
 
 from typing import Any, NamedTuple
 
@@ -6,32 +6,63 @@ import pytest
 import torch
 from torch import nn
 
+from components.optim.adam import Adam
 from components.optim.adamw import AdamW
 from components.optim.ademamix import AdEMAMix
 from components.optim.groups import scale_groups, set_rate
 
-SETTINGS: dict[str, Any] = {
-    "lr": 0.01,
-    "beta1": 0.9,
-    "beta2": 0.95,
-    "eps": 1e-3,
-    "weight_decay": 0.1,
-    "decay": "all",
-    "clip_norm": 1.0,
-    "clip_after_tokens": 0,
-}
+SETTINGS: dict[str, Any] = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "eps": 1e-3}
+SETTINGS |= {"weight_decay": 0.1, "decay": "all", "clip_norm": 1.0, "clip_after_tokens": 0}
 SLOW = {"beta3": 0.999, "alpha": 8.0, "alpha_warmup_tokens": 0, "beta3_warmup_tokens": 0}
 KINDS = [
     (AdamW, {"decay_order": "before"}),
     (AdamW, {"decay_order": "after"}),
     (AdEMAMix, SLOW),
 ]
+kinds = pytest.mark.parametrize(("kind", "more"), [(Adam, {}), *KINDS])
 
 
 class Multiples(NamedTuple):
     lr: float
     eps: float
     weight_decay: float
+
+
+@kinds
+def test_a_parameter_under_two_names_is_updated_once(kind: Any, more: dict[str, Any]) -> None:
+    shared = nn.Parameter(torch.ones(2, 2))
+    named = [("embedding.weight", shared), ("head.weight", shared)]
+    optimizer = kind(parameters=named, **SETTINGS, **more)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [1]
+
+
+@kinds
+def test_a_parameter_without_gradient_rests_and_a_closure_is_called_once(
+    kind: Any, more: dict[str, Any]
+) -> None:
+    used, idle = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
+    optimizer = kind(parameters=[("used", used), ("idle", idle)], **SETTINGS, **more)
+
+    def closure() -> float:
+        loss = used.square().sum()
+        loss.backward()
+        return loss.item()
+
+    assert optimizer.step(closure) == 4.0
+    assert (used < 1).all()
+    assert torch.equal(idle, torch.ones(2, 2))
+
+
+@pytest.mark.parametrize(("kind", "more"), [(Adam, {}), *KINDS[:2]])
+def test_the_update_is_one_kernel_where_there_is_one_and_plain_on_meta(
+    kind: Any, more: dict[str, Any]
+) -> None:
+    for device, fused in (("cpu", True), ("meta", False)):
+        parameter = nn.Parameter(torch.ones(2, 2, device=device))
+        optimizer = kind(parameters=[("weight", parameter)], **SETTINGS, **more)
+        assert optimizer.defaults["fused"] is fused
+        parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
 
 
 @pytest.mark.parametrize(("kind", "more"), KINDS)

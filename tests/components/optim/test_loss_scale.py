@@ -72,12 +72,6 @@ def test_blooms_scale_doubles_after_501_good_steps_and_then_every_500() -> None:
     assert (seen[999], seen[1000]) == (8192.0, 16384.0)
 
 
-def test_a_hysteresis_of_one_halves_at_every_overflow() -> None:
-    scale = LossScale(**(BLOOM | {"hysteresis": 1}))
-    scale.update_scale(overflow=True)
-    assert scale.current_scale == 2048.0
-
-
 @given(
     history=st.lists(st.booleans() | st.just(False), max_size=60),
     window=st.integers(1, 5),
@@ -86,12 +80,8 @@ def test_a_hysteresis_of_one_halves_at_every_overflow() -> None:
 def test_any_history_ends_at_deepspeeds_scale(
     history: list[bool], window: int, hysteresis: int
 ) -> None:
-    settings: dict[str, Any] = {
-        "initial": 64.0,
-        "window": window,
-        "hysteresis": hysteresis,
-        "minimum": 0.5,
-    }
+    settings: dict[str, Any] = {"window": window, "hysteresis": hysteresis}
+    settings |= {"initial": 64.0, "minimum": 0.5}
     scale = LossScale(**settings)
     for overflow in history:
         scale.update_scale(overflow)
@@ -118,17 +108,8 @@ def test_a_saved_state_does_not_change_with_its_scale() -> None:
     assert saved["good_steps"] == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("initial", math.inf),
-        ("initial", math.nan),
-        ("minimum", 0.0),
-        ("minimum", math.nan),
-        ("window", 0),
-        ("hysteresis", 0),
-    ],
-)
-def test_the_recipe_s_schema_refuses_values_out_of_range(name: str, value: float) -> None:
-    with pytest.raises(ValidationError, match=name):
-        LossScaleSection.model_validate(BLOOM | {name: value})
+def test_the_recipe_s_schema_refuses_values_out_of_range() -> None:
+    for name in BLOOM:
+        for value in (math.nan, math.inf, 0.0) if name != "initial" else (math.nan, math.inf):
+            with pytest.raises(ValidationError, match=name):
+                LossScaleSection.model_validate(BLOOM | {name: value})

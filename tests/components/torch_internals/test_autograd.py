@@ -3,13 +3,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from components.torch_internals.operators import (
-    checkpoint,
-    in_backward,
-    keeps_graph,
-    saves_through_hooks,
-    will_run,
-)
+from components.torch_internals import operators
+from components.torch_internals.operators import in_backward
 
 
 class Asked(torch.autograd.Function):
@@ -24,8 +19,8 @@ class Asked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         left, right = ctx.saved_tensors
-        wanted = tuple(will_run(node) for node, _ in ctx.next_functions[:2])
-        ctx.told.append((in_backward(), keeps_graph(), wanted))
+        wanted = tuple(operators.will_run(node) for node, _ in ctx.next_functions[:2])
+        ctx.told.append((in_backward(), operators.keeps_graph(), wanted))
         return upstream[0] * right, upstream[0] * left, None
 
 
@@ -66,12 +61,12 @@ def test_of_a_leaf_that_is_asked_for_by_name_it_says_yes() -> None:
 
 def test_a_checkpoint_is_seen_by_its_hooks_both_times_and_nothing_else_is() -> None:
     module, seen = nn.Sequential(nn.Linear(4, 4)), list[bool]()
-    module[0].register_forward_pre_hook(lambda *_: seen.append(saves_through_hooks()))
+    module[0].register_forward_pre_hook(lambda *_: seen.append(operators.saves_through_hooks()))
     module(torch.ones(4)).sum().backward()
-    checkpoint(module)
+    operators.checkpoint(module)
     module(torch.ones(4)).sum().backward()
     assert seen == [False, True, True]
-    assert not saves_through_hooks()
+    assert not operators.saves_through_hooks()
 
 
 def test_checkpointing_computes_twice_keeps_names_and_gives_the_same_gradients() -> None:
@@ -83,7 +78,7 @@ def test_checkpointing_computes_twice_keeps_names_and_gives_the_same_gradients()
     module.zero_grad()
     calls = []
     module[0].register_forward_hook(lambda *_: calls.append(in_backward()))
-    checkpoint(module)
+    operators.checkpoint(module)
     module(inputs).sum().backward()
     assert calls == [False, True]
     assert [name for name, _ in module.named_parameters()] == names

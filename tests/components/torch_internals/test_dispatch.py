@@ -1,27 +1,20 @@
 import torch
 import torch.distributed as dist
 
-from components.torch_internals.operators import (
-    FakeStore,
-    FakeTensorMode,
-    active_fake_mode,
-    packet_of,
-    qualified_name,
-    storage_key,
-    tree_leaves,
-)
+from components.torch_internals import operators
+from components.torch_internals.operators import active_fake_mode, storage_key
 from tests.components.torch_internals.seen import overloads_of
 
 
 def test_an_overload_knows_its_packet_and_its_name() -> None:
     (overload,) = overloads_of(lambda: torch.ones(1).add_(1.0))[-1:]
-    assert packet_of(overload) is torch.ops.aten.add_
-    assert qualified_name(overload) == "aten.add_"
+    assert operators.packet_of(overload) is torch.ops.aten.add_
+    assert operators.qualified_name(overload) == "aten.add_"
 
 
 def test_the_mode_that_is_on_is_known_and_its_tensors_have_shapes_and_no_memory() -> None:
     assert active_fake_mode() is None
-    with FakeTensorMode() as mode:
+    with operators.FakeTensorMode() as mode:
         assert active_fake_mode() is mode
         tensor = torch.empty(2**20, 2**20)
         assert (tensor @ tensor).shape == tensor.shape
@@ -30,18 +23,18 @@ def test_the_mode_that_is_on_is_known_and_its_tensors_have_shapes_and_no_memory(
 
 
 def test_views_share_their_storages_key_and_other_tensors_do_not() -> None:
-    with FakeTensorMode():
+    with operators.FakeTensorMode():
         first, second = torch.empty(4, 4), torch.empty(4, 4)
     assert storage_key(first) == storage_key(first[1:]) == storage_key(first.T)
     assert storage_key(first) != storage_key(second)
 
 
 def test_leaves_are_found_in_lists_tuples_and_mappings() -> None:
-    assert tree_leaves([1, (2, {"key": 3}), 4]) == [1, 2, 3, 4]
+    assert operators.tree_leaves([1, (2, {"key": 3}), 4]) == [1, 2, 3, 4]
 
 
 def test_a_rank_of_a_large_world_stands_alone_and_its_collectives_return() -> None:
-    dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=4_096)
+    dist.init_process_group("fake", store=operators.FakeStore(), rank=5, world_size=4_096)
     try:
         assert (dist.get_rank(), dist.get_world_size()) == (5, 4_096)
         dist.all_reduce(torch.ones(2))

@@ -1,5 +1,73 @@
+"""What a stage holds to receive into, seen on real ranks."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import Schedule1F1B
+
+from components.torch_internals.distributed import NOWHERE, LeanStage
 from tests.components.distributed.ranks import Ranks
-from tests.components.torch_internals.pipelining_cases import MICROBATCHES, memory_over_a_step
+
+MICROBATCHES = 4
+Held = tuple[set[int], set[int]]  # microbatches with memory for activations, for gradients
+
+
+def memory_over_a_step() -> list[tuple[int, Held, Held]]:
+    """List microbatches in the order of backward passes, what was held before and after."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    stage = stage_of(rank, ranks)
+    schedule = Schedule1F1B(
+        stage, MICROBATCHES, loss_fn=lambda loss, _: loss.sum(), scale_grads=False
+    )
+    found = watch(stage)
+    given = (torch.ones(MICROBATCHES, 8),) if rank == 0 else ()
+    for _ in range(2):  # before 2.13 memory for all is taken first, and given back
+        found.clear()
+        schedule.step(*given, target=torch.zeros(MICROBATCHES, 8), return_outputs=False)
+    return found
+
+
+def stage_of(rank: int, ranks: int) -> LeanStage:
+    one = torch.empty(1, 8, device="meta", requires_grad=True)
+    return LeanStage(
+        nn.Linear(8, 8),
+        rank,
+        ranks,
+        torch.device("cpu"),
+        input_args=(one.detach() if rank == 0 else one,),
+        output_args=(one,),
+    )
+
+
+def watch(stage: LeanStage) -> list[tuple[int, Held, Held]]:
+    found: list[tuple[int, Held, Held]] = []
+    patched: Any = stage
+    backward = patched.backward_one_chunk
+
+    def watched(number: int, *args: Any, **kwargs: Any) -> None:
+        before = held(stage)
+        backward(number, *args, **kwargs)
+        found.append((number, before, held(stage)))
+
+    patched.backward_one_chunk = watched
+    return found
+
+
+def held(stage: LeanStage) -> Held:
+    infos: tuple[Any, Any] = stage.args_recv_info, stage.grad_recv_info
+    activations, gradients = (
+        {number for number, one in received.items() if any(map(has_memory, one))}
+        for received in infos
+    )
+    return activations, gradients
+
+
+def has_memory(info: Any) -> bool:
+    """Say of a message's place; a model's own input has none, and 2.15 empties it itself."""
+    buffer = getattr(info, "buffer", None)
+    return buffer is not None and buffer.device != NOWHERE
 
 
 def test_memory_to_receive_lives_from_a_message_to_the_end_of_its_backward_pass(
