@@ -77,7 +77,5 @@ def test_a_key_beside_its_present_name_stays_and_is_refused_later() -> None:
         ),
     ],
 )
-def test_fingerprints_hash_the_names_of_before(
-    present: dict[str, object], earlier: dict[str, object]
-) -> None:
+def test_fingerprints_hash_the_names_of_before(present, earlier):
     assert restore_names(present) == earlier

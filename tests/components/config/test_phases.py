@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from command.actions.show import as_json
 from command.recipe_summary import phase_lines
@@ -14,6 +15,7 @@ from components.config.phases import recipe_at, recipe_before, recipe_of, recipe
 from components.config.recipe import Recipe
 from components.config.resolve import check_movable, update_recipe
 from components.errors import RecipeError
+from tests.components.config.helpers import refusals
 from tests.components.config.own_recipe import compose_own
 
 LONG: dict[str, Any] = {
@@ -122,50 +124,41 @@ def test_a_run_goes_on_with_another_layout_of_a_phase() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"from_fraction": 0.5}, r"phases\.long: expected exactly one of from_tokens"),
-        (
-            {"from_tokens": 10**9},
-            r"long\.from_tokens: 1,000,000,000 is more than budget\.total_tokens - 1 =",
-        ),
-        ({"from_tokens": 4_096}, r"long: it starts within the batch ramp-up of 8,192"),
-        (
-            {"budget": {"sequence_length": 300}},
-            r"global_batch_tokens: 1,024 is not a multiple of sequence_length 300",
-        ),
-        (
-            {"budget": {"global_batch_tokens": 128}, "parallelism": {}},
-            r"invalid budget\.global_batch_tokens in this phase: 1 sequences per step",
-        ),
-        ({"parallelism": {"contxt": 2}}, r"parallelism\.contxt in this phase: unknown key"),
-        ({"parallelism": {"context": "many"}}, r"invalid parallelism\.context in this phase"),
-        (
-            {"parallelism": {"context": 3}},
-            r"invalid cluster\.ranks in this phase: 2 is not a multiple",
-        ),
-        (
-            {"model": {"positions": {"base": "large"}}},
-            r"invalid model\.positions\.base in this phase: .*large",
-        ),
-        (
-            {"model": {"positions": {"_target_": "components.model.positions.Nowhere"}}},
-            r"model\.positions\._target_: .*Nowhere.* is not an allowed class of model",
-        ),
-        (
-            {"data": {"_target_": "components.data.order.SampleOrder"}},
-            r"data\._target_: .* is not allowed",
-        ),
-        ({"precision": {"compute": "float7"}}, r"invalid precision\.compute in this phase"),
-        ({"optimizer": {"lr": 1.0}}, r"phases\.long\.optimizer: unknown key"),
-        ({"budget": {"seed": 3}}, r"phases\.long\.budget\.seed: unknown key"),
-    ],
+    ("phase", "said"),
+    refusals(r"""
+{from_fraction: 0.5}
+    phases\.long: expected exactly one of from_tokens
+{from_tokens: 1000000000}
+    long\.from_tokens: 1,000,000,000 is more than budget\.total_tokens - 1 =
+{from_tokens: 4096}
+    long: it starts within the batch ramp-up of 8,192
+{budget: {sequence_length: 300}}
+    global_batch_tokens: 1,024 is not a multiple of sequence_length 300
+{budget: {global_batch_tokens: 128}, parallelism: {}}
+    invalid budget\.global_batch_tokens in this phase: 1 sequences per step
+{parallelism: {contxt: 2}}
+    parallelism\.contxt in this phase: unknown key
+{parallelism: {context: many}}
+    invalid parallelism\.context in this phase
+{parallelism: {context: 3}}
+    invalid cluster\.ranks in this phase: 2 is not a multiple
+{model: {positions: {base: large}}}
+    invalid model\.positions\.base in this phase: .*large
+{model: {positions: {_target_: components.model.positions.Nowhere}}}
+    model\.positions\._target_: .*Nowhere.* is not an allowed class of model
+{data: {_target_: components.data.order.SampleOrder}}
+    data\._target_: .* is not allowed
+{precision: {compute: float7}}
+    invalid precision\.compute in this phase
+{optimizer: {lr: 1.0}}
+    phases\.long\.optimizer: unknown key
+{budget: {seed: 3}}
+    phases\.long\.budget\.seed: unknown key
+"""),
 )
-def test_a_wrong_phase_gets_one_message_that_names_it(
-    changed: dict[str, Any], said: str
-) -> None:
+def test_a_wrong_phase_gets_one_message_that_names_it(phase, said):
     with pytest.raises(RecipeError, match=said) as raised:
-        phased({**LONG, **changed})
+        phased({**LONG, **yaml.safe_load(phase)})
     assert raised.value.path.startswith("phases.long")
     assert raised.value.remedy
 
@@ -237,9 +230,7 @@ def test_a_miniature_deals_its_ranks_to_the_axes_of_each_phase(ranks: int) -> No
         (["cluster.ranks=8", "phases.long.parallelism.data_shard=2"], 2),
     ],
 )
-def test_a_miniature_shards_a_phase_over_all_data_ranks_or_as_the_user_says(
-    words: list[str], shard: int
-) -> None:
+def test_a_miniature_shards_a_phase_over_all_data_ranks_or_as_the_user_says(words, shard):
     layout = {"context": 8, "data_shard": 64, "microbatch_sequences": 1}
     run = composed({**LONG, "parallelism": layout}, "scale=mini", *words, **LARGE, **ZERO)
     assert recipe_of(run, "long").parallelism.data_shard == shard

@@ -1,7 +1,6 @@
 """What stands for a GPU's kernels."""
 
 import re
-from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from components.attention_backends import Backend
 from components.dryrun.fake_world import device_kernels, even_load, replace_parts
 from components.dryrun.trackers import FlopLedger
 from components.model import expert_products, softmax
@@ -76,9 +74,7 @@ def test_dropout_keeps_a_byte_a_number() -> None:
         ("cuda", ["math", "flash"], False, []),
     ],
 )
-def test_attention_takes_the_kernel_that_the_order_comes_to(
-    device: str, backends: Sequence[Backend], slopes: bool, taken: list[str]
-) -> None:
+def test_attention_takes_the_kernel_that_the_order_comes_to(device, backends, slopes, taken):
     core = AttentionCore(dropout=0.1, backends=backends)
     with FakeTensorMode(), device_kernels(device), Seen() as seen:
         heads = torch.empty(2, 4, 16, 8, dtype=torch.bfloat16, requires_grad=True)
@@ -95,9 +91,7 @@ def test_attention_takes_the_kernel_that_the_order_comes_to(
 
 
 @pytest.mark.parametrize(("window", "passes"), [(15, 2), (16, 1), (None, 1)])
-def test_windows_that_hide_a_key_take_flex_and_others_the_first_of_the_order(
-    window: int | None, passes: int
-) -> None:
+def test_windows_that_hide_a_key_take_flex_and_others_the_first_of_the_order(window, passes):
     """With dropout flex has two passes, by which it is known."""
     core = AttentionCore(dropout=0.1, backends=["flash", "flex"])
     with FakeTensorMode(), device_kernels("cuda"), Seen() as seen:
@@ -130,9 +124,7 @@ def products_of_experts(mixture: Mixture, dtype: torch.dtype) -> set[str]:
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str
 )
-def test_experts_are_rehearsed_by_the_products_that_the_layer_takes_on_the_device(
-    dtype: torch.dtype,
-) -> None:
+def test_experts_are_rehearsed_by_the_products_that_the_layer_takes_on_the_device(dtype):
     """The layer itself is asked with a fake tensor that says it is on the device."""
     layer = Mixture(path="auto")
     with FakeTensorMode():

@@ -41,6 +41,12 @@ def gpt(*, dim: int, num_layers: int, num_heads: int, vocab_size: int = 51_200) 
     )
 
 
+GIB = 2**30
+SMALL = gpt(dim=2_048, num_layers=16, num_heads=16)
+MIDDLE = gpt(dim=4_096, num_layers=32, num_heads=32)
+LARGE = gpt(dim=8_192, num_layers=80, num_heads=64)
+
+
 class Placed(NamedTuple):
     """A layout, and where its layers and ranks are."""
 
@@ -64,9 +70,7 @@ def layout(**changes: Any) -> Placed:
         "splits_backward": changes.get("schedule") in SPLIT_SCHEDULES,
     }
     others |= {key: changes.pop(key) for key in list(changes) if key in others}
-    buckets = {
-        "bucket_elements": changes.pop("bucket_elements", 0)
-    }  # none, which no recipe has
+    buckets = {"bucket_elements": changes.pop("bucket_elements", 0)}  # as no recipe has
     return Placed(parallelism(**changes).model_copy(update=buckets), others)
 
 

@@ -66,27 +66,25 @@ def test_the_program_sends_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
     with fake_world(1, 4):
         axis = build_mesh("cpu", parallelism(context=4)).get_axis("context")
         core = ContextCore(AttentionCore(dropout=0.0, backends=BACKENDS), axis)
-        part = LENGTH // 4
-        places = SequencePart(rank=1, ranks=4).position_ids(part, torch.device("cpu"))
-        query, key, value = (
-            torch.zeros(3, heads, part, HEAD_DIM, dtype=torch.bfloat16, requires_grad=True)
-            for heads in (HEADS, GROUPS, GROUPS)
-        )
-        scope = AttentionContext(encoding=PositionEncoding(position_ids=places), documents=None)
-        core(query, key, value, scope, first_head=0).sum().backward()
+        attend(core, SequencePart(rank=1, ranks=4)).sum().backward()
     sent = key_value_bytes(split(4))
     assert moved == {"gather": [sent], "scatter": [sent]}
 
 
-def kept_by_attention(core: AttentionCore, ranks: int) -> int:
-    """Count what autograd and the next layer keep of one rank's tokens, but for normalizers."""
-    part = LENGTH // ranks
-    places = SequencePart(rank=0, ranks=ranks).position_ids(part, torch.device("cpu"))
+def attend(core: AttentionCore, part: SequencePart) -> Tensor:
+    """Mix one rank's tokens."""
+    length = LENGTH // part.ranks
+    places = part.position_ids(length, torch.device("cpu"))
     query, key, value = (
-        torch.zeros(3, heads, part, HEAD_DIM, dtype=torch.bfloat16, requires_grad=True)
+        torch.zeros(3, heads, length, HEAD_DIM, dtype=torch.bfloat16, requires_grad=True)
         for heads in (HEADS, GROUPS, GROUPS)
     )
     scope = AttentionContext(encoding=PositionEncoding(position_ids=places), documents=None)
+    return core(query, key, value, scope, first_head=0)
+
+
+def kept_by_attention(core: AttentionCore, ranks: int) -> int:
+    """Count what autograd and the next layer keep of one rank's tokens, but for normalizers."""
     kept: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -94,7 +92,7 @@ def kept_by_attention(core: AttentionCore, ranks: int) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        mixed = core(query, key, value, scope, first_head=0)
+        mixed = attend(core, SequencePart(rank=0, ranks=ranks))
     kept[mixed.untyped_storage().data_ptr()] = mixed
     # Attention also saves masks (on a CPU) and log-sum-exp values, which are not counted.
     wide = (one for one in kept.values() if one.ndim == 4 and one.dtype == torch.bfloat16)
@@ -102,9 +100,7 @@ def kept_by_attention(core: AttentionCore, ranks: int) -> int:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_context_ranks_keep_what_is_counted(
-    ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_context_ranks_keep_what_is_counted(ranks, monkeypatch):
     """Autograd's saved tensors; CPU kernels process the two chunks separately."""
     monkeypatch.setattr(collectives, "all_gather", lambda *_, **__: None)
     core = AttentionCore(dropout=0.0, backends=BACKENDS)
@@ -163,9 +159,7 @@ def test_context_ranks_on_several_nodes_make_a_step_longer_than_on_one() -> None
         ("all_to_all", 9.0, 4 * 8 * 3 / 4),
     ],
 )
-def test_what_an_expert_rank_sends_is_counted_by_hand(
-    dispatch: str, bound: float | None, tokens: float
-) -> None:
+def test_what_an_expert_rank_sends_is_counted_by_hand(dispatch, bound, tokens):
     """Of each token top 8 over four ranks; a bound sends so much more, all pairs at most."""
     mlp = SMALL.mlp.model_copy(update={"num_experts": 16, "top_k": 8})
     where = layout(

@@ -1,14 +1,13 @@
-"""The memory model against the figures that papers and the playbook print."""
+"""The memory model: published figures, parts by hand, and which way changes move them."""
 
 from dataclasses import replace
 
 import pytest
 
-from components.config.model_spec.decoder import DecoderSpec
-from components.config.model_spec.positions import PositionsSpec
-from components.planner.activations import count_stored_microbatches, layer_bytes_per_token
+from components.config.model_spec.feed_forward import FeedForwardSpec
 from components.planner.job import TrainingJob
 from components.planner.memory import (
+    _activations,
     _gathered_layers,
     _loss,
     plan_memory,
@@ -23,21 +22,14 @@ from components.planner.states import (
     shard_states,
     step_bytes,
 )
-from tests.components.planner.jobs import gpt, hopper, job, layout, ours
-
-GIB = 2**30
-SMALL = gpt(dim=2_048, num_layers=16, num_heads=16)
-MIDDLE = gpt(dim=4_096, num_layers=32, num_heads=32)
-LARGE = gpt(dim=8_192, num_layers=80, num_heads=64)
+from tests.components.planner.jobs import GIB, MIDDLE, SMALL, hopper, job, layout, ours
 
 
 @pytest.mark.parametrize(
     ("billions", "without", "with_sum"),
     [(1, 16, 20), (7, 112, 140), (70, 1_120, 1_400), (405, 6_480, 8_100)],
 )
-def test_a_parameter_takes_16_bytes_and_20_with_a_float32_sum(
-    billions: int, without: int, with_sum: int
-) -> None:
+def test_a_parameter_takes_16_bytes_and_20_with_a_float32_sum(billions, without, with_sum):
     """Ultra-Scale Playbook, the table of memory for weights, gradients and optimizer."""
     plain = job(MIDDLE, layout(), accumulate_bytes=0)
     assert shard_states(plain, billions, 1).total_bytes == without
@@ -68,72 +60,6 @@ def test_the_measured_law_of_zero_1_is_10_plus_14_over_data(data: int, law: floa
     sharing = job(MIDDLE, layout(data=data, zero=1))
     one = DeviceParameters(dense=1.0, expert=0.0, ends=0.0, largest=0.0)
     assert compute_states(sharing, one).total_bytes + step_bytes(sharing, one, software) == law
-
-
-@pytest.mark.parametrize(
-    ("shape", "by_length"),
-    [
-        (SMALL, {1_024: 1.0625, 4_096: 4.25, 16_384: 17}),
-        (MIDDLE, {1_024: 4.25, 4_096: 17, 16_384: 68, 131_072: 544}),
-        (LARGE, {1_024: 21.25, 4_096: 85, 16_384: 340}),
-    ],
-)
-def test_a_gpt_layer_keeps_34_bytes_a_token_and_width(
-    shape: DecoderSpec, by_length: dict[int, float]
-) -> None:
-    """Playbook's bars of activations with fused attention, one sequence, in GiB."""
-    for length, gibibytes in by_length.items():
-        one = job(shape, layout(), sequence_length=length)
-        kept = one.shape.num_layers * layer_bytes_per_token(one) * length
-        assert kept / GIB == gibibytes
-
-
-@pytest.mark.parametrize(
-    ("shape", "by_length"),
-    [
-        (MIDDLE, {1_024: 9.25, 2_048: 28.5, 4_096: 97.0, 8_192: 354.0, 16_384: 1_348.0}),
-        (LARGE, {1_024: 46.25, 2_048: 142.5, 4_096: 485.0, 8_192: 1_770.0}),
-    ],
-)
-def test_unfused_attention_adds_5_a_s_over_h(
-    shape: DecoderSpec, by_length: dict[int, float]
-) -> None:
-    """Korthikanti et al. 2022, table 2: s b h (34 + 5 a s / h); the playbook's first bars."""
-    for length, gibibytes in by_length.items():
-        one = job(shape, layout(), sequence_length=length, fused_attention=False)
-        kept = one.shape.num_layers * layer_bytes_per_token(one) * length
-        assert kept / GIB == pytest.approx(gibibytes, abs=0.01)
-
-
-def test_tensor_ranks_cut_24_of_34_and_all_with_sequence_parallelism() -> None:
-    """Korthikanti et al. 2022, table 2; the playbook's 70B at 8 ranks: 32.5 and 10.625 GiB."""
-    plain = job(LARGE, layout(tensor=8, sequence_parallel=False))
-    assert layer_bytes_per_token(plain) == 8_192 * (10 + 24 / 8)
-    assert 80 * layer_bytes_per_token(plain) * 4_096 / GIB == 32.5
-    cut = job(LARGE, layout(tensor=8))
-    assert 80 * layer_bytes_per_token(cut) * 4_096 / GIB == 10.625
-
-
-def test_full_recomputation_keeps_a_layer_s_input_alone() -> None:
-    """Playbook: 2 s b h a layer; 1, 5 and 15.8 GiB for 8B, 70B and 405B at 4,096 tokens."""
-    for shape, gibibytes in ((MIDDLE, 1.0), (LARGE, 5.0)):
-        one = job(shape, layout(), recompute="full")
-        kept = shape.num_layers * layer_bytes_per_token(one) * 4_096
-        assert kept / GIB == gibibytes
-
-
-def test_1f1b_keeps_as_many_microbatches_as_ranks_follow_and_gpipe_all() -> None:
-    where = layout(pipeline=4)
-    assert [count_stored_microbatches(job(MIDDLE, where), rank) for rank in range(4)] == [
-        4,
-        3,
-        2,
-        1,
-    ]
-    gpipe = layout(pipeline=4, schedule="gpipe")
-    assert count_stored_microbatches(job(MIDDLE, gpipe), 3) == 8
-    pairs = layout(pipeline=4, schedule="interleaved", stages_per_rank=2)
-    assert count_stored_microbatches(job(MIDDLE, pairs), 0) == (4 + 6 + 1) / 2
 
 
 def test_all_stages_together_hold_the_model_and_a_second_tied_end() -> None:
@@ -171,9 +97,7 @@ def test_the_verdict_goes_from_fits_over_tight_to_does_not_fit() -> None:
     peak = plan_memory(one, hopper(), ours().memory).fullest_rank_bytes
     memories = [
         plan_memory(
-            one,
-            hopper().model_copy(update={"usable_bytes": int(peak * factor)}),
-            ours().memory,
+            one, hopper().model_copy(update={"usable_bytes": int(peak * factor)}), ours().memory
         )
         for factor in (2.0, 1.05, 0.95, 0.89)
     ]
@@ -358,12 +282,52 @@ def test_a_z_loss_has_64_mib_of_logits_in_float32_at_most() -> None:
         assert one - other == pytest.approx(more)
 
 
-def test_layers_that_do_not_rotate_keep_queries_and_keys_once() -> None:
-    kept = {}
-    for skip_every in (None, 4, 1):
-        rotary = PositionsSpec(base=10_000.0, skip_every=skip_every)
-        shape = MIDDLE.model_copy(update={"positions": rotary})
-        kept[skip_every] = layer_bytes_per_token(job(shape, layout()))
-    turned = 2 * 2 * 4_096  # bytes of a token's queries and keys
-    assert kept[None] - kept[4] == turned / 4
-    assert kept[None] - kept[1] == turned
+MIXTURE = MIDDLE.model_copy(
+    update={"mlp": FeedForwardSpec(ffn_dim=1_024, gated=True, num_experts=64, top_k=8)}
+)
+
+
+def test_expert_ranks_share_dense_state_only_if_the_optimizer_is_aware() -> None:
+    """Mula's EPSO: dense state over data x expert ranks, experts' over data ranks."""
+    aware = job(MIXTURE, layout(data=4, expert=8, zero=1))
+    plain = aware.with_layout(expert_aware=False)
+    parameters = count_parameters(aware, 0)
+    assert parameters.expert == 32 * 8 * 3 * 4_096 * 1_024
+    state = 12 * parameters.expert / 4
+    kept = [
+        held_state.master + held_state.optimizer
+        for held_state in (compute_states(aware, parameters), compute_states(plain, parameters))
+    ]
+    assert kept == [state + 12 * parameters.dense / 32, state + 12 * parameters.dense / 4]
+
+
+@pytest.mark.parametrize(("rows", "is_loss"), [(1_024, False), (100_000, True)])
+def test_the_loss_and_a_recomputed_layer_never_exist_at_once(rows: int, is_loss: bool) -> None:
+    shape, software = MIDDLE.model_copy(update={"padded_vocab_size": rows}), ours().memory
+    recomputing = job(shape, layout(recompute="full"))
+    stored, recomputed = _activations(recomputing, 0, software)
+    loss = _loss(recomputing, software)
+    assert is_loss == (loss > recomputed)
+    rank = rank_memory(recomputing, 0, software)
+    assert rank.loss == is_loss * loss
+    kept = stored + (0 if is_loss else recomputed)
+    assert rank.activations == pytest.approx(kept * software.fragmentation)
+
+
+def test_both_ends_of_a_pipeline_sum_the_gradients_of_a_shared_embedding() -> None:
+    """Each receives the other's float32 gradient and creates the sum."""
+    where, sums = layout(pipeline=4), {"gradient_bytes": 0, "shard_gradient_bytes": 4}
+    shared, own = (
+        plan_memory(
+            job(SMALL.model_copy(update={"tied_embeddings": is_tied}), where, **sums),
+            hopper(),
+            ours().memory,
+        )
+        for is_tied in (True, False)
+    )
+    steps = [
+        rank.update.step - other.update.step
+        for rank, other in zip(shared.ranks, own.ranks, strict=True)
+    ]
+    embedding = 4 * SMALL.padded_vocab_size * SMALL.dim
+    assert steps == pytest.approx([2 * embedding, 0, 0, 2 * embedding])

@@ -61,9 +61,7 @@ def of_debug(*, limits: dict[str, object], scheduler: str = "slurm") -> Cluster:
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_at_every_border_a_long_run_has_a_chain_or_is_told_the_nearest_that_has(
-    name: str,
-) -> None:
+def test_at_every_border_a_long_run_has_a_chain_or_is_told_the_nearest_that_has(name):
     queues = [
         queue for queue in profile(name).queues if not queue.debug and not queue.by_request
     ]
@@ -133,6 +131,12 @@ def test_a_queue_by_request_is_taken_where_no_other_fits_and_said() -> None:
     assert [queue.name for queue in queues_on(with_nodes(jean_zay, 48))] == ["qos_gpu_a100-t3"]
 
 
+def test_of_the_queues_that_take_the_nodes_the_longest_is_chosen() -> None:
+    for nodes, name in ((16, "capacity"), (256, "prod"), (20_000, None)):
+        queue = longest_queue(with_nodes(profile("aurora"), nodes))
+        assert (queue.name if queue else None) == name
+
+
 @pytest.mark.parametrize(("nodes", "minutes"), [(1, 90), (2, 45), (4, 22.5)])
 def test_nodes_share_the_node_minutes_of_a_job(nodes: int, minutes: float) -> None:
     cluster = with_nodes(of_debug(limits={"node_minutes": 90}), nodes)  # as CSCS's debug
@@ -152,9 +156,7 @@ def test_nodes_share_the_node_minutes_of_a_job(nodes: int, minutes: float) -> No
         ("slurm", {}, None),
     ],
 )
-def test_a_chain_has_as_many_jobs_as_a_user_may_have_submitted(
-    scheduler: str, limits: dict[str, object], most: int | None
-) -> None:
+def test_a_chain_has_as_many_jobs_as_a_user_may_have_submitted(scheduler, limits, most):
     cluster = of_debug(limits=limits, scheduler=scheduler)
     assert most_chained(cluster, cluster.queues[0]) == most
 

@@ -10,7 +10,7 @@ from components.config.recipe import Recipe
 from components.config.rules.check import warnings_of
 from components.errors import RecipeError
 from components.planner.job import job_from_recipe
-from tests.components.config.conftest import Compose
+from tests.components.config.helpers import assert_refused, refusals, teuken
 
 # A machine whose devices have it, and a layout without tensor ranks.
 FULL = (
@@ -48,53 +48,35 @@ def test_a_miniature_keeps_it_and_gets_widths_that_fit(name: str) -> None:
     assert not any(width % 16 for width in widths)
 
 
-def test_a_miniature_without_it_computes_as_its_device_does(compose: Compose) -> None:
-    recipe = compose("scale=mini", "precision=bf16")
+def test_a_miniature_without_it_computes_as_its_device_does() -> None:
+    recipe = teuken("scale=mini", "precision=bf16")
     assert recipe.precision.compute == "auto"
     assert recipe.decoder_spec.mlp.ffn_dim == 840
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ("model.dim=40", "model.attention.head_dim=16"),
-            r"model\.dim: width 40 of a linear map is not a multiple of 16 \(float8\)\n  set "
-            r"this width to 48, or precision\.compute=bfloat16",
-        ),
-        (
-            ("model.attention.num_heads=3", "model.attention.num_kv_heads=3",
-             "model.attention.head_dim=8"),
-            r"model\.attention\.head_dim: width 24 of",
-        ),
-        (
-            ("model.attention.num_heads=4", "model.attention.num_kv_heads=1",
-             "model.attention.head_dim=8"),
-            r"model\.attention\.num_kv_heads: width 8 of",
-        ),
-        (("model.mlp.ffn_dim=840",), r"model\.mlp\.ffn_dim: width 840 of"),
-        (
-            ("parallelism.engine=deepspeed",),
-            r"parallelism\.engine: deepspeed rounds weights to bfloat16 before .*\n"
-            r"  set parallelism\.engine=mesh, or precision\.compute=bfloat16",
-        ),
-        (
-            ("cluster.ranks=2", "parallelism.data=1", "parallelism.tensor=2"),
-            r"parallelism\.tensor: 2 would split rows, but a float8 row has one scale\n"
-            r"  set tensor to 1, or precision\.compute=bfloat16",
-        ),
-        (
-            ("precision.loss_scale={initial: 1.0, window: 5, hysteresis: 1, minimum: 1.0}",),
-            r"precision\.loss_scale: float8 ignores a loss scale",
-        ),
-    ],
+@pytest.mark.parametrize(("words", "message"), refusals(r"""
+model.dim=40 model.attention.head_dim=16
+    model\.dim: width 40 of a linear map is not a multiple of 16 \(float8\)
+    set this width to 48, or precision\.compute=bfloat16
+model.attention.num_heads=3 model.attention.num_kv_heads=3 model.attention.head_dim=8
+    model\.attention\.head_dim: width 24 of
+model.attention.num_heads=4 model.attention.num_kv_heads=1 model.attention.head_dim=8
+    model\.attention\.num_kv_heads: width 8 of
+model.mlp.ffn_dim=840
+    model\.mlp\.ffn_dim: width 840 of
+parallelism.engine=deepspeed
+    parallelism\.engine: deepspeed rounds weights to bfloat16 before .*
+    set parallelism\.engine=mesh, or precision\.compute=bfloat16
+cluster.ranks=2 parallelism.data=1 parallelism.tensor=2
+    parallelism\.tensor: 2 would split rows, but a float8 row has one scale
+    set tensor to 1, or precision\.compute=bfloat16
+precision.loss_scale={initial: 1.0, window: 5, hysteresis: 1, minimum: 1.0}
+    precision\.loss_scale: float8 ignores a loss scale
+"""),
     ids=["dim", "heads", "groups", "ffn", "engine", "tensor", "scale"],
 )  # fmt: skip
-def test_what_it_cannot_do_is_refused(
-    compose: Compose, words: tuple[str, ...], message: str
-) -> None:
-    with pytest.raises(RecipeError, match=message):
-        compose("scale=mini", "precision=fp8", *words)
+def test_what_it_cannot_do_is_refused(words: str, message: str) -> None:
+    assert_refused(words, message, "scale=mini", "precision=fp8")
 
 
 def test_experts_may_have_any_width() -> None:
