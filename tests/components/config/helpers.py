@@ -11,20 +11,19 @@ from components.config.recipe import Recipe
 from components.errors import RecipeError
 from tests.recipes.compositions import compose
 
-JOINED = re.compile(r"\\\n\s*")  # a line that ends with a backslash goes on in the next
-ROW = re.compile(r"^(\S.*)\n((?: +.*(?:\n|$))+)", re.MULTILINE)
-
 
 def teuken(*words: str) -> Recipe:
     return compose("teuken7b", *words)
 
 
 def refusals(table: str, **long: str) -> list[tuple[str, str]]:
-    """Return rows: words, in which ``$name`` is what is ``long``, and a message or pattern."""
-    return [
-        (Template(words).substitute(long), "\n  ".join(map(str.strip, said.splitlines())))
-        for words, said in ROW.findall(JOINED.sub("", table))
-    ]
+    """Return rows ``words -> problem -> remedy``, with ``$name`` in words for what is ``long``.
+
+    A line that is indented is a further part, and one that ends with a backslash goes on.
+    """
+    lines = re.sub(r"\n +", " -> ", re.sub(r"\\\n *", "", table)).strip().splitlines()
+    rows = [line.split(" -> ") for line in lines]
+    return [(Template(words).substitute(long), "\n  ".join(said)) for words, *said in rows]
 
 
 def assert_refused(words: str, message: str, *more: str) -> None:

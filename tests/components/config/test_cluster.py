@@ -56,27 +56,16 @@ def test_nobody_has_measured_the_user_s_own_machine_which_has_no_site() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     refusals(r"""
-cluster.hardware.power_watts=-5.0
-    power_watts: input should be greater than 0
-cluster.hardware.gemm_teraflops.bf16=147.0
-    ^cluster\.hardware\.gemm_teraflops\.bf16.*bfloat16
-cluster.nodes=0
-    cluster\.nodes: input should be greater than 0
-cluster.site.modles=[a]
-    cluster\.site\.modles: unknown key
-    did you mean modules
-cluster.site.spare_seconds=0
-    spare_seconds: input should be greater than 0
-cluster.site.environment.A={value: '1'}
-    environment\.A\.reason: missing
-cluster.site.queue_option=--queue
-    queue_option: input should be '--partition'
-cluster.hours=0
-    cluster\.hours
-cluster.jobs=0
-    cluster\.jobs
-cluster.smoke=1
-    cluster\.smoke: input should be a valid boolean
+cluster.hardware.power_watts=-5.0 -> power_watts: input should be greater than 0
+cluster.hardware.gemm_teraflops.bf16=147.0 -> ^cluster\.hardware\.gemm_teraflops\.bf16.*bfloat16
+cluster.nodes=0 -> cluster\.nodes: input should be greater than 0
+cluster.site.modles=[a] -> cluster\.site\.modles: unknown key -> did you mean modules
+cluster.site.spare_seconds=0 -> spare_seconds: input should be greater than 0
+cluster.site.environment.A={value: '1'} -> environment\.A\.reason: missing
+cluster.site.queue_option=--queue -> queue_option: input should be '--partition'
+cluster.hours=0 -> cluster\.hours
+cluster.jobs=0 -> cluster\.jobs
+cluster.smoke=1 -> cluster\.smoke: input should be a valid boolean
 """),
 )
 def test_a_wrong_word_is_refused_with_its_path(words: str, message: str) -> None:

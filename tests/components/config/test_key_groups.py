@@ -84,33 +84,27 @@ def test_open_sections_compute_but_for_their_kernels() -> None:
     assert layout == {"model.attention.backends", "model.mlp.path"}
 
 
-DEGREES = {"expert_grad_average": "replicas", "microbatch_sequences": 4}
+def mathematics(tree: dict[str, Any], **sections: dict[str, Any]) -> str:
+    """Return the fingerprint of the tree with these keys changed."""
+    changed = {name: {**tree[name], **keys} for name, keys in sections.items()}
+    return fingerprint_of({**tree, **changed}, KeyGroup.MATHEMATICS)
 
 
-@pytest.mark.parametrize(("key", "value"), DEGREES.items())
-def test_these_degrees_compute_where_there_are_experts_alone(key: str, value: object) -> None:
-    dense = teuken("parallelism.microbatch_sequences=2").model_dump(mode="json")
-    assert fingerprint_of(
-        with_degree(dense, key, value), KeyGroup.MATHEMATICS
-    ) == fingerprint_of(dense, KeyGroup.MATHEMATICS)
-    sparse = {**dense, "model": {**dense["model"], "mlp": {"num_experts": 8}}}
-    assert fingerprint_of(with_degree(sparse, key, value), KeyGroup.MATHEMATICS) != (
-        fingerprint_of(sparse, KeyGroup.MATHEMATICS)
-    )
-
-
-def with_degree(tree: dict[str, Any], key: str, value: object) -> dict[str, Any]:
-    return {**tree, "parallelism": {**tree["parallelism"], key: value}}
+@pytest.mark.parametrize(
+    "degree", [{"expert_grad_average": "replicas"}, {"microbatch_sequences": 4}]
+)
+def test_these_degrees_compute_where_there_are_experts_alone(degree: dict[str, Any]) -> None:
+    tree = teuken("parallelism.microbatch_sequences=2").model_dump(mode="json")
+    assert mathematics(tree, parallelism=degree) == mathematics(tree)
+    experts = {"mlp": {"num_experts": 8}}
+    sparse = mathematics(tree, model=experts)
+    assert mathematics(tree, model=experts, parallelism=degree) != sparse
 
 
 def test_the_order_of_a_schedules_phases_is_mathematics() -> None:
     tree = teuken().model_dump(mode="json")
-    phases = tree["schedule"]["phases"]
-    turned = {**tree["schedule"], "phases": dict(reversed(phases.items()))}
-    other = {**tree, "schedule": turned}
-    assert fingerprint_of(other, KeyGroup.MATHEMATICS) != fingerprint_of(
-        tree, KeyGroup.MATHEMATICS
-    )
+    turned = dict(reversed(tree["schedule"]["phases"].items()))
+    assert mathematics(tree, schedule={"phases": turned}) != mathematics(tree)
 
 
 def test_every_place_is_a_key_of_the_data() -> None:
@@ -120,12 +114,8 @@ def test_every_place_is_a_key_of_the_data() -> None:
 
 PAGE = Path(__file__).parents[3] / "docs" / "moving.md"
 OPEN_KEYS = (
-    "model.attention.backends.x",
-    "model.mixers.x.scan_backends.x",
-    "model.mlp.path.x",
-    "model.dim",
-    "model.mixers.x.key_dim",
-    "optimizer.lr",
+    *("model.attention.backends.x", "model.mixers.x.scan_backends.x", "model.mlp.path.x"),
+    *("model.dim", "model.mixers.x.key_dim", "optimizer.lr"),
 )
 NOT_SETTLED = ("scale.", "children.")  # what composing a recipe reads
 
@@ -136,20 +126,19 @@ def test_the_page_lists_exactly_the_keys_that_the_code_accepts() -> None:
     listed = [key for cell in cells for key in re.findall(r"`([\w.*]+)`", cell)]
     patterns = [key.replace("NAME", "x") for key in listed]
     known = [*fields(Recipe), *OPEN_KEYS]
-    by_page = {key for key in known if any(fnmatchcase(f"{key}", one) for one in patterns)}
-    by_page |= {key for key in known if any(fnmatchcase(f"{key}.", one) for one in patterns)}
+
+    def listed_by(key: str, one: str) -> bool:
+        return fnmatchcase(key, one) or fnmatchcase(f"{key}.", one)
+
+    by_page = {key for key in known if any(listed_by(key, one) for one in patterns)}
     assert by_page == {key for key in known if is_movable(key)}
-    assert all(
-        any(fnmatchcase(key, one) or fnmatchcase(f"{key}.", one) for key in known)
-        for one in patterns
-    )
+    assert all(any(listed_by(key, one) for key in known) for one in patterns)
 
 
 def test_every_settled_key_outside_the_mathematics_may_change() -> None:
     for key in (*fields(Recipe), *OPEN_KEYS):
-        wanted = find_declared_group(key) is not KeyGroup.MATHEMATICS and not key.startswith(
-            NOT_SETTLED
-        )
+        wanted = find_declared_group(key) is not KeyGroup.MATHEMATICS
+        wanted &= not key.startswith(NOT_SETTLED)
         wanted |= key == "callbacks"  # each declares what its keys change
         assert is_movable(key) == wanted, key
 
@@ -163,10 +152,7 @@ def test_every_settled_key_outside_the_mathematics_may_change() -> None:
         {"cluster.hours": 3.0, "cluster.jobs": 5, "cluster.smoke": True},
         {"cluster.site.modules": ["load new"], "cluster.site.queue": "other"},
         {"evaluation.every_tokens": 8_192, "tracking.wandb": "none"},
-        {
-            "description": "because",
-            "published.loss": {"value": 2.0, "unit": "nats", "source": "x"},
-        },
+        {"description": "a", "published.loss": {"value": 2.0, "unit": "nats", "source": "x"}},
         {"precision.master": "float32", "data.verify": "sizes"},
     ],
 )
@@ -194,13 +180,9 @@ def test_other_mathematics_is_refused_with_the_keys_that_differ() -> None:
 
 
 def test_the_degrees_of_experts_are_mathematics_where_they_compute() -> None:
-    before = composed(*EXPERTS, "parallelism.expert_grad_average=replicas")
-    after = composed(
-        "recipe=mula7b_a1b",
-        "parallelism.expert=2",
-        "parallelism.data=2",
-        EXPERTS[3],
-        "parallelism.expert_grad_average=replicas",
-    )
+    average = "parallelism.expert_grad_average=replicas"
+    before = composed(*EXPERTS, average)
+    words = ("parallelism.expert=2", "parallelism.data=2", EXPERTS[3], average)
+    after = composed("recipe=mula7b_a1b", *words)
     with pytest.raises(RecipeError, match=r"parallelism\.expert is 4 there, 2 here"):
         check_continues(before, after, "here")

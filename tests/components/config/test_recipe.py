@@ -29,43 +29,24 @@ def changed(tree: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("words", "message"),
     refusals(r"""
-budget.total_tokens=0
-    budget\.total_tokens: input should be greater than 0, got 0
-budget.total_tokens=6T
-    budget\.total_tokens: input should be a valid integer
-budget.warmup=1
-    budget\.warmup: unknown key
-budgets={}
-    budgets: unknown key
-    did you mean budget
-parallelism.zero=4
-    parallelism\.zero: input should be 0, 1, 2 or 3, got 4
-precision.compute=bf17
-    precision\.compute: .*got 'bf17'
-precision.reduce=int8
-    precision\.reduce: .*'float64', got 'int8'
-data.shares.en=-0.1
-    data\.shares\.en: input should be greater than or equal to 0
-data.shares.en=0.5
-    data\.shares: 24 shares add up to 1\.100000, not 1
-data.sources.xx={}
-    data\.sources\.xx: this source has no share
-model.attention.num_kv_heads=3
-    model\.attention\.num_kv_heads: 3 does not divide
-model.padded_vocab_size=9
-    model\.padded_vocab_size: 9 is less than model\.vocab_size 250,680
-tokenizer.vocab_size=300000
-    tokenizer\.vocab_size: 300,000 is more than model\.vocab_size
-budget.sequence_length=4095
-    nearest valid values: 4,192,\d+ and 4,196,\d+|nearest
-budget.total_tokens=4194303
-    budget\.total_tokens: 4,194,303 is less than budget
-parallelism.data=64
-    data 64 x expert 1 .* = 256 ranks, but cluster\.ranks is 512
-parallelism.microbatch_sequences=3
-    1024 sequences per step are not a multiple of 128
-name=Teuken 7B
-    name: string should match pattern
+budget.total_tokens=0 -> budget\.total_tokens: input should be greater than 0, got 0
+budget.total_tokens=6T -> budget\.total_tokens: input should be a valid integer
+budget.warmup=1 -> budget\.warmup: unknown key
+budgets={} -> budgets: unknown key -> did you mean budget
+parallelism.zero=4 -> parallelism\.zero: input should be 0, 1, 2 or 3, got 4
+precision.compute=bf17 -> precision\.compute: .*got 'bf17'
+precision.reduce=int8 -> precision\.reduce: .*'float64', got 'int8'
+data.shares.en=-0.1 -> data\.shares\.en: input should be greater than or equal to 0
+data.shares.en=0.5 -> data\.shares: 24 shares add up to 1\.100000, not 1
+data.sources.xx={} -> data\.sources\.xx: this source has no share
+model.attention.num_kv_heads=3 -> model\.attention\.num_kv_heads: 3 does not divide
+model.padded_vocab_size=9 -> model\.padded_vocab_size: 9 is less than model\.vocab_size 250,680
+tokenizer.vocab_size=300000 -> tokenizer\.vocab_size: 300,000 is more than model\.vocab_size
+budget.sequence_length=4095 -> nearest valid values: 4,192,\d+ and 4,196,\d+|nearest
+budget.total_tokens=4194303 -> budget\.total_tokens: 4,194,303 is less than budget
+parallelism.data=64 -> data 64 x expert 1 .* = 256 ranks, but cluster\.ranks is 512
+parallelism.microbatch_sequences=3 -> 1024 sequences per step are not a multiple of 128
+name=Teuken 7B -> name: string should match pattern
 """),
 )
 def test_a_wrong_value_is_named_with_path_value_and_rule(full_tree, words, message):

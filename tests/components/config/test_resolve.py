@@ -7,8 +7,8 @@ import yaml
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.errors import RecipeError
-from tests.components.config.helpers import teuken
+from tests.components.config.helpers import assert_refused, teuken
+from tests.recipes.compositions import compose
 
 
 def degrees(*words: str) -> tuple[int, int, int]:
@@ -18,16 +18,9 @@ def degrees(*words: str) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize(
     ("ranks", "expected"),
-    [
-        (1, (1, 1, 1)),
-        (2, (2, 1, 1)),
-        (4, (2, 2, 1)),
-        (8, (2, 2, 2)),
-        (16, (4, 2, 2)),
-        (3, (3, 1, 1)),
-        (6, (6, 1, 1)),
-    ],
-)
+    [(1, (1, 1, 1)), (2, (2, 1, 1)), (4, (2, 2, 1)), (8, (2, 2, 2)), (16, (4, 2, 2)),
+     (3, (3, 1, 1)), (6, (6, 1, 1))],
+)  # fmt: skip
 def test_a_miniature_deals_its_ranks_in_twos(ranks, expected):
     words = (f"cluster.ranks={ranks}", "budget.global_batch_tokens=12_288")
     assert degrees(*words) == expected
@@ -58,8 +51,7 @@ def test_a_miniature_keeps_what_its_recipe_says_of_the_layout() -> None:
     keys = ("zero", "sequence_parallel", "schedule", "stage_balance", "rank_order", "recompute")
     for name in ("teuken7b", "bloom176b", "mula220b_a10b"):
         full, mini = (
-            compose_recipe(read_point([f"recipe={name}", *words])).parallelism
-            for words in (("scale=full",), ("cluster.ranks=8",))
+            compose(name, word).parallelism for word in ("scale=full", "cluster.ranks=8")
         )
         for key in keys:
             assert getattr(mini, key) == getattr(full, key)
@@ -97,10 +89,8 @@ def test_a_miniature_is_dealt_to_the_nodes_of_a_cluster_as_to_ranks() -> None:
 
 
 def test_ranks_that_do_not_fill_nodes_propose_layouts_that_do() -> None:
-    with pytest.raises(
-        RecipeError, match=r"508 ranks are not a multiple of 8 devices per node\n.*126 and 128"
-    ):
-        teuken("scale=full", "cluster.devices_per_node=8", "parallelism.data=127")
+    said = r"508 ranks are not a multiple of 8 devices per node\n.*126 and 128"
+    assert_refused("scale=full cluster.devices_per_node=8 parallelism.data=127", said)
 
 
 def test_defaults_yield_to_the_recipe_the_rule_and_the_user() -> None:
@@ -114,27 +104,20 @@ def test_defaults_yield_to_the_recipe_the_rule_and_the_user() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "path"),
+    "word",
     [
-        ("model.dim=512", "model.dim"),
-        ("model.num_layers=7", "model.num_layers"),
-        ("model.attention.num_heads=4", "model.attention.num_heads"),
-        ("model.attention.num_kv_heads=8", "model.attention.num_kv_heads"),
-        ("model.mlp.ffn_dim=96", "model.mlp.ffn_dim"),
-        ("optimizer.lr=0.5", "optimizer.lr"),
-        ("budget.total_tokens=409600", "budget.total_tokens"),
-        ("budget.sequence_length=128", "budget.sequence_length"),
-        ("schedule.phases.first.warmup_tokens=4096", "schedule.phases.first.warmup_tokens"),
-        ("precision.compute=bfloat16", "precision.compute"),
-        ("checkpoint.every_tokens=4096", "checkpoint.every_tokens"),
-        ("parallelism.microbatch_sequences=2", "parallelism.microbatch_sequences"),
+        *("model.dim=512", "model.num_layers=7", "model.attention.num_heads=4"),
+        *("model.attention.num_kv_heads=8", "model.mlp.ffn_dim=96", "optimizer.lr=0.5"),
+        *("budget.total_tokens=409600", "budget.sequence_length=128"),
+        *("schedule.phases.first.warmup_tokens=4096", "precision.compute=bfloat16"),
+        *("checkpoint.every_tokens=4096", "parallelism.microbatch_sequences=2"),
     ],
 )
-def test_no_rule_changes_what_the_user_named(word: str, path: str) -> None:
-    here = teuken(word).model_dump(mode="json")
+def test_no_rule_changes_what_the_user_named(word: str) -> None:
+    here, (path, _, value) = teuken(word).model_dump(mode="json"), word.partition("=")
     for step in path.split("."):
         here = here[step]
-    assert str(here) == word.partition("=")[2]
+    assert str(here) == value
 
 
 def test_the_miniature_keeps_every_feature() -> None:
@@ -144,11 +127,8 @@ def test_the_miniature_keeps_every_feature() -> None:
     assert mini.model["mlp"]["gated"]
     assert not mini.model["mlp"]["bias"]
     assert mini.model["attention"]["num_heads"] > mini.model["attention"]["num_kv_heads"] > 1
-    assert (
-        mini.decoder_spec.padded_vocab_size
-        > mini.decoder_spec.vocab_size
-        == mini.tokenizer["vocab_size"]
-    )
+    shape = mini.decoder_spec
+    assert shape.padded_vocab_size > shape.vocab_size == mini.tokenizer["vocab_size"]
     assert mini.schedule["phases"].keys() == full.schedule["phases"].keys()
 
 
@@ -159,11 +139,8 @@ def test_the_miniature_keeps_the_proportions_of_the_schedule() -> None:
 
 
 def test_the_miniature_keeps_the_proportions_of_a_decay(tmp_path: Path) -> None:
-    own = {
-        "defaults": ["bloom1b1", {"override /schedule": "wsd"}],
-        "name": "own",
-        "schedule": {"decay_tokens": 41_000_000_000},
-    }
+    defaults = ["bloom1b1", {"override /schedule": "wsd"}]
+    own = {"defaults": defaults, "name": "own", "schedule": {"decay_tokens": 41_000_000_000}}
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(own))
     word = f"recipe={tmp_path}/own.yaml"
     full, mini = (
@@ -197,7 +174,6 @@ def test_a_vocabulary_named_once_fits_tokenizer_and_rows() -> None:
 
 
 def test_a_value_that_the_recipe_leaves_open_is_asked_for() -> None:
-    with pytest.raises(RecipeError, match=r"budget\.seed: the recipe does not set this key"):
-        teuken("budget.seed='???'")
-    with pytest.raises(RecipeError, match=r"last_pieces: the recipe does not set this key"):
-        teuken("tokenizer=bpe_gpt2", "tokenizer.last_pieces=['???', '<|endoftext|>']")
+    assert_refused("budget.seed='???'", r"budget\.seed: the recipe does not set this key")
+    pieces = "tokenizer=bpe_gpt2 tokenizer.last_pieces=['???', '<|endoftext|>']"
+    assert_refused(pieces, r"last_pieces: the recipe does not set this key")

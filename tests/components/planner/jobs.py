@@ -1,9 +1,10 @@
 """Jobs to predict, whose sizes a test chooses."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
+from pydantic import BaseModel
 
 from components.config.model_spec.attention import AttentionSpec
 from components.config.model_spec.decoder import DecoderSpec
@@ -45,6 +46,21 @@ GIB = 2**30
 SMALL = gpt(dim=2_048, num_layers=16, num_heads=16)
 MIDDLE = gpt(dim=4_096, num_layers=32, num_heads=32)
 LARGE = gpt(dim=8_192, num_layers=80, num_heads=64)
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def with_values(model: Model, **changes: Any) -> Model:
+    """Copy a model with changed fields; a mapping changes those of a section."""
+    sections = {name: getattr(model, name) for name in changes}
+    update = {
+        name: with_values(sections[name], **value)
+        if isinstance(value, dict) and isinstance(sections[name], BaseModel)
+        else value
+        for name, value in changes.items()
+    }
+    return model.model_copy(update=update)
 
 
 class Placed(NamedTuple):

@@ -14,7 +14,7 @@ from components.planner.job import TrainingJob
 from components.planner.memory import rank_memory
 from components.planner.software import OURS, read_software, replace_constants
 from components.planner.time import plan_time
-from tests.components.planner.jobs import gpt, hopper, job, layout
+from tests.components.planner.jobs import gpt, hopper, job, layout, with_values
 
 SMALL = gpt(dim=1_024, num_layers=32, num_heads=16)
 
@@ -24,8 +24,7 @@ def dense(ranks: int) -> TrainingJob:
 
 
 def experts() -> TrainingJob:
-    mlp = SMALL.mlp.model_copy(update={"num_experts": 8, "top_k": 2})
-    return replace(dense(8), shape=SMALL.model_copy(update={"mlp": mlp}))
+    return replace(dense(8), shape=with_values(SMALL, mlp={"num_experts": 8, "top_k": 2}))
 
 
 @pytest.mark.parametrize(("ranks", "nodes"), [(8, "few"), (64, "few"), (65, "many")])

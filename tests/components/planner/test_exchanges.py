@@ -24,7 +24,7 @@ from components.planner.communication import (
 from components.planner.job import TrainingJob
 from components.planner.time import plan_time
 from tests.components.layouts import parallelism
-from tests.components.planner.jobs import gpt, hopper, job, layout, ours
+from tests.components.planner.jobs import gpt, hopper, job, layout, ours, with_values
 
 HEADS, GROUPS, HEAD_DIM, LENGTH = 8, 2, 16, 64
 SMALL = gpt(dim=128, num_layers=4, num_heads=HEADS).model_copy(
@@ -34,6 +34,9 @@ SMALL = gpt(dim=128, num_layers=4, num_heads=HEADS).model_copy(
         )
     }
 )
+
+
+MIXTURE = with_values(SMALL, mlp={"num_experts": 16, "top_k": 8})
 
 
 def split(ranks: int, **changes: object) -> TrainingJob:
@@ -126,9 +129,7 @@ def test_a_gather_takes_the_others_parts_over_the_link_and_a_latency() -> None:
 def test_recomputed_attention_gathers_once_more() -> None:
     """Without recomputation once forward and once backward; free hosts make it visible."""
     speed = ours().speed.model_copy(update={"launch_seconds": 0.0})
-    slow = hopper().model_copy(
-        update={"inside": hopper().inside.model_copy(update={"latency_seconds": 1.0})}
-    )
+    slow = with_values(hopper(), inside={"latency_seconds": 1.0})
 
     def added(recompute: str) -> float:
         one = split(4, recompute=recompute, microbatches=1)
@@ -161,28 +162,26 @@ def test_context_ranks_on_several_nodes_make_a_step_longer_than_on_one() -> None
 )
 def test_what_an_expert_rank_sends_is_counted_by_hand(dispatch, bound, tokens):
     """Of each token top 8 over four ranks; a bound sends so much more, all pairs at most."""
-    mlp = SMALL.mlp.model_copy(update={"num_experts": 16, "top_k": 8})
     where = layout(
         expert=4, num_layers=4, expert_dispatch=dispatch, expert_capacity_factor=bound
     )
-    one = job(SMALL.model_copy(update={"mlp": mlp}), where, sequence_length=LENGTH)
+    one = job(MIXTURE, where, sequence_length=LENGTH)
     assert expert_bytes(one) == 2 * LENGTH * SMALL.dim * tokens
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective"])
 def test_rows_of_a_bounded_exchange_are_kept_with_their_padding(recompute: str) -> None:
-    mlp = SMALL.mlp.model_copy(update={"num_experts": 16, "top_k": 8})
     kept = []
     for bound in (None, 1.0, 1.5, 2.0):
         where = layout(
             expert=4, num_layers=4, expert_dispatch="all_to_all", expert_capacity_factor=bound
         )
-        one = job(SMALL.model_copy(update={"mlp": mlp}), where, recompute=recompute)
+        one = job(MIXTURE, where, recompute=recompute)
         kept.append(layer_bytes_per_token(one))
     assert kept[0] == kept[1]
     assert kept[2] - kept[1] == pytest.approx(kept[3] - kept[2])
     # What goes into an expert's activation at least, two bytes a number.
-    assert kept[2] - kept[1] >= 0.5 * 8 * 2 * mlp.ffn_dim
+    assert kept[2] - kept[1] >= 0.5 * 8 * 2 * MIXTURE.mlp.ffn_dim
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5])

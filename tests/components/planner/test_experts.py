@@ -23,7 +23,7 @@ from components.planner.result import Plan
 from components.planner.states import rank_parameters
 from components.planner.time import averaged_bytes, evaluation_seconds, plan_time
 from components.report.plan_tables import time_sheet
-from tests.components.planner.jobs import gpt, hopper, job, layout, ours
+from tests.components.planner.jobs import gpt, hopper, job, layout, ours, with_values
 from tests.recipes.compositions import compose
 
 SPEED = ours().speed
@@ -201,9 +201,7 @@ def test_a_dense_model_has_no_experts_row_and_an_even_one_says_so() -> None:
 
 def test_grouped_products_of_few_rows_fill_the_device_that_single_ones_do_not() -> None:
     few = of_experts("sorted", sequence_length=4_096)
-    free = SPEED.model_copy(
-        update=dict.fromkeys(("launch_seconds", "call_seconds", "read_seconds"), 0.0)
-    )
+    free = with_values(SPEED, launch_seconds=0.0, call_seconds=0.0, read_seconds=0.0)
     jobs = (replace(few, expert_path=path) for path in PATHS[::-1])
     seconds = [plan_time(one, hopper(), free).total_seconds for one in jobs]
     assert seconds == sorted(seconds)
@@ -274,8 +272,7 @@ def test_the_first_stage_has_the_dense_layers_and_the_second_has_none() -> None:
 
 def test_a_shared_expert_is_two_products_more_of_all_tokens() -> None:
     model = mixture()
-    alone = model.shape.mlp.model_copy(update={"shared_ffn_dim": None})
-    without = replace(model, shape=model.shape.model_copy(update={"mlp": alone}))
+    without = replace(model, shape=with_values(model.shape, mlp={"shared_ffn_dim": None}))
     flops = [sum(one.num_flops for one in layer_products(each)) for each in (model, without)]
     assert flops[0] - flops[1] == 2 * model.microbatch_tokens * 3 * 1_024 * 1_024
     kept = [activations.layer_bytes_per_token(each) for each in (model, without)]
@@ -284,8 +281,7 @@ def test_a_shared_expert_is_two_products_more_of_all_tokens() -> None:
 
 def test_the_gate_of_a_shared_expert_is_one_more_column_and_keeps_its_input() -> None:
     model = mixture()
-    mlp = model.shape.mlp.model_copy(update={"shared_gate": True})
-    gated = replace(model, shape=model.shape.model_copy(update={"mlp": mlp}))
+    gated = replace(model, shape=with_values(model.shape, mlp={"shared_gate": True}))
     flops = [sum(one.num_flops for one in layer_products(each)) for each in (gated, model)]
     assert flops[0] - flops[1] == 2 * model.microbatch_tokens * 1_024
     for recompute in ("none", "selective"):

@@ -17,7 +17,7 @@ from components.planner.passes import (
     host_seconds,
 )
 from components.planner.time import plan_time
-from tests.components.planner.jobs import gpt, hopper, job, layout, ours
+from tests.components.planner.jobs import gpt, hopper, job, layout, ours, with_values
 from tests.components.planner.test_experts import VIEWS
 
 SPEED = ours().speed
@@ -74,10 +74,8 @@ def test_the_launches_of_a_layer_are_those_of_a_dry_run(recipe, monkeypatch):
 
 def test_compiled_layers_and_plain_blocks_launch_less() -> None:
     plain = job(gpt(dim=2_048, num_layers=16, num_heads=16), layout())
-    gated = plain.shape.mlp.model_copy(update={"gated": True})
     rotary = PositionsSpec(base=10_000.0)
-    shape = plain.shape.model_copy(update={"mlp": gated, "positions": rotary})
-    wider = job(shape, layout())
+    wider = job(with_values(plain.shape, mlp={"gated": True}, positions=rotary), layout())
     assert count_launches(plain) < count_launches(wider)
     assert count_launches(wider.with_layout(compile="layers")) < count_launches(wider)
 

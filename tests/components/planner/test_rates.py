@@ -12,7 +12,7 @@ from components.config.model_spec.initialization import NormalSpec
 from components.config.model_spec.norms import NormSpec
 from components.config.model_spec.positions import PositionsSpec
 from components.planner.rates import flops_by_convention
-from tests.components.planner.jobs import gpt
+from tests.components.planner.jobs import gpt, with_values
 from tests.recipes.compositions import composed
 
 LLAMA_3_8B = DecoderSpec(
@@ -39,8 +39,7 @@ def test_llama_3_8b_at_8192_has_57_9_gigaflops_full_and_51_5_causal() -> None:
 
 def test_windows_count_for_the_sequence_and_causal_what_a_mask_of_them_leaves() -> None:
     """A causal mask of 64 tokens has 2,080 pairs, which count 2,048; a window's have 904."""
-    attention = LLAMA_3_8B.attention.model_copy(update={"windows": (16, 16, 64, "full")})
-    shape = LLAMA_3_8B.model_copy(update={"attention": attention})
+    shape = with_values(LLAMA_3_8B, attention={"windows": (16, 16, 64, "full")})
     behind = torch.arange(64)[:, None] - torch.arange(64)
     pairs = [int(((behind >= 0) & (behind < window)).sum()) for window in (16, 64)]
     assert pairs == [904, 2_080]

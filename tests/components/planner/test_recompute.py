@@ -15,7 +15,7 @@ from components.planner.rates import price_recompute
 from components.planner.recompute import NOTHING, Choice, least_that_fits, list_choices
 from components.planner.search import penalise_tight
 from components.planner.time import StepPlan, plan_time
-from tests.components.planner.jobs import gpt, hopper, job, layout, ours
+from tests.components.planner.jobs import gpt, hopper, job, layout, ours, with_values
 from tests.recipes.compositions import compose
 
 GPT = gpt(dim=4_096, num_layers=24, num_heads=32)
@@ -26,17 +26,10 @@ TEUKEN = (
 WHOLE = (*TEUKEN, "cluster=h200")
 
 
-def with_memory(recipe: Recipe, usable_gib: float) -> Recipe:
-    hardware = recipe.cluster.hardware
-    assert isinstance(hardware, Hardware)
-    smaller = hardware.model_copy(update={"usable_bytes": round(usable_gib * 2**30)})
-    cluster = recipe.cluster.model_copy(update={"hardware": smaller})
-    return recipe.model_copy(update={"cluster": cluster})
-
-
 @pytest.mark.parametrize("usable", [200.0, 165.0, 155.0, 145.0, 138.0, 134.5])
 def test_of_all_that_fits_the_quickest_is_chosen_and_less_memory_never_quickens(usable):
-    recipe = with_memory(compose(*WHOLE), usable)
+    less = {"hardware": {"usable_bytes": round(usable * 2**30)}}
+    recipe = with_values(compose(*WHOLE), cluster=less)
     hardware, one, software = recipe.cluster.hardware, job_from_recipe(recipe), ours()
     assert isinstance(hardware, Hardware)
 
@@ -103,12 +96,9 @@ def test_auto_without_an_answer_is_refused(words: tuple[str, ...], message: str)
 
 
 def test_where_no_time_is_known_the_first_that_fits_is_chosen() -> None:
-    recipe = compose(*WHOLE)
-    hardware = recipe.cluster.hardware
-    assert isinstance(hardware, Hardware)
-    blind = hardware.model_copy(update={"gemm_teraflops": {}})
-    cluster = recipe.cluster.model_copy(update={"hardware": blind})
-    recipe = recipe.model_copy(update={"cluster": cluster})
+    recipe = with_values(compose(*WHOLE), cluster={"hardware": {"gemm_teraflops": {}}})
+    blind = recipe.cluster.hardware
+    assert isinstance(blind, Hardware)
     found = least_that_fits(recipe)
     chosen = found.apply_to(job_from_recipe(recipe))
     memory = plan_memory(chosen, blind, ours().memory)
@@ -145,19 +135,12 @@ def test_memory_and_time_lie_between_none_and_every_layer_in_proportion(recomput
     none = job(GPT, layout(num_layers=24), cast_bytes=2)
     every_layer = none.with_layout(recompute=recompute)
     some = every_layer.with_layout(recompute_every=every)
-    times = [
-        plan_time(one, machine, software.speed).microbatches for one in (none, every_layer)
-    ]
-    found = plan_time(some, machine, software.speed).microbatches
-    assert found == pytest.approx(times[0] + (times[1] - times[0]) / every)
-    memories = [
-        plan_memory(one, machine, software.memory).ranks[0] for one in (none, every_layer)
-    ]
-    held = plan_memory(some, machine, software.memory).ranks[0]
-    assert held.casts == pytest.approx(
-        memories[0].casts + (memories[1].casts - memories[0].casts) / every
-    )
-    assert memories[1].activations <= held.activations
+    jobs = (none, every_layer, some)
+    less, more, found = (plan_time(one, machine, software.speed).microbatches for one in jobs)
+    assert found == pytest.approx(less + (more - less) / every)
+    low, high, held = (plan_memory(one, machine, software.memory).ranks[0] for one in jobs)
+    assert held.casts == pytest.approx(low.casts + (high.casts - low.casts) / every)
+    assert high.activations <= held.activations
 
 
 def test_a_selective_layer_repeats_memory_traffic_and_nothing_else() -> None:
@@ -186,9 +169,7 @@ def test_the_plan_prices_what_it_recomputes() -> None:
         price = plan.planned_recomputation
         assert plan.time is not None
         assert price is not None
-        assert price.extra_seconds == pytest.approx(
-            plan.time.total_seconds - none.time.total_seconds
-        )
-        assert price.saved_bytes == round(
-            none.memory.fullest_rank_bytes - plan.memory.fullest_rank_bytes
-        )
+        longer = plan.time.total_seconds - none.time.total_seconds
+        assert price.extra_seconds == pytest.approx(longer)
+        saved = none.memory.fullest_rank_bytes - plan.memory.fullest_rank_bytes
+        assert price.saved_bytes == round(saved)

@@ -27,7 +27,7 @@ from components.planner.run_time import (
 )
 from components.planner.time import evaluation_seconds, plan_time
 from components.report.plan_tables import phases_sheet
-from tests.components.planner.jobs import gpt, hopper, job, layout, ours
+from tests.components.planner.jobs import gpt, hopper, job, layout, ours, with_values
 from tests.recipes.compositions import compose, composed
 
 BLOOM = ("bloom176b", "cluster=jean_zay")
@@ -231,10 +231,8 @@ def test_a_run_that_loses_more_than_it_does_is_told_so() -> None:
 
 def test_jobs_that_are_over_before_they_begin_are_named() -> None:
     recipe = compose(*BLOOM)
-    queue, *_ = recipe.cluster.queues
-    short = queue.model_copy(update={"longest_hours": 0.05})  # the start alone takes longer
-    cluster = recipe.cluster.model_copy(update={"queues": (short,)})
-    plan = plan_recipe(recipe.model_copy(update={"cluster": cluster}))
+    short = with_values(recipe.cluster.queues[0], longest_hours=0.05)  # the start takes longer
+    plan = plan_recipe(with_values(recipe, cluster={"queues": (short,)}))
     assert "cluster.queues" in {item.path for item in plan.missing}
     bill = billed(plan)
     assert (bill.jobs, bill.chain_days, bill.queue) == (None, None, None)

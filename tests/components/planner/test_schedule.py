@@ -158,13 +158,8 @@ def test_each_rank_of_several_stages_computes_in_the_order_that_torch_lists(
 def test_the_microbatches_in_flight_are_those_that_memory_counts(schedule, stages, splits):
     for pipeline in (2, 3, 4, 5):
         for microbatches in counts(schedule, pipeline):
-            where = layout(
-                pipeline=pipeline,
-                schedule=schedule,
-                stages_per_rank=stages,
-                num_layers=120,
-                splits_backward=splits,
-            )
+            kind = {"schedule": schedule, "stages_per_rank": stages, "splits_backward": splits}
+            where = layout(pipeline=pipeline, num_layers=120, **kind)
             one = job(SMALL, where, microbatches=microbatches)
             listed = list_actions(one.layout, microbatches, splits_backward=splits)
             kept = [count_stored_microbatches(one, rank) for rank in range(pipeline)]

@@ -19,7 +19,7 @@ from components.planner.schedule import bubble_fraction
 from components.planner.states import bucket_bytes, count_parameters
 from components.planner.time import gathered_bytes, plan_time, reduced_bytes
 from tests.components.layouts import parallelism
-from tests.components.planner.jobs import gpt, hopper, job, layout, ours
+from tests.components.planner.jobs import gpt, hopper, job, layout, ours, with_values
 
 MIDDLE = gpt(dim=4_096, num_layers=32, num_heads=32)
 SPEED = ours().speed
@@ -67,26 +67,22 @@ def test_a_product_of_whole_tiles_and_waves_loses_nothing() -> None:
 
 
 def test_attention_takes_the_pairs_that_the_windows_of_all_layers_leave() -> None:
-    windowed = MIDDLE.attention.model_copy(update={"windows": (1_024, 1_024, 1_024, "full")})
-    shape = MIDDLE.model_copy(update={"attention": windowed})
+    shape = with_values(MIDDLE, attention={"windows": (1_024, 1_024, 1_024, "full")})
     part = (3 * (1_024 - 1_024**2 / 8_192) + 2_048) / (4 * 2_048)
     whole, less = (
         layer_seconds(job(one, layout()), hopper(), SPEED) for one in (MIDDLE, shape)
     )
     assert less.attention == pytest.approx(part * whole.attention)
     assert less._replace(attention=whole.attention) == whole
-    wide = MIDDLE.attention.model_copy(update={"windows": (4_096, 8_192)})
-    same = MIDDLE.model_copy(update={"attention": wide})
+    same = with_values(MIDDLE, attention={"windows": (4_096, 8_192)})
     assert layer_seconds(job(same, layout()), hopper(), SPEED) == whole
 
 
 def slower_links(hardware: Hardware, factor: float) -> Hardware:
     measured = tuple((nodes, rate * factor) for nodes, rate in hardware.across.by_nodes)
-    across = hardware.across.model_copy(update={"by_nodes": measured})
     rates = {"all_gather": 249.8 * factor, "all_reduce": 436.0 * factor}
     slower = {f"{kind}_gigabytes_per_second": rate for kind, rate in rates.items()}
-    inside = hardware.inside.model_copy(update=slower)
-    return hardware.model_copy(update={"across": across, "inside": inside})
+    return with_values(hardware, across={"by_nodes": measured}, inside=slower)
 
 
 @settings(max_examples=30)
@@ -116,8 +112,7 @@ def test_interleaving_shortens_the_bubble() -> None:
 
 
 def test_tensor_parallelism_across_nodes_is_slower_than_a_pipeline_across_them() -> None:
-    across = hopper().across.model_copy(update={"crossing_layer_seconds": None})
-    machine = hopper().model_copy(update={"across": across})
+    machine = with_values(hopper(), across={"crossing_layer_seconds": None})
     layouts = layout(tensor=16), layout(tensor=8, pipeline=2)
     wide, deep = (plan_time(job(MIDDLE, x), machine, SPEED).total_seconds for x in layouts)
     assert wide > deep
@@ -136,14 +131,14 @@ NO_RATES = dict.fromkeys(
         ({"gemm_teraflops": {}}, "bfloat16",
          r"gemm_teraflops\.bfloat16: .*no measured product in bfloat16\n  time torch\.mm"),
         ({}, "float32", r"precision\.compute: .*states no peak in float32"),
-        ({"inside": hopper().inside.model_copy(update=NO_RATES)}, "bfloat16",
+        ({"inside": NO_RATES}, "bfloat16",
          r"inside\.peak_gigabytes_per_second: the profile has no"),
     ],
 )  # fmt: skip
 def test_what_a_profile_does_not_state_is_named(changed, compute, message):
     one = job(MIDDLE, layout(tensor=2), compute=compute)
     with pytest.raises(RecipeError, match=message):
-        plan_time(one, hopper().model_copy(update=changed), SPEED)
+        plan_time(one, with_values(hopper(), **changed), SPEED)
 
 
 def reduction(zero: int, *, overlap: bool, microbatches: int = 8, **changes: Any) -> float:

@@ -15,16 +15,12 @@ TWO = ("data.shares={en: 0.5, de: 0.5}", "budget.sequence_length=64")
 @pytest.mark.parametrize(
     ("words", "message"),
     refusals(r"""
-data.mixture=natural
-    data\.shares: 24 shares are set, but data\.mixture
-data.shares={}
-    data\.shares: 0 shares add up to 0\.000000, not 1
+data.mixture=natural -> data\.shares: 24 shares are set, but data\.mixture
+data.shares={} -> data\.shares: 0 shares add up to 0\.000000, not 1
 data.mixture={temperature: 0.5} data.shares={}
     data\.mixture\.temperature: input should be greater than or equal to 1
-data.mixture={warmth: 2} data.shares={}
-    data\.mixture\.\w+:
-data.mixture=equal
-    data\.mixture: input should be 'given' or 'natural'
+data.mixture={warmth: 2} data.shares={} -> data\.mixture\.\w+:
+data.mixture=equal -> data\.mixture: input should be 'given' or 'natural'
 data.phases={end: {shares: {en: 1.0}}}
     data\.phases\.end: expected exactly one of from_tokens and from_fraction
 data.phases={end: {from_tokens: 5, from_fraction: 0.5, shares: {en: 1.0}}}
@@ -49,10 +45,8 @@ data.goldfish={one_in: 50, window_tokens: 9000}
     data\.goldfish\.window_tokens: 9,000 is more than budget\.sequence_length 256
 data.goldfish={one_in: 1, window_tokens: 9}
     data\.goldfish\.one_in: input should be greater than or equal to 2
-data.sources.en.most_epochs=0
-    data\.sources\.en\.most_epochs: input should
-data.sources.fr.tokenz=[a]
-    data\.sources\.fr\.tokenz: unknown key
+data.sources.en.most_epochs=0 -> data\.sources\.en\.most_epochs: input should
+data.sources.fr.tokenz=[a] -> data\.sources\.fr\.tokenz: unknown key
 """),
 )
 def test_what_makes_no_mixture_is_refused(words: str, message: str) -> None:

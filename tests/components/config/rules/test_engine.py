@@ -35,11 +35,9 @@ parallelism.tensor=2 cluster.ranks=128
     parallelism\.tensor: 2, but DeepSpeed supports only data ranks
     set parallelism\.tensor=1, or parallelism\.engine=mesh
 parallelism.pipeline=2 cluster.ranks=128
-    parallelism\.pipeline: 2, but .*
-    set parallelism\.pipeline=1, or
+    parallelism\.pipeline: 2, but .* -> set parallelism\.pipeline=1, or
 parallelism.context=2 cluster.ranks=128
-    parallelism\.context: 2, but .*
-    set parallelism\.context=1, or
+    parallelism\.context: 2, but .* -> set parallelism\.context=1, or
 parallelism.data_shard=8
     parallelism\.data_shard: 8, but DeepSpeed shards over all 64 ranks
     set parallelism\.data_shard=64, or parallelism\.engine=mesh
@@ -50,11 +48,9 @@ parallelism.engine=mesh parallelism.offload_optimizer=true
     parallelism\.offload_optimizer: true, but the mesh engine keeps .*
     set parallelism\.offload_optimizer=false or parallelism\.engine=deepspeed
 precision.compute=float64
-    precision\.compute: DeepSpeed does not support float64
-    set precision\.compute=float32, or
+    precision\.compute: DeepSpeed does not support float64 -> set precision\.compute=float32, or
 precision.reduce=float64
-    precision\.reduce: DeepSpeed does not support float64
-    set precision\.reduce=float32, or
+    precision\.reduce: DeepSpeed does not support float64 -> set precision\.reduce=float32, or
 precision.accumulate=bfloat16
     precision\.accumulate: bfloat16, but DeepSpeed with float32 supports only float32
     set precision\.accumulate=float32, or
@@ -92,8 +88,7 @@ def test_muon_on_flat_shards_is_refused() -> None:
     refusals(r"""
 recipe=mula7b_a1b parallelism.expert=1 model.mlp.balance_rate=0.1
     parallelism\.engine: DeepSpeed checkpoints cannot store router biases
-recipe=mula20b_a2b cluster.ranks=4
-    parallelism\.expert: 2, but DeepSpeed supports
+recipe=mula20b_a2b cluster.ranks=4 -> parallelism\.expert: 2, but DeepSpeed supports
 """),
 )
 def test_experts_that_deepspeed_cannot_train_are_refused(words: str, message: str) -> None:

@@ -62,8 +62,7 @@ model.attention.num_heads=3 model.attention.num_kv_heads=3 model.attention.head_
     model\.attention\.head_dim: width 24 of
 model.attention.num_heads=4 model.attention.num_kv_heads=1 model.attention.head_dim=8
     model\.attention\.num_kv_heads: width 8 of
-model.mlp.ffn_dim=840
-    model\.mlp\.ffn_dim: width 840 of
+model.mlp.ffn_dim=840 -> model\.mlp\.ffn_dim: width 840 of
 parallelism.engine=deepspeed
     parallelism\.engine: deepspeed rounds weights to bfloat16 before .*
     set parallelism\.engine=mesh, or precision\.compute=bfloat16

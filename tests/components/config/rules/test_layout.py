@@ -33,11 +33,9 @@ teuken7b tensor=3
     parallelism.tensor: 3 does not divide model.attention.num_heads 32
     valid values: 1, 2, 4, 8, 16, 32
 teuken7b tensor=4 model.attention.num_heads=36 model.attention.num_kv_heads=6
-    parallelism.tensor: 4 does not divide model.attention.num_kv_heads 6
-    valid values: 1, 2
+    parallelism.tensor: 4 does not divide model.attention.num_kv_heads 6 -> valid values: 1, 2
 teuken7b tensor=4 model.mlp.ffn_dim=13_442
-    parallelism.tensor: 4 does not divide model.mlp.ffn_dim 13,442
-    valid values: 1, 2
+    parallelism.tensor: 4 does not divide model.mlp.ffn_dim 13,442 -> valid values: 1, 2
 teuken7b tensor=4 model.padded_vocab_size=250_881
     model.padded_vocab_size: 250,881 is not a multiple of parallelism.tensor 4
     nearest valid values: 250_880 and 250_884

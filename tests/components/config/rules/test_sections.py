@@ -16,30 +16,25 @@ from tests.components.config.rules.test_engine import DEEPSPEED
     ("words", "message"),
     refusals(r"""
 guard.inject=[{fault: nan, rank: 1, step: 1}] cluster.ranks=1
-    guard\.inject\.0\.rank: 1 is more than the last rank 0
-    write guard
+    guard\.inject\.0\.rank: 1 is more than the last rank 0 -> write guard
 guard.inject=[{fault: nan, rank: 0, step: 1_000_000_000}]
     guard\.inject\.0\.step: 1,000,000,000 is more than the last step
 guard.inject=[{fault: gremlin, rank: 0, step: 1}]
     guard\.inject\.0: .*'gremlin' .*'nan', 'spike'
-guard.inject=[{fault: nan, rank: 0}]
-    guard\.inject\.0.*step: missing
+guard.inject=[{fault: nan, rank: 0}] -> guard\.inject\.0.*step: missing
 guard.inject=[{fault: bit_flip, rank: 0, step: 1, bit: 32}]
     guard\.inject\.0.*bit: .* 31, got 32
-data.skip=[[16, 0]]
-    data\.skip\.0\.1: .* greater than 0, got 0
+data.skip=[[16, 0]] -> data\.skip\.0\.1: .* greater than 0, got 0
 watchdog.step_seconds=10.0 watchdog.pause_seconds=5.0
     watchdog\.pause_seconds: 5\.0 is less than watchdog\.step_seconds 10\.0
     write watchdog\.pause_seconds=10\.0 or more
-watchdog.restarts=1
-    watchdog\.restarts: 1, but a single local rank has no agent
+watchdog.restarts=1 -> watchdog\.restarts: 1, but a single local rank has no agent
 cluster.ranks=2 watchdog.restarts=1 cluster.spare_nodes=1
     cluster\.spare_nodes: 1, but spare nodes need a scheduler
 cluster=juwels cluster.spare_nodes=2 cluster.preflight=none watchdog.restarts=0
     cluster\.spare_nodes: 2, but a run without preflight and.*
     set watchdog\.restarts=3 or cluster\.preflight
-watchdog.slow_ratio=1.0
-    watchdog\.slow_ratio: input should be greater than 1
+watchdog.slow_ratio=1.0 -> watchdog\.slow_ratio: input should be greater than 1
 profiler.steps=3 profiler.first_step=149
     profiler\.first_step: 149 is more than the last valid first step for profiler\.steps, 148
     write profiler\.first_step=148 or less
@@ -48,8 +43,7 @@ profiler.steps=151 profiler.first_step=1
     write profiler\.steps=150 or less
 profiler.steps=1 profiler.ranks=[0,2] cluster.ranks=2
     profiler\.ranks: 2 is more than the last rank 1
-profiler.ranks=[]
-    profiler\.ranks: tuple should have at least 1 item
+profiler.ranks=[] -> profiler\.ranks: tuple should have at least 1 item
 """),
 )
 def test_what_could_do_nothing_is_refused(words: str, message: str) -> None:
