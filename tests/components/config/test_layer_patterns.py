@@ -118,26 +118,13 @@ def test_a_miniature_keeps_the_pattern_and_the_shape_of_mixers(tmp_path, monkeyp
     Path("text.txt").write_text("All work and no play makes a dull text. " * 20_000)
     norm = {"_target_": "components.model.norms.Norm", "_partial_": True, "eps": 1e-5}
     norm |= {"center": False, "weight": True, "bias": False}
-    mixer = {
-        "_target_": "components.model.mixers.mamba2.Mamba2",
-        "_partial_": True,
-        "num_heads": 32,
-        "num_key_heads": 4,
-        "key_dim": 128,
-        "value_dim": 64,
-        "conv_size": 4,
-        "conv_bias": True,
-        "norm": norm,
-    }
+    mixer = {"_target_": "components.model.mixers.mamba2.Mamba2", "_partial_": True}
+    mixer |= {"num_heads": 32, "num_key_heads": 4, "key_dim": 128, "value_dim": 64}
+    mixer |= {"conv_size": 4, "conv_bias": True, "norm": norm}
     pattern = ["mamba", "mlp", "mamba", "mlp", "mamba", "attention", "mlp", "mamba"]
-    changes: dict[str, Any] = {
-        "model.dim": 1_024,
-        "model.num_layers": 16,
-        "model.attention.num_heads": 8,
-        "model.attention.head_dim": 128,
-        "model.pattern": pattern,
-        "model.mixers": {"mamba": mixer},
-    }
+    changes: dict[str, Any] = {"model.dim": 1_024, "model.num_layers": 16}
+    changes |= {"model.attention.num_heads": 8, "model.attention.head_dim": 128}
+    changes |= {"model.pattern": pattern, "model.mixers": {"mamba": mixer}}
     full, mini = (compose_own(changes, f"scale={scale}") for scale in ("full", "parity"))
     assert full.model["pattern"] == tuple(pattern)
     assert mini.model["pattern"] == ("mamba", "mamba", "mlp", "attention")
@@ -164,11 +151,8 @@ def test_stages_are_balanced_by_cost() -> None:
     costs = (1, 1, 1, 5, 1, 1, 1, 5)
     assert stage_layers(8, 2, "layers", costs) == (range(4), range(4, 8))
     assert stage_layers(8, 3, "layers", costs) == (range(3), range(3, 6), range(6, 8))
-    assert stage_layers(3, 3, "layers_and_ends", (1, 9, 1)) == (
-        range(1),
-        range(1, 2),
-        range(2, 3),
-    )
+    single = (range(1), range(1, 2), range(2, 3))
+    assert stage_layers(3, 3, "layers_and_ends", (1, 9, 1)) == single
     recipe = build("parallelism.pipeline=2")
     assert sum(map(len, recipe.stage_layers)) == 4
 

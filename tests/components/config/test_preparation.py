@@ -2,7 +2,6 @@
 
 import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -14,7 +13,7 @@ from components.config.schema.data import Preparation
 from components.config.schema.document_steps import DocumentSteps, TextRatios
 from components.config.validation import read_section
 from components.errors import RecipeError
-from tests.components.config.helpers import teuken
+from tests.components.config.helpers import assert_refused, refusals, teuken
 
 CONF = Path(__file__).resolve().parents[3] / "conf" / "preparation"
 PRESETS = sorted(file.stem for file in CONF.glob("*.yaml") if file.stem != "none")
@@ -52,40 +51,28 @@ def test_who_does_the_work_is_no_part_of_the_mathematics() -> None:
 
 @pytest.mark.parametrize(
     ("word", "message"),
-    [
-        (
-            "exact_duplicates={unit: line}",
-            r"exact_duplicates\.unit: .*'document', got 'line'\n",
-        ),
-        (
-            "exact_duplicates={units: 1}",
-            r"exact_duplicates\.units: unknown key\n.*unit: missing\n  did you mean unit",
-        ),
-        (
-            "exact_duplicates=document",
-            r"exact_duplicates: .*'none', got 'document'\n  write none, or a mapping",
-        ),
-        ("near_duplicates={ngram: 0}", r"near_duplicates\.ngram: .*greater than 0, got 0"),
-        ("read.invalid=ignore", r"read\.invalid: .*'refuse' or 'remove', got 'ignore'\n"),
-        ("executor=pbs", r"executor: .*'local', 'array' or 'ray', got 'pbs'\n"),
-        ("worker=2", r"worker: unknown key\n  .*workers"),
-    ],
+    refusals(r"""
+exact_duplicates={unit: line} -> exact_duplicates\.unit: .*'document', got 'line'
+exact_duplicates={units: 1}
+    exact_duplicates\.units: unknown key.*unit: missing -> did you mean unit
+exact_duplicates=document
+    exact_duplicates: .*'none', got 'document' -> write none, or a mapping
+near_duplicates={ngram: 0} -> near_duplicates\.ngram: .*greater than 0, got 0
+read.invalid=ignore -> read\.invalid: .*'refuse' or 'remove', got 'ignore'
+executor=pbs -> executor: .*'local', 'array' or 'ray', got 'pbs'
+worker=2 -> worker: unknown key -> .*workers
+"""),
 )
 def test_a_wrong_key_or_value_is_named_once_by_its_own_path(word: str, message: str) -> None:
-    with pytest.raises(RecipeError, match=rf"(?s)^data\.preparation\.{message}"):
-        teuken("preparation=engine", f"{AT}.{word}")
+    said = rf"(?s)^data\.preparation\.{message}"
+    assert_refused(f"{AT}.{word}", said, "preparation=engine")
 
 
 def test_a_source_says_its_language_or_nothing() -> None:
-    sources: dict[str, Any] = {"en": {"embedded": "eu24/en", "language": "en"}}
-    words = f"data.sources={sources}".replace("'", ""), "data.shares={en: 1.0}"
-    recipe = teuken(*words)
+    source = "data.sources={en: {embedded: eu24/en, language: en}}"
+    recipe = teuken(source, "data.shares={en: 1.0}")
     assert recipe.data.sources["en"].language == "en"
     assert "language" not in teuken().data.sources["en"].model_dump(mode="json")
-
-
-CONF = Path(__file__).resolve().parents[3] / "conf" / "preparation"
-PATH = "data.preparation"
 
 
 @pytest.fixture
@@ -106,7 +93,10 @@ def test_every_preset_of_a_work_is_over_plain():
 
 def test_each_section_may_be_none(tree):
     nothing = dict.fromkeys(tree, "none")
-    assert read_section(DocumentSteps, nothing, PATH).model_dump() == nothing
+    assert read_section(DocumentSteps, nothing, AT).model_dump() == nothing
+
+
+NGRAMS = {"min_tokens": 1, "max_tokens": 2, "repeats": 2}
 
 
 @pytest.mark.parametrize(
@@ -117,20 +107,13 @@ def test_each_section_may_be_none(tree):
         ("filters.text_ratios.languages", {}, "missing key default"),
         ("filters.text_ratios.languages.en.words", "letters", "spaces_and_pairs"),
         ("filters.text_ratios.languages.en.stopwords", 0.5, "unknown key"),
-        (
-            "filters.repeated_ngrams",
-            {"min_tokens": 1, "max_tokens": 2, "repeats": 1},
-            ">= 2|equal",
-        ),
-        (
-            "filters.repeated_ngrams",
-            {"min_tokens": 3, "max_tokens": 2, "repeats": 2},
-            "max_tokens: value error, is below min_tokens 3, got 2",
-        ),
+        ("filters.repeated_ngrams", {**NGRAMS, "repeats": 1}, ">= 2|equal"),
+        ("filters.repeated_ngrams", {**NGRAMS, "min_tokens": 3},
+         "max_tokens: value error, is below min_tokens 3, got 2"),
         ("normalise.unicode_form", "NFD", "'NFC' or 'NFKC'"),
         ("personal_data.emails", None, "valid string"),
     ],
-)
+)  # fmt: skip
 def test_a_setting_that_cannot_be_is_refused_by_its_path(tree, place, value, problem):
     *parents, key = place.split(".")
     section = tree
@@ -138,13 +121,13 @@ def test_a_setting_that_cannot_be_is_refused_by_its_path(tree, place, value, pro
         section = section[name]
     section[key] = value
     with pytest.raises(RecipeError, match=problem) as failure:
-        read_section(DocumentSteps, tree, PATH)
-    assert f"{PATH}.{parents[0]}" in str(failure.value)
+        read_section(DocumentSteps, tree, AT)
+    assert f"{AT}.{parents[0]}" in str(failure.value)
 
 
 def test_roots_limits_are_the_published_table(tree):
     """The keys that every language sets, from parameters_filtering.py."""
-    limits = read_section(TextRatios, tree["filters"]["text_ratios"], PATH).languages
+    limits = read_section(TextRatios, tree["filters"]["text_ratios"], AT).languages
     columns = ("min_words", "character_repetition", "word_repetition", "special_characters")
     rows = {name: tuple(getattr(row, key) for key in columns) for name, row in limits.items()}
     assert rows == {

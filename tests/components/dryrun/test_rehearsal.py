@@ -1,19 +1,19 @@
 """A part of a step stands for all of it; exchanges between experts, and float8."""
 
+from functools import cache
+
 import pytest
 
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
-from components.config.recipe import Recipe
 from components.dryrun import rank_roles, rehearsal
 from components.dryrun.rank_roles import check_messages
 from components.dryrun.rehearsal import StepTrace, run_two_steps
 from components.dryrun.trackers import CollectiveKind
 from components.errors import RecipeError
 from components.versions import TORCH
+from tests.recipes.compositions import compose
 
 WORDS = (
-    *("recipe=teuken7b", "scale=parity", "model.num_layers=2", "cluster.ranks=2"),
+    *("teuken7b", "scale=parity", "model.num_layers=2", "cluster.ranks=2"),
     *("parallelism.pipeline=2", "parallelism.schedule=1f1b", "cluster.device=cpu"),
     *("parallelism.microbatch_sequences=1", "budget.sequence_length=64"),
     *("budget.global_batch_tokens=1024", "budget.total_tokens=10240"),
@@ -23,7 +23,7 @@ ALL = 16
 
 @pytest.fixture(scope="module")
 def some_and_all() -> tuple[StepTrace, StepTrace]:
-    recipe = compose_recipe(read_point(list(WORDS)))
+    recipe = compose(*WORDS)
     try:
         check_messages(recipe)
     except RecipeError as refused:
@@ -41,9 +41,8 @@ def test_few_microbatches_reach_the_peak_of_all(some_and_all):
     # All tokens of the step are there from its beginning, and numbers of each microbatch.
     tokens = 8 * (ALL - 3) * 65
     for phase, peak in every.peaks.items():
-        assert peak.total_bytes == pytest.approx(
-            some.peaks[phase].total_bytes + tokens, rel=0.005
-        )
+        expected = some.peaks[phase].total_bytes + tokens
+        assert peak.total_bytes == pytest.approx(expected, rel=0.005)
 
 
 def test_their_counts_continue_to_those_of_all(some_and_all):
@@ -55,18 +54,17 @@ def test_their_counts_continue_to_those_of_all(some_and_all):
 
 
 def test_a_pipeline_is_refused_where_torch_cannot_rehearse_its_messages(monkeypatch):
-    recipe = compose_recipe(read_point(list(WORDS)))
-    monkeypatch.setattr(
-        rank_roles, "read_installed_versions", lambda: {TORCH: "2.10.0a0+git449b176"}
-    )
+    recipe = compose(*WORDS)
+    installed = {TORCH: "2.10.0a0+git449b176"}
+    monkeypatch.setattr(rank_roles, "read_installed_versions", lambda: installed)
     with pytest.raises(RecipeError, match=r"parallelism\.pipeline: 2 stages.*2\.10\.0a0"):
         check_messages(recipe)
-    monkeypatch.setattr(rank_roles, "read_installed_versions", lambda: {TORCH: "2.11.0+cu130"})
+    installed[TORCH] = "2.11.0+cu130"
     check_messages(recipe)
 
 
 EXPERT_WORDS = (
-    *("recipe=mula20b_a2b", "scale=mini", "cluster.ranks=3", "cluster.device=cpu"),
+    *("mula20b_a2b", "scale=mini", "cluster.ranks=3", "cluster.device=cpu"),
     *("model.mlp.num_experts=6", "model.mlp.top_k=2", "parallelism.expert=3"),
     *("parallelism.expert_dispatch=all_to_all", "parallelism.recompute=none"),
     *("budget.sequence_length=64", "budget.global_batch_tokens=192"),
@@ -74,9 +72,10 @@ EXPERT_WORDS = (
 )
 
 
+@cache
 def rehearsed(overlap: int, *more: str) -> StepTrace:
-    words = [*EXPERT_WORDS, f"parallelism.expert_overlap={overlap}", *more]
-    return run_two_steps(compose_recipe(read_point(words)), 0)
+    words = (*EXPERT_WORDS, f"parallelism.expert_overlap={overlap}", *more)
+    return run_two_steps(compose(*words), 0)
 
 
 def exchanges(found: StepTrace, dtype: str) -> tuple[int, int]:
@@ -88,12 +87,12 @@ def exchanges(found: StepTrace, dtype: str) -> tuple[int, int]:
 @pytest.mark.parametrize("overlap", [1, 3])
 def test_parts_make_more_messages_of_the_same_numbers(overlap: int) -> None:
     """128 pairs of token and expert are not divided evenly by three ranks."""
-    recipe = compose_recipe(read_point(list(EXPERT_WORDS)))
-    found, layers = rehearsed(overlap), recipe.decoder_spec.num_layers
+    shape, found = compose(*EXPERT_WORDS).decoder_spec, rehearsed(overlap)
+    layers = shape.num_layers
     calls, sent = exchanges(found, "float32")
     ways, pairs = 4, 64 * 2  # there and back, forward and backward
     assert calls == layers * overlap * (ways + 2)  # weights go, and their gradients come
-    assert sent == layers * pairs * (ways * recipe.decoder_spec.dim + 2) * 4
+    assert sent == layers * pairs * (ways * shape.dim + 2) * 4
     assert found.flops == rehearsed(1).flops
     assert exchanges(found, "int64") == (layers, layers * overlap * 6 * 8)
 
@@ -101,38 +100,32 @@ def test_parts_make_more_messages_of_the_same_numbers(overlap: int) -> None:
 @pytest.mark.long
 def test_a_bound_sends_its_padding() -> None:
     """Every rank sends 64 rows, 1.5 times a third of 128, to each of the three."""
-    recipe = compose_recipe(read_point(list(EXPERT_WORDS)))
-    bounded, layers = (
-        rehearsed(1, "parallelism.expert_capacity_factor=1.5"),
-        recipe.decoder_spec.num_layers,
-    )
+    bounded = rehearsed(1, "parallelism.expert_capacity_factor=1.5")
+    shape = compose(*EXPERT_WORDS).decoder_spec
+    layers = shape.num_layers
     calls, sent = exchanges(bounded, "float32")
     assert calls == layers * 6
-    assert sent == layers * 3 * 64 * (4 * recipe.decoder_spec.dim + 2) * 4
+    assert sent == layers * 3 * 64 * (4 * shape.dim + 2) * 4
     assert exchanges(bounded, "int64") == (layers, layers * 6 * 8)
 
 
 FLOAT8_WORDS = (
-    *("recipe=teuken7b", "scale=mini", "model.num_layers=2", "cluster.device=cuda"),
+    *("teuken7b", "scale=mini", "model.num_layers=2", "cluster.device=cuda"),
     *("parallelism.microbatch_sequences=1", "budget.sequence_length=64"),
-    *("budget.global_batch_tokens=256", "budget.total_tokens=2560"),
+    *("budget.global_batch_tokens=256", "budget.total_tokens=2560", "model.mlp.ffn_dim=832"),
+    "precision.weights=float32",  # as those of float8 are
 )
-
-
-def traced(compute: str) -> tuple[Recipe, StepTrace]:
-    words = [*FLOAT8_WORDS, "model.mlp.ffn_dim=832", f"precision.compute={compute}"]
-    words += ["precision.weights=float32"]  # as those of float8 are
-    recipe = compose_recipe(read_point(words))
-    return recipe, run_two_steps(recipe, 0)
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method.")  # of Triton's compiler
 def test_casts_of_the_layers_weights_are_gone_and_the_products_are_the_same() -> None:
-    recipe, float8 = traced("float8")
-    _, bfloat16 = traced("bfloat16")
+    recipes = [
+        compose(*FLOAT8_WORDS, f"precision.compute={one}") for one in ("float8", "bfloat16")
+    ]
+    float8, bfloat16 = (run_two_steps(recipe, 0) for recipe in recipes)
     assert float8.flops == bfloat16.flops
-    shape = recipe.decoder_spec
+    shape = recipes[0].decoder_spec
     maps = shape.attention.count_parameters(shape.dim) + shape.mlp.expert_parameters(shape.dim)
     casts = [one.peaks["forward"].by_category["casts"] for one in (float8, bfloat16)]
     assert casts[1] - casts[0] == 2 * shape.num_layers * maps

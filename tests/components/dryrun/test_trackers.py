@@ -21,16 +21,14 @@ from tests.components.layouts import mesh_layout, parallelism
 WIDTH, ROWS = 64, 512
 
 
-def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-
-
 def test_one_pass_holds_what_torchs_tracker_counts() -> None:
     with FakeTensorMode():
-        ours, theirs = model(), model()
+        ours, theirs = (
+            nn.Sequential(nn.Linear(WIDTH, 256), nn.GELU(), nn.Linear(256, WIDTH))
+            for _ in range(2)
+        )
         rows = torch.empty(ROWS, WIDTH)
-        ledger = MemoryLedger(list(ours.parameters()))
-        with ledger:
+        with MemoryLedger(list(ours.parameters())) as ledger:
             ledger.set_category("weights", ours.parameters())
             ledger.phase = "forward"
             ours(rows).sum().backward()
@@ -47,8 +45,7 @@ def test_one_pass_holds_what_torchs_tracker_counts() -> None:
 def test_each_storage_is_called_by_what_it_is_for() -> None:
     with FakeTensorMode():
         linear = nn.Linear(WIDTH, WIDTH, bias=False)
-        ledger = MemoryLedger(list(linear.parameters()))
-        with ledger:
+        with MemoryLedger(list(linear.parameters())) as ledger:
             ledger.set_category("weights", linear.parameters())
             ledger.phase = "forward"
             with torch.autocast("cpu", torch.bfloat16):
@@ -69,16 +66,14 @@ def test_each_storage_is_called_by_what_it_is_for() -> None:
 
 
 def test_a_second_step_has_its_own_peak() -> None:
-    with FakeTensorMode():
-        ledger = MemoryLedger([])
-        with ledger:
-            ledger.phase = "forward"
-            large = torch.empty(1_000, dtype=torch.int8)
-            del large
-            ledger.start_step()
-            ledger.phase = "update"
-            small = torch.empty(10, dtype=torch.int8)
-            ledger.record_peak()
+    with FakeTensorMode(), MemoryLedger([]) as ledger:
+        ledger.phase = "forward"
+        large = torch.empty(1_000, dtype=torch.int8)
+        del large
+        ledger.start_step()
+        ledger.phase = "update"
+        small = torch.empty(10, dtype=torch.int8)
+        ledger.record_peak()
     ((phase, highest),) = ledger.peaks.items()
     assert phase == "update"
     assert highest.total_bytes == small.numel()
@@ -88,9 +83,8 @@ def test_a_second_step_has_its_own_peak() -> None:
 def test_a_storage_that_is_emptied_counts_for_nothing_until_it_is_filled_again() -> None:
     """As FSDP does with gathered weights that autograd keeps."""
     with FakeTensorMode():
-        ledger = MemoryLedger([])
         found = []
-        with ledger:
+        with MemoryLedger([]) as ledger:
             ledger.phase = "forward"
             gathered = torch.empty(1_000, dtype=torch.int8)
             kept = gathered.view(10, 100)
@@ -105,26 +99,17 @@ def test_a_storage_that_is_emptied_counts_for_nothing_until_it_is_filled_again()
     assert ledger.peaks["forward"].total_bytes == 1_000
 
 
-ORDER = ("pipeline", "data", "expert", "context", "tensor")
-
-
 @pytest.mark.parametrize(
     ("sizes", "axes"),
     [
-        ({"data_shard": 8}, {("data", 8)}),
+        ({"data_shard": 8}, "data 8"),
         (
             {"data_replicate": 2, "expert": 3, "tensor": 4},
-            {("data", 2), ("expert", 3), ("tensor", 4), ("data x expert", 6), ("world", 24)},
+            "data 2, data x expert 6, expert 3, tensor 4, world 24",
         ),
         (
             {"data_shard": 2, "context": 2, "pipeline": 3},
-            {
-                ("data", 2),
-                ("context", 2),
-                ("pipeline", 3),
-                ("data x context", 4),
-                ("world", 12),
-            },
+            "context 2, data 2, data x context 4, pipeline 3, world 12",
         ),
     ],
 )
@@ -132,7 +117,7 @@ def test_groups_have_the_names_of_their_axes(sizes, axes):
     layout = mesh_layout(sizes)
     with fake_world(0, layout.num_ranks):
         found = axes_of_groups(build_mesh("cpu", layout))
-    assert set(found.values()) == axes
+    assert ", ".join(sorted(f"{axis} {ranks}" for axis, ranks in set(found.values()))) == axes
 
 
 def test_a_message_is_all_that_a_gather_collects_and_a_scatter_deals() -> None:
@@ -146,8 +131,6 @@ def test_a_message_is_all_that_a_gather_collects_and_a_scatter_deals() -> None:
             dist.all_reduce(part, group=group)
             dist.send(part, 2, group=group)
     sizes = {"all_gather": 80, "reduce_scatter": 80, "all_reduce": 20, "send": 20}
-    expected = {
-        CollectiveKind("data", name, "float32", 4): size for name, size in sizes.items()
-    }
-    assert dict(ledger.bytes) == expected
+    kinds = {name: CollectiveKind("data", name, "float32", 4) for name in sizes}
+    assert dict(ledger.bytes) == {kinds[name]: size for name, size in sizes.items()}
     assert set(ledger.calls.values()) == {1}

@@ -110,11 +110,8 @@ def test_a_phase_that_the_user_names_is_final() -> None:
 
 
 def test_what_a_source_does_not_use_is_left_out_of_the_settled_recipe() -> None:
-    assert Source().model_dump(mode="json") == {
-        "files": [],
-        "embedded": None,
-        "placeholder": None,
-    }
+    unused = {"files": [], "embedded": None, "placeholder": None}
+    assert Source().model_dump(mode="json") == unused
     used = Source(tokens=("a",), eod="absent", column="body", most_epochs=4)
     assert Source.model_validate(used.model_dump(mode="json")) == used
 
@@ -123,16 +120,10 @@ def test_the_mixture_belongs_to_the_mathematics_and_places_do_not() -> None:
     def fingerprint(*words: str) -> str:
         return compute_fingerprint(teuken("data.shares={en: 0.5, de: 0.5}", *words))
 
-    same = {
-        fingerprint(),
-        fingerprint("data.write_megatron=true"),
-        fingerprint("data.verify=sizes"),
-    }
-    other = {
-        fingerprint("data.tokenizer_folder=a"),
-        fingerprint("data.phases={end: {from_fraction: 0.5, shares: {en: 1.0}}}"),
-        fingerprint("data.on_exhausted=redistribute"),
-        fingerprint("data.sources.en.most_epochs=4"),
-    }
+    words = ("data.write_megatron=true", "data.verify=sizes")
+    same = {fingerprint(), *map(fingerprint, words)}
+    words = ("data.tokenizer_folder=a", "data.on_exhausted=redistribute")
+    phases = "data.phases={end: {from_fraction: 0.5, shares: {en: 1.0}}}"
+    other = set(map(fingerprint, (*words, phases, "data.sources.en.most_epochs=4")))
     assert len(same) == 1
     assert len(same | other) == 5

@@ -7,17 +7,10 @@ from components.errors import RecipeError
 from tests.components.config.helpers import assert_refused, refusals, split_words, teuken
 
 DEEPSPEED = (
-    "scale=full",
-    "parallelism.engine=deepspeed",
-    "parallelism.pipeline=1",
-    "parallelism.tensor=1",
-    "parallelism.sequence_parallel=false",
-    "parallelism.data=64",
-    "cluster.ranks=64",
-    "cluster.device=cpu",
-    "precision.compute=float32",
+    *("scale=full", "parallelism.engine=deepspeed", "parallelism.pipeline=1"),
+    *("parallelism.tensor=1", "parallelism.sequence_parallel=false", "parallelism.data=64"),
+    *("cluster.ranks=64", "cluster.device=cpu", "precision.compute=float32"),
 )
-FP16 = ("precision=fp16", "precision.compute=float16")
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
@@ -62,6 +55,9 @@ precision.compute=auto cluster.device=cuda parallelism.zero=0
 precision=fp16 precision.compute=float16 precision.loss_scale.initial=1_000.0
     precision\.loss_scale\.initial: 1,000\.0, but DeepSpeed requires a power of two, at least 1
     nearest valid value: 1,024\.0
+optimizer=muon
+    ^parallelism\.engine: Muon updates whole matrices.*
+    set parallelism\.engine=mesh or optimizer=adamw
 precision=fp16 precision.compute=float16 precision.loss_scale.minimum=0.5
     precision\.loss_scale\.minimum: 0\.5, but DeepSpeed requires an integer.*
     nearest valid value: 1\.0
@@ -70,17 +66,7 @@ precision=fp16 precision.compute=float16 precision.loss_scale.minimum=0.5
 def test_what_the_engine_cannot_do_is_refused(words: str, message: str) -> None:
     names = [word.partition("=")[0] for word in split_words(words)]
     kept = [word for word in DEEPSPEED if word.partition("=")[0] not in names]
-    with pytest.raises(RecipeError, match=message):
-        teuken(*kept, *split_words(words))
-
-
-def test_muon_on_flat_shards_is_refused() -> None:
-    message = (
-        r"^parallelism\.engine: Muon updates whole matrices.*\n"
-        r"  set parallelism\.engine=mesh or optimizer=adamw"
-    )
-    with pytest.raises(RecipeError, match=message):
-        teuken(*DEEPSPEED, "optimizer=muon")
+    assert_refused(words, message, *kept)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +85,6 @@ def test_what_auto_stands_for_is_checked_where_it_is_known() -> None:
     words = [word for word in DEEPSPEED if not word.startswith(("cluster.dev", "precision"))]
     recipe = teuken(*words, "precision.compute=auto", "parallelism.zero=0")
     check_precision(recipe, "float32")
-    with pytest.raises(
-        RecipeError,
-        match=r"parallelism\.zero: 0, but DeepSpeed saves float32 weights of bfloat16",
-    ):
+    said = r"parallelism\.zero: 0, but DeepSpeed saves float32 weights of bfloat16"
+    with pytest.raises(RecipeError, match=said):
         check_precision(recipe, "bfloat16")

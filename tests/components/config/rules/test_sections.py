@@ -2,14 +2,13 @@
 
 import pytest
 
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
 from components.config.fingerprint import compute_fingerprint
 from components.config.layout import reserve_of
 from components.config.resolve import update_recipe
 from components.errors import RecipeError
 from tests.components.config.helpers import assert_refused, refusals, teuken
 from tests.components.config.rules.test_engine import DEEPSPEED
+from tests.recipes.compositions import compose
 
 
 @pytest.mark.parametrize(
@@ -58,11 +57,9 @@ def test_the_word_nan_is_a_fault_not_a_number() -> None:
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_deepspeed_tells_the_norm_too_late(zero: int) -> None:
     words = (*DEEPSPEED, "guard=spikes", f"parallelism.zero={zero}")
-    with pytest.raises(
-        RecipeError,
-        match=rf"guard\.gradient_norm_spike: DeepSpeed at zero={zero} computes the norm only "
-        r"after the update\n  set guard\.gradient_norm_spike=none, ",
-    ):
+    said = rf"guard\.gradient_norm_spike: DeepSpeed at zero={zero} computes the norm only "
+    said += r"after the update\n  set guard\.gradient_norm_spike=none, "
+    with pytest.raises(RecipeError, match=said):
         teuken(*words)
     assert teuken(*words, "guard.gradient_norm_spike=none").guard.loss_spike != "none"
     assert teuken(*words[:-1], "parallelism.zero=0").guard.gradient_norm_spike != "none"
@@ -77,21 +74,20 @@ def test_windows_that_are_left_out_change_the_mathematics_and_none_does_not() ->
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("recipe=bloom176b cluster=jean_zay", (48, 4, 4)),  # 32 GPUs, as BLOOM's reserve
-        ("recipe=bloom176b cluster=jean_zay parallelism.data=4", (24, 2, 2)),
-        ("recipe=bloom176b cluster=jean_zay cluster.spare_nodes=1", (48, 1, 1)),
-        ("recipe=bloom176b cluster=jean_zay watchdog.restarts=9", (48, 4, 9)),
-        ("recipe=mula220b_a10b cluster=aurora", (256, 5, 5)),
+        ("bloom176b cluster=jean_zay", (48, 4, 4)),  # 32 GPUs, as BLOOM's reserve
+        ("bloom176b cluster=jean_zay parallelism.data=4", (24, 2, 2)),
+        ("bloom176b cluster=jean_zay cluster.spare_nodes=1", (48, 1, 1)),
+        ("bloom176b cluster=jean_zay watchdog.restarts=9", (48, 4, 9)),
+        ("mula220b_a10b cluster=aurora", (256, 5, 5)),
         (
-            "recipe=mula1b cluster=aurora scale=mini cluster.nodes=2 "
-            "budget.global_batch_tokens=6_144",
+            "mula1b cluster=aurora scale=mini cluster.nodes=2 budget.global_batch_tokens=6_144",
             (2, 0, 0),
         ),
-        ("recipe=bloom176b", (1, 0, 0)),
+        ("bloom176b", (1, 0, 0)),
     ],
 )
 def test_a_profile_keeps_its_fraction_of_a_job_s_nodes_and_a_launch_for_each(words, expected):
-    recipe = compose_recipe(read_point(words.split()))
+    recipe = compose(*words.split())
     cluster = recipe.cluster
     assert (cluster.nodes, cluster.spare_nodes, recipe.watchdog.restarts) == expected
 
@@ -104,13 +100,12 @@ def test_no_more_spare_nodes_are_asked_for_than_a_queue_takes() -> None:
 
 
 def test_a_run_that_moves_keeps_what_its_user_said_and_derives_the_rest_again() -> None:
-    large = compose_recipe(read_point(["recipe=mula220b_a10b", "cluster=aurora"]))
+    large = compose("mula220b_a10b", "cluster=aurora")
     half = update_recipe(large, {"parallelism.data": 16})
     assert (half.cluster.nodes, half.cluster.spare_nodes) == (128, 2)
     assert half.watchdog.restarts == 2
-    named = large.model_copy(
-        update={"watchdog": large.watchdog.model_copy(update={"restarts": 3})}
-    )
+    restarts = large.watchdog.model_copy(update={"restarts": 3})
+    named = large.model_copy(update={"watchdog": restarts})
     assert update_recipe(named, {"parallelism.data": 16}).watchdog.restarts == 3
 
 
