@@ -42,7 +42,8 @@ LOGGED = [
 
 def bloom(name: str) -> BatchRamp:
     full, increment, *_ = BLOOM[name]
-    return BatchRamp(full, 192, increment, RAMP_SAMPLES)
+    sizes = {"full_samples": full, "start_samples": 192, "increment_samples": increment}
+    return BatchRamp(**sizes, ramp_samples=RAMP_SAMPLES)
 
 
 def stepped(ramp: BatchRamp, divide: Callable[[int, int], Any]) -> Iterator[tuple[int, int]]:
@@ -162,7 +163,8 @@ def runs(draw) -> tuple[list[PhaseBatch], int]:
         length, batch = draw(st.integers(1, 9)), draw(st.integers(1, 5))
         ramp = BatchRamp.from_constant(batch)
         if not place and draw(st.booleans()):
-            ramp = BatchRamp(batch + 2, batch, increment_samples=1, ramp_samples=3)
+            sizes = {"full_samples": batch + 2, "start_samples": batch, "increment_samples": 1}
+            ramp = BatchRamp(**sizes, ramp_samples=3)
         helpings.append(PhaseBatch(str(place), first, length, ramp))
     return helpings, starts[-1] + draw(st.integers(1, 300))
 

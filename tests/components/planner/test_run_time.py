@@ -326,7 +326,7 @@ def test_each_phase_has_the_step_of_a_run_of_its_own_and_all_add_up() -> None:
 
 def test_a_machine_whose_steps_nobody_can_predict_still_has_the_memory_of_each_phase() -> None:
     tree = base().model_dump(mode="json")
-    unknown = {"by_nodes": [], "peak_gigabytes_per_second": None}
+    unknown: dict[str, Any] = {"by_nodes": [], "peak_gigabytes_per_second": None}
     tree["cluster"]["hardware"]["across"] |= unknown
     plan = plan_recipe(check_recipe({**tree, "phases": {"long": LONG}}))
     assert [one.time for one in plan.steps] == [plan.time, None] == [None, None]

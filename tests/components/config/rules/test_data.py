@@ -1,6 +1,7 @@
 """The section ``data``: what of mixture, phases and sources is refused, and what it derives."""
 
 from copy import deepcopy
+from typing import Any
 
 import pytest
 
@@ -110,7 +111,7 @@ def test_a_phase_that_the_user_names_is_final() -> None:
 
 
 def test_what_a_source_does_not_use_is_left_out_of_the_settled_recipe() -> None:
-    unused = {"files": [], "embedded": None, "placeholder": None}
+    unused: dict[str, Any] = {"files": [], "embedded": None, "placeholder": None}
     assert Source().model_dump(mode="json") == unused
     used = Source(tokens=("a",), eod="absent", column="body", most_epochs=4)
     assert Source.model_validate(used.model_dump(mode="json")) == used
