@@ -26,17 +26,21 @@ DENSE_MLP = (
 GROUPS = ("model.mlp.num_groups=8", "model.mlp.top_groups=4")
 
 
+def tree_and_rule(name: str, *words: str) -> tuple[Any, Any, Any]:
+    """Return a model's tree, a copy of it to be shrunk, and the rule of a miniature."""
+    tree = to_plain(compose(name, "scale=full", *words).model)
+    mini = {"model": deepcopy(tree), "optimizer": {"lr": 1e-3}}
+    mini["precision"] = {"compute": "auto"}
+    return tree, mini, compose(name).scale.shrink
+
+
 def test_a_miniature_keeps_groups_shared_expert_and_dense_layers() -> None:
     words = (*GROUPS, "model.mlp.shared_ffn_dim=1024", DENSE_MLP, "model.num_dense_layers=3")
     full = compose("mula7b_a1b", "scale=full", *words).decoder_spec
     assert full.leading_layers == 3
     # What the command line names is final: a recipe's own is shrunk.
-    tree = to_plain(compose("mula7b_a1b", "scale=full", *words).model)
-    mini: Any = {"model": deepcopy(tree), "optimizer": {"lr": 1e-3}}
-    rule = compose("mula7b_a1b").scale.shrink
-    assert not isinstance(rule, str)
+    tree, mini, rule = tree_and_rule("mula7b_a1b", *words)
     mini["model"]["mlp"] |= {"num_experts": 16, "top_k": 2}
-    mini["precision"] = {"compute": "auto"}
     _shrink_groups(mini["model"], tree["mlp"], UserOverrides([]), mini)
     _narrow(mini, rule, UserOverrides([]), tree)
     small = mini["model"]
@@ -79,11 +83,7 @@ def test_latent_attention_counts_its_own_widths() -> None:
 
 def narrowed(*words: str) -> Any:
     """Return the attention of the miniature."""
-    tree = to_plain(teuken("scale=full", *words).model)
-    mini: Any = {"model": deepcopy(tree), "optimizer": {"lr": 1e-3}}
-    mini["precision"] = {"compute": "auto"}
-    rule = teuken().scale.shrink
-    assert not isinstance(rule, str)
+    tree, mini, rule = tree_and_rule("teuken7b", *words)
     _narrow(mini, rule, UserOverrides([]), tree)
     return mini["model"]["attention"]
 
