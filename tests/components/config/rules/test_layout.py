@@ -10,7 +10,7 @@ from components.errors import RecipeError
 from tests.components.config.helpers import refusals
 
 # What is refused: words (of `parallelism` where they name no section), and all that is said.
-REFUSED = refusals("""
+REFUSED = refusals(r"""
 teuken7b scale=mini budget.sequence_length=102 budget.global_batch_tokens=1_632 context=2 \
   cluster.ranks=2
     budget.sequence_length: 102 is not a multiple of two chunks for each of \
