@@ -1,5 +1,6 @@
 """Jobs to predict, whose sizes a test chooses."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -115,11 +116,13 @@ def job(shape: DecoderSpec, where: Placed, **changes: Any) -> TrainingJob:
     return TrainingJob(shape=shape, layout=placed, **where.others, **(values | changes))
 
 
+@cache
 def hopper() -> Hardware:
     """The one profile whose links are measured."""
     file = ROOT / "conf" / "cluster" / "hopper.yaml"
     return Hardware.model_validate(yaml.safe_load(file.read_text("utf-8"))["hardware"])
 
 
+@cache
 def ours() -> SoftwareModel:
     return read_software(OURS)

@@ -97,9 +97,8 @@ def test_half_of_real_measurements_lowers_the_error_on_the_other_half() -> None:
     rows = [row for row in ROWS if row.nodes in {1, 2, 8}][::4]
     steps = [CalibrationStep(job=row.job, seconds=row.seconds, peak_bytes=None) for row in rows]
     # The shipped constants saw these rows, so the fit begins with those of another machine.
-    elsewhere = replace_constants(
-        SHIPPED, {"product_fraction": 0.5, "launch_seconds": 1e-4}, {}
-    )
+    there = {"product_fraction": 0.5, "launch_seconds": 1e-4}
+    elsewhere = replace_constants(SHIPPED, there, {})
     fit = fit_speed(steps, hopper(), elsewhere)
     assert fit.is_improvement
     assert fit.errors.held_out.median < 0.9 * fit.errors.before.median

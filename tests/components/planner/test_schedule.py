@@ -208,9 +208,7 @@ def drawn(
 @pytest.mark.parametrize(("schedule", "stages"), LAYOUTS)
 def test_equal_stages_wait_as_long_as_the_paper_of_the_schedule_says(schedule, stages, splits):
     for pipeline in (2, 3, 4, 8):
-        for microbatches in range(pipeline, 4 * pipeline + 3):
-            if not fits_schedule(microbatches, pipeline=pipeline, schedule=schedule):
-                continue
+        for microbatches in counts(schedule, pipeline):
             equal = [1.0] * pipeline * stages
             timeline = drawn(schedule, stages, microbatches, equal, splits=splits)
             where = parallelism(schedule=schedule, pipeline=pipeline, stages_per_rank=stages)
