@@ -21,7 +21,7 @@ from tests.components.config.helpers import teuken
 from tests.components.config.test_relayout import EXPERTS, GRID, Values, composed
 from tests.recipes.compositions import RECIPES, SCALES, composed_tree
 
-SAMPLE = [(name, scale) for scale in SCALES for name in RECIPES[::4]]
+SAMPLE = [(name, scale) for scale in SCALES for name in (*RECIPES[::8], "mula7b_a1b")]
 OPEN = {"model", "tokenizer", "optimizer", "schedule"}  # a class's constructor is the schema
 
 
