@@ -166,7 +166,8 @@ def test_a_chain_has_as_many_jobs_as_a_user_may_have_submitted(scheduler, limits
 
 
 def test_what_an_array_cannot_hold_is_several_chains() -> None:
-    remark = remark_on(of_debug(limits={"submitted_per_user": 10}), 25)
+    cluster = of_debug(limits={"submitted_per_user": 10})
+    remark = remark_on(cluster, 25, cluster.queues[0])
     assert remark.problem.endswith("the run's 25 jobs are submitted in 3 chains (again=true)")
 
 
@@ -178,7 +179,8 @@ def test_no_queue_is_named_whose_chain_is_as_short_as_the_one_that_is_left() -> 
 
 
 def test_where_a_site_forbids_it_no_job_waits_for_another() -> None:
-    remark = remark_on(of_debug(limits={"chain": False, "submitted_per_user": 4}), 2)
+    cluster = of_debug(limits={"chain": False, "submitted_per_user": 4})
+    remark = remark_on(cluster, 2, cluster.queues[0])
     assert "1.5 h, where no job may wait for another: no chain" in remark.problem
 
 
