@@ -16,7 +16,7 @@ from components.config.resolve import update_recipe
 from components.config.schema.monitoring import CURVES
 from components.config.schema.types import to_plain
 from components.errors import RecipeError
-from tests.components.config.conftest import Compose
+from tests.components.config.helpers import teuken
 
 OWN = """
 import torch_that_is_not_there
@@ -66,8 +66,8 @@ def test_only_callbacks_of_plain_values_can_be_named() -> None:
     assert set(read_class_specs(CallbackSpec)) == {f"{MODULE}.Noise", f"{MODULE}.Clock"}
 
 
-def test_keys_are_mathematics_unless_the_class_says_otherwise(compose: Compose) -> None:
-    plain = compose()
+def test_keys_are_mathematics_unless_the_class_says_otherwise() -> None:
+    plain = teuken()
     assert compute_fingerprint(with_callbacks(plain, clock=CLOCK)) == compute_fingerprint(plain)
     noisy = with_callbacks(plain, noise=NOISE, clock=CLOCK)
     assert compute_fingerprint(noisy) != compute_fingerprint(plain)
@@ -76,8 +76,8 @@ def test_keys_are_mathematics_unless_the_class_says_otherwise(compose: Compose) 
     assert groups[KeyGroup.MACHINE]["callbacks.clock.every_steps"] == 2
 
 
-def test_a_resumed_run_changes_what_is_no_mathematics(compose: Compose) -> None:
-    recipe = with_callbacks(compose(), noise=NOISE, clock=CLOCK)
+def test_a_resumed_run_changes_what_is_no_mathematics() -> None:
+    recipe = with_callbacks(teuken(), noise=NOISE, clock=CLOCK)
     moved = update_recipe(
         recipe, {"callbacks.clock.every_steps": 5, "logger.tensorboard": None}
     )
@@ -102,14 +102,12 @@ def test_a_resumed_run_changes_what_is_no_mathematics(compose: Compose) -> None:
         ({"every_steps": 3}, r"callbacks\.x: missing _target_"),
     ],
 )
-def test_a_wrong_node_is_refused_with_its_path(
-    compose: Compose, node: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_node_is_refused_with_its_path(node: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
-        with_callbacks(compose(), x=node)
+        with_callbacks(teuken(), x=node)
 
 
-def test_what_every_run_has_is_not_written(compose: Compose) -> None:
-    tree = compose().model_dump(mode="json")
+def test_what_every_run_has_is_not_written() -> None:
+    tree = teuken().model_dump(mode="json")
     assert not tree.keys() & {"trainer", "callbacks", "logger"}
-    assert to_plain(check_recipe(tree).logger) == to_plain(compose().logger) == to_plain(CURVES)
+    assert to_plain(check_recipe(tree).logger) == to_plain(teuken().logger) == to_plain(CURVES)

@@ -1,37 +1,25 @@
 """Recipes and fingerprints of earlier versions: keys are read, and hashed as they were."""
 
 import pytest
+import yaml
 
 from components.config.schema.earlier_names import restore_names, update_names, update_path
 
-EARLIER = {
-    "why": "A test.",
-    "home": "juwels",
-    "works": [],
-    "data": {
-        "surplus": "dealt",
-        "sources": {"home": {"stand_in": "eu24/de"}, "works": {"files": []}},
-    },
-    "parallelism": {"expert_bound": 1.5, "expert_divisor": "copies", "tensor": 2},
-    "scale": {"shrink": {"carriers": {"python_docs": {"share": 0.5}}}},
-    "children": {"why": {"data": {"surplus": "refused"}}},
-}
-PRESENT = {
-    "description": "A test.",
-    "reference_cluster": "juwels",
-    "citations": [],
-    "data": {
-        "on_exhausted": "redistribute",
-        "sources": {"home": {"placeholder": "eu24/de"}, "works": {"files": []}},
-    },
-    "parallelism": {
-        "expert_capacity_factor": 1.5,
-        "expert_grad_average": "replicas",
-        "tensor": 2,
-    },
-    "scale": {"shrink": {"filler": {"python_docs": {"share": 0.5}}}},
-    "children": {"why": {"data": {"on_exhausted": "refuse"}}},
-}
+EARLIER = yaml.safe_load("""
+{why: A test., home: juwels, works: [],
+ data: {surplus: dealt, sources: {home: {stand_in: eu24/de}, works: {files: []}}},
+ parallelism: {expert_bound: 1.5, expert_divisor: copies, tensor: 2},
+ scale: {shrink: {carriers: {python_docs: {share: 0.5}}}},
+ children: {why: {data: {surplus: refused}}}}
+""")
+PRESENT = yaml.safe_load("""
+{description: A test., reference_cluster: juwels, citations: [],
+ data: {on_exhausted: redistribute,
+        sources: {home: {placeholder: eu24/de}, works: {files: []}}},
+ parallelism: {expert_capacity_factor: 1.5, expert_grad_average: replicas, tensor: 2},
+ scale: {shrink: {filler: {python_docs: {share: 0.5}}}},
+ children: {why: {data: {on_exhausted: refuse}}}}
+""")
 
 
 def test_keys_and_values_get_their_present_names_and_names_of_sources_stay() -> None:
@@ -42,22 +30,15 @@ def test_keys_and_values_get_their_present_names_and_names_of_sources_stay() -> 
 def test_a_lock_and_an_option_of_a_group_are_updated_below_their_sections() -> None:
     values = {"data.surplus": "dealt", "why": "x"}
     lock = update_names({"asked": {"values": values}, "composed": {"home": "juwels"}})
-    assert lock == {
-        "asked": {"values": {"data.on_exhausted": "redistribute", "description": "x"}},
-        "composed": {"reference_cluster": "juwels"},
-    }
-    assert update_names({"set": {"data.surplus": "dealt"}}) == {
-        "set": {"data.on_exhausted": "redistribute"}
-    }
+    present = {"data.on_exhausted": "redistribute", "description": "x"}
+    assert lock == {"asked": {"values": present}, "composed": {"reference_cluster": "juwels"}}
+    answer = {"data.on_exhausted": "redistribute"}
+    assert update_names({"set": {"data.surplus": "dealt"}}) == {"set": answer}
     option = {"surplus": "dealt", "sources": {"en": {"stand_in": None}}}
-    assert update_names(option, "data") == {
-        "on_exhausted": "redistribute",
-        "sources": {"en": {"placeholder": None}},
-    }
-    assert (
-        update_path("composed.data.sources.en.stand_in")
-        == "composed.data.sources.en.placeholder"
-    )
+    updated = {"on_exhausted": "redistribute", "sources": {"en": {"placeholder": None}}}
+    assert update_names(option, "data") == updated
+    path = update_path("composed.data.sources.en.stand_in")
+    assert path == "composed.data.sources.en.placeholder"
 
 
 def test_a_key_beside_its_present_name_stays_and_is_refused_later() -> None:
@@ -71,13 +52,8 @@ def test_a_key_beside_its_present_name_stays_and_is_refused_later() -> None:
         ({"data.on_exhausted": "refuse"}, {"data.surplus": "refused"}),
         ({"parallelism.expert_grad_average": "ranks"}, {"parallelism.expert_divisor": "ranks"}),
         ({"scale.shrink.filler.a.share": 0.5}, {"scale.shrink.carriers.a.share": 0.5}),
-        (
-            {"data.phases.late.shares.description": 0.1},
-            {"data.phases.late.shares.description": 0.1},
-        ),
+        ({"data.phases.a.shares.description": 1.0}, {"data.phases.a.shares.description": 1.0}),
     ],
 )
-def test_fingerprints_hash_the_names_of_before(
-    present: dict[str, object], earlier: dict[str, object]
-) -> None:
+def test_fingerprints_hash_the_names_of_before(present, earlier):
     assert restore_names(present) == earlier

@@ -13,8 +13,9 @@ from components.config.stages import stage_layers
 from components.errors import RecipeError
 from components.planner.job import job_from_recipe
 from components.planner.states import rank_parameters
+from tests.components.config.helpers import refusals, split_words
 from tests.components.config.own_recipe import compose_own
-from tests.components.config.test_features import compose
+from tests.recipes.compositions import compose
 
 NORM = (
     "norm: {_target_: components.model.norms.Norm, _partial_: true, eps: 1.0e-5, "
@@ -43,80 +44,63 @@ def build(*words: str, scale: str = "parity") -> Recipe:
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        (["model.pattern=delta/mlps"], r"pattern: 'delta/mlps' has an unknown part 'mlps'\n"),
-        (["model.pattern=[]"], r"pattern: the pattern has 0 layers, but the model has 4"),
-        (
-            ["model.pattern=delta+delta/mlp"],
-            r"'delta\+delta/mlp' has mixer, mixer, mlp\n  use .* in this order, each at most",
-        ),
-        (["model.pattern=mlp/delta"], r"pattern: 'mlp/delta' has mlp, mixer\n"),
-        (
-            ["model.pattern=[attention/mlp]"],
-            r"mixers\.delta: no layer of the pattern uses delta",
-        ),
-        (["model.pattern=null"], r"mixers\.delta: no layer of the pattern uses delta"),
-        (
-            [f"model.mixers={{mlp: {DELTA[7:]}}}", "model.pattern=[mlp]"],
-            r"mixers: 'mlp' cannot name a mixer",
-        ),
-        (["model.mixers.delta.num_key_heads=3"], r"num_key_heads: 3 does not divide"),
-        (["model.mixers.delta.decay_range=[3, 3]"], r"decay_range: \[3, 3\] is empty"),
-        (
-            ["model.mixers.delta.scan_backends=[]"],
-            r"mixers\.delta\.scan_backends: the list is empty\n  .* fla, mamba_ssm, torch",
-        ),
-        (
-            ["model.mixers.delta.scan_backends=[fla, fla]"],
-            r"mixers\.delta\.scan_backends: fla is listed twice\n  list each backend once",
-        ),
-        (
-            ["model.mixers.delta.scan_backends=[fla, triton]"],
-            r"scan_backends\.1: input should be .*'torch', got 'triton'",
-        ),
-        (
-            ["model.mixers.delta.scan_backends=[mamba_ssm]", "cluster.device=cuda"],
-            r"model\.mixers\.delta\.scan_backends: \[mamba_ssm\] has no kernel for bfloat16 "
-            r"GatedDeltaNet, keys of \d+, on cuda\n  add torch",
-        ),
-        (["model.mixers.delta.norm.bias=true"], r"delta\.norm\.bias: true, but a norm without"),
-        (
-            [
-                f"model.mixers={{{MAMBA}}}",
-                "model.pattern=mamba",
-                "model.mixers.mamba.norm.center=true",
-            ],
-            r"norm\.center: true, but Mamba2 divides each group by its root mean square",
-        ),
-        (
-            [
-                "model.mtp={_target_: components.model.mtp.MultiTokenPrediction, "
-                "_partial_: true, loss_weight: 0.3, depth: 1}"
-            ],
-            r"model\.mtp: multi-token prediction is not supported with a pattern",
-        ),
-        (["precision=fp8"], r"precision\.compute: float8, but the maps of linear mixers"),
-        (
-            [
-                "model.parametrization={_target_: components.model.parametrization.MuP, "
-                "_partial_: true, base_dim: 64}",
-                "model.norm_placement=before",
-            ],
-            r"model\.pattern: model\.parametrization supports only attention and an MLP",
-        ),
-        (
-            ["parallelism.tensor=8", "model.mixers.delta.num_key_heads=4"],
-            r"tensor: 8 does not divide model\.mixers\.delta\.num_key_heads 4",
-        ),
-        (
-            ["parallelism.context=8", "model.mixers.delta.conv_size=6"],
-            r"conv_size: 6 is more than the tokens of a context rank's chunk, plus 1 = 3",
-        ),
-    ],
+    refusals(
+        r"""
+model.pattern=delta/mlps
+    pattern: 'delta/mlps' has an unknown part 'mlps'
+model.pattern=[]
+    pattern: the pattern has 0 layers, but the model has 4
+model.pattern=delta+delta/mlp
+    'delta\+delta/mlp' has mixer, mixer, mlp
+    use .* in this order, each at most
+model.pattern=mlp/delta
+    pattern: 'mlp/delta' has mlp, mixer
+model.pattern=[attention/mlp]
+    mixers\.delta: no layer of the pattern uses delta
+model.pattern=null
+    mixers\.delta: no layer of the pattern uses delta
+model.mixers.delta.num_key_heads=3
+    num_key_heads: 3 does not divide
+model.mixers.delta.decay_range=[3, 3]
+    decay_range: \[3, 3\] is empty
+model.mixers.delta.scan_backends=[]
+    mixers\.delta\.scan_backends: the list is empty
+    .* fla, mamba_ssm, torch
+model.mixers.delta.scan_backends=[fla, fla]
+    mixers\.delta\.scan_backends: fla is listed twice
+    list each backend once
+model.mixers.delta.scan_backends=[fla, triton]
+    scan_backends\.1: input should be .*'torch', got 'triton'
+model.mixers.delta.scan_backends=[mamba_ssm] cluster.device=cuda
+    model\.mixers\.delta\.scan_backends: \[mamba_ssm\] has no kernel for bfloat16 \
+    GatedDeltaNet, keys of \d+, on cuda
+    add torch
+model.mixers.delta.norm.bias=true
+    delta\.norm\.bias: true, but a norm without
+model.mtp={_target_: components.model.mtp.MultiTokenPrediction, _partial_: true, loss_weight: \
+  0.3, depth: 1}
+    model\.mtp: multi-token prediction is not supported with a pattern
+precision=fp8
+    precision\.compute: float8, but the maps of linear mixers
+model.parametrization={_target_: components.model.parametrization.MuP, _partial_: true, \
+  base_dim: 64} model.norm_placement=before
+    model\.pattern: model\.parametrization supports only attention and an MLP
+parallelism.tensor=8 model.mixers.delta.num_key_heads=4
+    tensor: 8 does not divide model\.mixers\.delta\.num_key_heads 4
+parallelism.context=8 model.mixers.delta.conv_size=6
+    conv_size: 6 is more than the tokens of a context rank's chunk, plus 1 = 3
+model.mixers={mlp: $DELTA model.pattern=[mlp]
+    mixers: 'mlp' cannot name a mixer
+model.mixers={$MAMBA} model.pattern=mamba model.mixers.mamba.norm.center=true
+    norm\.center: true, but Mamba2 divides each group by its root mean square
+""",
+        DELTA=f"{DELTA[7:]}}}",
+        MAMBA=MAMBA,
+    ),
 )
-def test_what_a_pattern_cannot_be(words: list[str], message: str) -> None:
+def test_what_a_pattern_cannot_be(words: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
-        build(*words)
+        build(*split_words(words))
 
 
 def test_the_order_of_scan_backends_is_layout() -> None:
@@ -129,33 +113,18 @@ def test_the_order_of_scan_backends_is_layout() -> None:
     assert layout["model.mixers.delta.scan_backends"] == ["fla", "torch"]
 
 
-def test_a_miniature_keeps_the_pattern_and_the_shape_of_mixers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_miniature_keeps_the_pattern_and_the_shape_of_mixers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("All work and no play makes a dull text. " * 20_000)
     norm = {"_target_": "components.model.norms.Norm", "_partial_": True, "eps": 1e-5}
     norm |= {"center": False, "weight": True, "bias": False}
-    mixer = {
-        "_target_": "components.model.mixers.mamba2.Mamba2",
-        "_partial_": True,
-        "num_heads": 32,
-        "num_key_heads": 4,
-        "key_dim": 128,
-        "value_dim": 64,
-        "conv_size": 4,
-        "conv_bias": True,
-        "norm": norm,
-    }
+    mixer = {"_target_": "components.model.mixers.mamba2.Mamba2", "_partial_": True}
+    mixer |= {"num_heads": 32, "num_key_heads": 4, "key_dim": 128, "value_dim": 64}
+    mixer |= {"conv_size": 4, "conv_bias": True, "norm": norm}
     pattern = ["mamba", "mlp", "mamba", "mlp", "mamba", "attention", "mlp", "mamba"]
-    changes: dict[str, Any] = {
-        "model.dim": 1_024,
-        "model.num_layers": 16,
-        "model.attention.num_heads": 8,
-        "model.attention.head_dim": 128,
-        "model.pattern": pattern,
-        "model.mixers": {"mamba": mixer},
-    }
+    changes: dict[str, Any] = {"model.dim": 1_024, "model.num_layers": 16}
+    changes |= {"model.attention.num_heads": 8, "model.attention.head_dim": 128}
+    changes |= {"model.pattern": pattern, "model.mixers": {"mamba": mixer}}
     full, mini = (compose_own(changes, f"scale={scale}") for scale in ("full", "parity"))
     assert full.model["pattern"] == tuple(pattern)
     assert mini.model["pattern"] == ("mamba", "mamba", "mlp", "attention")
@@ -182,11 +151,8 @@ def test_stages_are_balanced_by_cost() -> None:
     costs = (1, 1, 1, 5, 1, 1, 1, 5)
     assert stage_layers(8, 2, "layers", costs) == (range(4), range(4, 8))
     assert stage_layers(8, 3, "layers", costs) == (range(3), range(3, 6), range(6, 8))
-    assert stage_layers(3, 3, "layers_and_ends", (1, 9, 1)) == (
-        range(1),
-        range(1, 2),
-        range(2, 3),
-    )
+    single = (range(1), range(1, 2), range(2, 3))
+    assert stage_layers(3, 3, "layers_and_ends", (1, 9, 1)) == single
     recipe = build("parallelism.pipeline=2")
     assert sum(map(len, recipe.stage_layers)) == 4
 

@@ -1,7 +1,6 @@
 """Numbers of the parts that a recipe names: refused where it is composed, without torch."""
 
 import math
-from pathlib import Path
 from typing import Annotated, get_origin
 
 import pytest
@@ -13,9 +12,8 @@ from command.main import main
 from components import ranges
 from components.config.part_nodes import check_nodes
 from components.errors import RecipeError
-from tests.components.config.conftest import Compose
+from tests.components.config.helpers import teuken
 
-OPTIMIZERS = ("adamw", "adam")
 # What each range ends at: values just inside, and just outside.
 EDGES: dict[str, tuple[list[float], list[float]]] = {
     "Count": ([1, 10**18], [0, -1, 10**18 + 1]),
@@ -43,7 +41,6 @@ def test_every_range_ends_where_it_says() -> None:
                 kind.validate_python(value, strict=True)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
     ("key", "value", "rule"),
     [
@@ -59,12 +56,10 @@ def test_every_range_ends_where_it_says() -> None:
         ("clip_after_tokens", "-1", "greater than or equal to 0"),
     ],
 )
-def test_an_optimizer_refuses_numbers_out_of_range(
-    compose: Compose, optimizer: str, key: str, value: str, rule: str
-) -> None:
+def test_an_optimizer_refuses_numbers_out_of_range(key: str, value: str, rule: str) -> None:
     rate = [] if key == "lr" else ["optimizer.lr=1e-4"]
     with pytest.raises(RecipeError) as caught:
-        compose(f"optimizer={optimizer}", *rate, f"optimizer.{key}={value}")
+        teuken("optimizer=adamw", *rate, f"optimizer.{key}={value}")
     assert str(caught.value).startswith(
         f"optimizer.{key}: input should be {rule}, got {value}\n  write "
     )
@@ -88,12 +83,10 @@ def test_an_optimizer_refuses_numbers_out_of_range(
         ("precision.loss_scale.minimum=0.0", "greater than 0"),
     ],
 )
-def test_other_parts_refuse_numbers_out_of_range(
-    compose: Compose, word: str, message: str
-) -> None:
+def test_other_parts_refuse_numbers_out_of_range(word: str, message: str) -> None:
     key, _, value = word.partition("=")
     with pytest.raises(RecipeError) as caught:
-        compose("precision=fp16", word)
+        teuken("precision=fp16", word)
     assert caught.value.path == key
     assert message in str(caught.value)
     assert value.rstrip("0") in str(caught.value)
@@ -113,10 +106,8 @@ def test_another_type_is_told_by_its_name_and_no_range() -> None:
         check_nodes({"model": {"norm": node | {"eps": True}}})
 
 
-@pytest.mark.parametrize("action", ["show", "plan", "pack", "render", "train", "dryrun"])
-def test_every_action_that_composes_refuses_what_training_would(
-    action: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("action", ["show", "plan", "train"])
+def test_every_action_that_composes_refuses_what_training_would(action, capfd):
     words = ["recipe=teuken7b", f"action={action}", "optimizer.lr=-1"]
     assert main(words) == 2
     assert capfd.readouterr().err == (
@@ -124,9 +115,7 @@ def test_every_action_that_composes_refuses_what_training_would(
     )
 
 
-def test_a_lock_that_froze_it_is_not_verified(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lock_that_froze_it_is_not_verified(tmp_path, capfd):
     lock = tmp_path / "x.lock.yaml"
     assert main(["recipe=teuken7b", "action=pack", "optimizer.lr=1e-4", f"file={lock}"]) == 0
     text = lock.read_text("utf-8")

@@ -7,37 +7,28 @@ import yaml
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.errors import RecipeError
-from tests.components.config.conftest import Compose
+from tests.components.config.helpers import assert_refused, teuken
+from tests.recipes.compositions import compose
 
 
-def degrees(compose: Compose, *words: str) -> tuple[int, int, int]:
-    layout = compose(*words).parallelism
+def degrees(*words: str) -> tuple[int, int, int]:
+    layout = teuken(*words).parallelism
     return layout.data, layout.tensor, layout.pipeline
 
 
 @pytest.mark.parametrize(
     ("ranks", "expected"),
-    [
-        (1, (1, 1, 1)),
-        (2, (2, 1, 1)),
-        (4, (2, 2, 1)),
-        (8, (2, 2, 2)),
-        (16, (4, 2, 2)),
-        (3, (3, 1, 1)),
-        (6, (6, 1, 1)),
-    ],
-)
-def test_a_miniature_deals_its_ranks_in_twos(
-    compose: Compose, ranks: int, expected: tuple[int, int, int]
-) -> None:
+    [(1, (1, 1, 1)), (2, (2, 1, 1)), (4, (2, 2, 1)), (8, (2, 2, 2)), (16, (4, 2, 2)),
+     (3, (3, 1, 1)), (6, (6, 1, 1))],
+)  # fmt: skip
+def test_a_miniature_deals_its_ranks_in_twos(ranks, expected):
     words = (f"cluster.ranks={ranks}", "budget.global_batch_tokens=12_288")
-    assert degrees(compose, *words) == expected
+    assert degrees(*words) == expected
 
 
-def test_a_degree_that_the_user_named_stays(compose: Compose) -> None:
-    assert degrees(compose, "cluster.ranks=4", "parallelism.pipeline=2") == (2, 1, 2)
-    assert degrees(compose, "cluster.ranks=2", "parallelism.tensor=2") == (1, 2, 1)
+def test_a_degree_that_the_user_named_stays() -> None:
+    assert degrees("cluster.ranks=4", "parallelism.pipeline=2") == (2, 1, 2)
+    assert degrees("cluster.ranks=2", "parallelism.tensor=2") == (1, 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -52,18 +43,15 @@ def test_a_degree_that_the_user_named_stays(compose: Compose) -> None:
         (("parallelism.stages_per_rank=3", "parallelism.schedule=interleaved"), (4, 2, 1)),
     ],
 )
-def test_an_axis_that_the_small_model_has_no_room_for_gets_nothing(
-    compose: Compose, words: tuple[str, ...], expected: tuple[int, int, int]
-) -> None:
-    assert degrees(compose, "cluster.ranks=8", *words) == expected
+def test_an_axis_that_the_small_model_has_no_room_for_gets_nothing(words, expected):
+    assert degrees("cluster.ranks=8", *words) == expected
 
 
 def test_a_miniature_keeps_what_its_recipe_says_of_the_layout() -> None:
     keys = ("zero", "sequence_parallel", "schedule", "stage_balance", "rank_order", "recompute")
     for name in ("teuken7b", "bloom176b", "mula220b_a10b"):
         full, mini = (
-            compose_recipe(read_point([f"recipe={name}", *words])).parallelism
-            for words in (("scale=full",), ("cluster.ranks=8",))
+            compose(name, word).parallelism for word in ("scale=full", "cluster.ranks=8")
         )
         for key in keys:
             assert getattr(mini, key) == getattr(full, key)
@@ -78,117 +66,81 @@ def test_a_miniature_keeps_what_its_recipe_says_of_the_layout() -> None:
         (("cluster.ranks=8", "budget.global_batch_tokens=1_024"), 1),
     ],
 )
-def test_microbatches_are_the_largest_that_keep_every_stage_busy(
-    compose: Compose, words: tuple[str, ...], size: int
-) -> None:
-    assert compose(*words).parallelism.microbatch_sequences == size
+def test_microbatches_are_the_largest_that_keep_every_stage_busy(words, size):
+    assert teuken(*words).parallelism.microbatch_sequences == size
 
 
-def test_data_ranks_that_do_not_divide_the_batch_are_refused(compose: Compose) -> None:
-    with pytest.raises(
-        RecipeError, match=r"16 sequences per step are not a multiple of 3 data"
-    ):
-        compose("cluster.ranks=3")
-
-
-def test_the_published_layout_fills_its_home(compose: Compose) -> None:
-    recipe = compose("cluster=juwels")
+def test_the_published_layout_fills_its_home() -> None:
+    recipe = teuken("cluster=juwels")
     assert (recipe.cluster.ranks, recipe.cluster.nodes) == (512, 128)
-    assert degrees(compose, "cluster=juwels") == (128, 2, 2)
+    assert degrees("cluster=juwels") == (128, 2, 2)
 
 
-def test_nodes_or_the_data_degree_derive_the_other(compose: Compose) -> None:
-    assert degrees(compose, "cluster=juwels", "cluster.nodes=64") == (64, 2, 2)
-    assert compose("cluster=juwels", "parallelism.data=32").cluster.nodes == 32
+def test_nodes_or_the_data_degree_derive_the_other() -> None:
+    assert degrees("cluster=juwels", "cluster.nodes=64") == (64, 2, 2)
+    assert teuken("cluster=juwels", "parallelism.data=32").cluster.nodes == 32
 
 
-def test_a_miniature_is_dealt_to_the_nodes_of_a_cluster_as_to_ranks(compose: Compose) -> None:
+def test_a_miniature_is_dealt_to_the_nodes_of_a_cluster_as_to_ranks() -> None:
     words = ("cluster=juwels", "scale=mini")
-    assert degrees(compose, *words, "cluster.nodes=2") == (2, 2, 2)
-    assert compose(*words).cluster.nodes == 1
-    assert degrees(compose, *words) == degrees(compose, "cluster.ranks=4")
+    assert degrees(*words, "cluster.nodes=2") == (2, 2, 2)
+    assert teuken(*words).cluster.nodes == 1
+    assert degrees(*words) == degrees("cluster.ranks=4")
 
 
-def test_ranks_that_the_other_degrees_do_not_divide_are_refused(compose: Compose) -> None:
-    with pytest.raises(
-        RecipeError, match=r"cluster\.ranks: 6 is not a multiple .* = 4\n.*4 and 8"
-    ):
-        compose("scale=full", "cluster.ranks=6")
+def test_ranks_that_do_not_fill_nodes_propose_layouts_that_do() -> None:
+    said = r"508 ranks are not a multiple of 8 devices per node\n.*126 and 128"
+    assert_refused("scale=full cluster.devices_per_node=8 parallelism.data=127", said)
 
 
-def test_ranks_that_do_not_fill_nodes_propose_layouts_that_do(compose: Compose) -> None:
-    with pytest.raises(
-        RecipeError, match=r"508 ranks are not a multiple of 8 devices per node\n.*126 and 128"
-    ):
-        compose("scale=full", "cluster.devices_per_node=8", "parallelism.data=127")
-
-
-def test_degrees_and_ranks_named_together_must_agree(compose: Compose) -> None:
-    with pytest.raises(RecipeError, match=r"parallelism: data 4 .* but cluster\.ranks is 8"):
-        compose("scale=full", "cluster.ranks=8", "parallelism.data=4")
-
-
-def test_defaults_yield_to_the_recipe_the_rule_and_the_user(compose: Compose) -> None:
-    assert compose("scale=full").data.held_out_fraction == 0.005  # the recipe's
-    assert compose().data.held_out_fraction == 0.05  # the rule's
-    assert compose("data.held_out_fraction=0.1").data.held_out_fraction == 0.1  # the user's
-    assert compose().scale.name == "mini"  # the cluster's profile chose it
-    assert compose("scale=full").scale.name == "full"  # the user did
-    assert compose("scale=full").parallelism.microbatch_sequences == 1
-    assert compose("scale=full").parallelism.schedule == "1f1b"  # conf's
+def test_defaults_yield_to_the_recipe_the_rule_and_the_user() -> None:
+    assert teuken("scale=full").data.held_out_fraction == 0.005  # the recipe's
+    assert teuken().data.held_out_fraction == 0.05  # the rule's
+    assert teuken("data.held_out_fraction=0.1").data.held_out_fraction == 0.1  # the user's
+    assert teuken().scale.name == "mini"  # the cluster's profile chose it
+    assert teuken("scale=full").scale.name == "full"  # the user did
+    assert teuken("scale=full").parallelism.microbatch_sequences == 1
+    assert teuken("scale=full").parallelism.schedule == "1f1b"  # conf's
 
 
 @pytest.mark.parametrize(
-    ("word", "path"),
+    "word",
     [
-        ("model.dim=512", "model.dim"),
-        ("model.num_layers=7", "model.num_layers"),
-        ("model.attention.num_heads=4", "model.attention.num_heads"),
-        ("model.attention.num_kv_heads=8", "model.attention.num_kv_heads"),
-        ("model.mlp.ffn_dim=96", "model.mlp.ffn_dim"),
-        ("optimizer.lr=0.5", "optimizer.lr"),
-        ("budget.total_tokens=409600", "budget.total_tokens"),
-        ("budget.sequence_length=128", "budget.sequence_length"),
-        ("schedule.phases.first.warmup_tokens=4096", "schedule.phases.first.warmup_tokens"),
-        ("precision.compute=bfloat16", "precision.compute"),
-        ("checkpoint.every_tokens=4096", "checkpoint.every_tokens"),
-        ("parallelism.microbatch_sequences=2", "parallelism.microbatch_sequences"),
+        *("model.dim=512", "model.num_layers=7", "model.attention.num_heads=4"),
+        *("model.attention.num_kv_heads=8", "model.mlp.ffn_dim=96", "optimizer.lr=0.5"),
+        *("budget.total_tokens=409600", "budget.sequence_length=128"),
+        *("schedule.phases.first.warmup_tokens=4096", "precision.compute=bfloat16"),
+        *("checkpoint.every_tokens=4096", "parallelism.microbatch_sequences=2"),
     ],
 )
-def test_no_rule_changes_what_the_user_named(compose: Compose, word: str, path: str) -> None:
-    here = compose(word).model_dump(mode="json")
+def test_no_rule_changes_what_the_user_named(word: str) -> None:
+    here, (path, _, value) = teuken(word).model_dump(mode="json"), word.partition("=")
     for step in path.split("."):
         here = here[step]
-    assert str(here) == word.partition("=")[2]
+    assert str(here) == value
 
 
-def test_the_miniature_keeps_every_feature(compose: Compose) -> None:
-    mini, full = compose(), compose("scale=full")
+def test_the_miniature_keeps_every_feature() -> None:
+    mini, full = teuken(), teuken("scale=full")
     for key in ("positions", "norm", "initialization", "tied_embeddings"):
         assert mini.model[key] == full.model[key]
     assert mini.model["mlp"]["gated"]
     assert not mini.model["mlp"]["bias"]
     assert mini.model["attention"]["num_heads"] > mini.model["attention"]["num_kv_heads"] > 1
-    assert (
-        mini.decoder_spec.padded_vocab_size
-        > mini.decoder_spec.vocab_size
-        == mini.tokenizer["vocab_size"]
-    )
+    shape = mini.decoder_spec
+    assert shape.padded_vocab_size > shape.vocab_size == mini.tokenizer["vocab_size"]
     assert mini.schedule["phases"].keys() == full.schedule["phases"].keys()
 
 
-def test_the_miniature_keeps_the_proportions_of_the_schedule(compose: Compose) -> None:
-    phases = compose("budget.total_tokens=1_000_000").schedule["phases"]
+def test_the_miniature_keeps_the_proportions_of_the_schedule() -> None:
+    phases = teuken("budget.total_tokens=1_000_000").schedule["phases"]
     assert phases["first"]["total_tokens"] == phases["second"]["total_tokens"] == 500_000
     assert phases["first"]["warmup_tokens"] == 8_388_608_000 * 1_000_000 // 6_000_000_000_000
 
 
 def test_the_miniature_keeps_the_proportions_of_a_decay(tmp_path: Path) -> None:
-    own = {
-        "defaults": ["bloom1b1", {"override /schedule": "wsd"}],
-        "name": "own",
-        "schedule": {"decay_tokens": 41_000_000_000},
-    }
+    defaults = ["bloom1b1", {"override /schedule": "wsd"}]
+    own = {"defaults": defaults, "name": "own", "schedule": {"decay_tokens": 41_000_000_000}}
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(own))
     word = f"recipe={tmp_path}/own.yaml"
     full, mini = (
@@ -200,34 +152,28 @@ def test_the_miniature_keeps_the_proportions_of_a_decay(tmp_path: Path) -> None:
         assert mini.schedule[key] == length > 0
 
 
-def test_filler_join_the_sources_that_have_text(compose: Compose) -> None:
-    data = compose().data
+def test_filler_join_the_sources_that_have_text() -> None:
+    data = teuken().data
     assert sum(data.shares.values()) == pytest.approx(1)
     assert data.sources["mt"].embedded == "eu24/mt"
     assert data.shares["python_source"] + data.shares["python_docs"] == pytest.approx(0.85)
     assert data.shares["de"] / data.shares["en"] == pytest.approx(0.109181 / 0.4)
 
 
-def test_the_users_files_replace_the_embedded_text(compose: Compose) -> None:
-    data = compose("data.sources.en.files=[a.txt,b.jsonl]").data
+def test_the_users_files_replace_the_embedded_text() -> None:
+    data = teuken("data.sources.en.files=[a.txt,b.jsonl]").data
     assert data.sources["en"].files == ("a.txt", "b.jsonl")
     assert data.sources["en"].embedded is None
     assert data.sources["de"].embedded == "eu24/de"
 
 
-def test_the_users_shares_bring_no_filler(compose: Compose) -> None:
-    data = compose("data.shares={en: 0.5, de: 0.5}").data
-    assert dict(data.shares) == {"en": 0.5, "de": 0.5}
-
-
-def test_a_vocabulary_named_once_fits_tokenizer_and_rows(compose: Compose) -> None:
-    recipe = compose("tokenizer.vocab_size=900")
+def test_a_vocabulary_named_once_fits_tokenizer_and_rows() -> None:
+    recipe = teuken("tokenizer.vocab_size=900")
     assert recipe.decoder_spec.vocab_size == 900
     assert recipe.decoder_spec.padded_vocab_size == 932
 
 
-def test_a_value_that_the_recipe_leaves_open_is_asked_for(compose: Compose) -> None:
-    with pytest.raises(RecipeError, match=r"budget\.seed: the recipe does not set this key"):
-        compose("budget.seed='???'")
-    with pytest.raises(RecipeError, match=r"last_pieces: the recipe does not set this key"):
-        compose("tokenizer=bpe_gpt2", "tokenizer.last_pieces=['???', '<|endoftext|>']")
+def test_a_value_that_the_recipe_leaves_open_is_asked_for() -> None:
+    assert_refused("budget.seed='???'", r"budget\.seed: the recipe does not set this key")
+    pieces = "tokenizer=bpe_gpt2 tokenizer.last_pieces=['???', '<|endoftext|>']"
+    assert_refused(pieces, r"last_pieces: the recipe does not set this key")

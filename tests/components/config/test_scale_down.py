@@ -1,11 +1,13 @@
-"""Nothing is made larger: what is small already, a user's own recipe, trains as it is."""
+"""Nothing is made larger, and a user's own text is all that a miniature of it reads."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from components.config.recipe import Recipe
+from tests.components.config.helpers import teuken
 from tests.components.config.own_recipe import compose_own
 
 
@@ -27,6 +29,9 @@ def test_what_is_small_trains_as_it_is() -> None:
     assert without_scale(mini) == without_scale(full)
 
 
+NO_RAMP = {"budget.ramp_up": "none"}
+
+
 @pytest.mark.quick("model.dim0-mini", "budget.sequence_length-parity", "model.vocab_size-mini")
 @pytest.mark.parametrize("scale", ["mini", "parity"])
 @pytest.mark.parametrize(
@@ -38,11 +43,7 @@ def test_what_is_small_trains_as_it_is() -> None:
         {"model.mlp.ffn_dim": 65_536},
         {"model.vocab_size": 50_257, "model.padded_vocab_size": 50_304},
         {"model.padded_vocab_size": 50_304},
-        {
-            "budget.sequence_length": 1_024,
-            "budget.global_batch_tokens": 4_096,
-            "budget.ramp_up": "none",
-        },
+        {"budget.sequence_length": 1_024, "budget.global_batch_tokens": 4_096, **NO_RAMP},
         {"budget.total_tokens": 10**9, "budget.global_batch_tokens": 65_536},
         {"schedule.warmup_tokens": 10**6, "schedule.total_tokens": 10**9},
         {"data.tokenizer_sample_bytes": 1_000, "model.padded_vocab_size": 50_304},
@@ -61,11 +62,11 @@ def test_no_number_of_a_recipe_grows(changed: dict[str, Any], scale: str) -> Non
         here, there = small.model[part], full.model[part]
         numbers = [key for key, value in there.items() if type(value) is int]
         assert all(here[key] <= there[key] for key in numbers)
-    microbatches = [
+    fewer, more = (
         one.parallelism.microbatch_sequences * one.budget.sequence_length
         for one in (small, full)
-    ]
-    assert microbatches[0] <= microbatches[1]
+    )
+    assert fewer <= more
     assert small.tokenizer["vocab_size"] <= full.tokenizer["vocab_size"]
     assert small.data.held_out_fraction == full.data.held_out_fraction
     sampled = [one.data.tokenizer_sample_bytes for one in (small, full)]
@@ -81,28 +82,25 @@ def test_a_part_of_a_schedule_too_short_for_a_miniature_keeps_a_token() -> None:
     short = {"schedule": "wsd", "schedule.total_tokens": 10**9, "schedule.decay_tokens": 10}
     short |= {"schedule.warmup_tokens": 10, "budget.total_tokens": 10**9}
     mini = compose_own({**short, "budget.ramp_up": "none"}, "scale=mini").schedule
-    assert (mini["total_tokens"], mini["decay_tokens"], mini["warmup_tokens"]) == (
-        614_400,
-        1,
-        0,
-    )
+    lengths = [mini[f"{part}_tokens"] for part in ("total", "decay", "warmup")]
+    assert lengths == [614_400, 1, 0]
+
+
+EXPERTS: dict[str, Any] = {
+    "model": "mula7b_a1b",
+    "model.mlp": {"ffn_dim": 64, "num_experts": 4, "top_k": 3},
+}
 
 
 def test_experts_stay_experts() -> None:
-    mlp = {"ffn_dim": 64, "num_experts": 4, "top_k": 3}
-    small = compose_own({"model": "mula7b_a1b", "model.mlp": mlp}).model["mlp"]
+    small = compose_own(EXPERTS).model["mlp"]
     assert (small["num_experts"], small["top_k"], small["ffn_dim"]) == (4, 3, 64)
 
 
 def test_a_bound_of_what_goes_to_experts_stays_where_it_goes_to_other_ranks() -> None:
-    experts = {
-        "model": "mula7b_a1b",
-        "model.mlp": {"ffn_dim": 64, "num_experts": 4, "top_k": 3},
-        "parallelism.expert": 2,
-        "parallelism.expert_dispatch": "all_to_all",
-        "parallelism.expert_capacity_factor": 1.5,
-        "budget.ramp_up": "none",
-    }
+    exchange = {"expert": 2, "expert_dispatch": "all_to_all", "expert_capacity_factor": 1.5}
+    experts = {f"parallelism.{key}": value for key, value in exchange.items()}
+    experts |= {**EXPERTS, "budget.ramp_up": "none"}
     for ranks, expected in {1: (1, None), 4: (2, 1.5)}.items():
         small = compose_own(experts, "scale=mini", f"cluster.ranks={ranks}").parallelism
         assert (small.expert, small.expert_capacity_factor) == expected
@@ -111,10 +109,8 @@ def test_a_bound_of_what_goes_to_experts_stays_where_it_goes_to_other_ranks() ->
 def test_a_tokenizer_that_is_there_keeps_its_vocabulary() -> None:
     large = {"model.vocab_size": 50_257, "model.padded_vocab_size": 50_304}
     assert compose_own(large).decoder_spec.vocab_size < 5_000
-    for brought in (
-        {"data.tokenizer_folder": "tokenizer"},
-        {"data.sources.mine": {"tokens": ["text_document"]}},
-    ):
+    tokens = {"tokens": ["text_document"]}
+    for brought in ({"data.tokenizer_folder": "tokenizer"}, {"data.sources.mine": tokens}):
         assert compose_own(large | brought).decoder_spec.padded_vocab_size == 50_304
         shape = compose_own(large | brought, "tokenizer.vocab_size=900").decoder_spec
         assert (shape.vocab_size, shape.padded_vocab_size) == (900, 932)
@@ -125,20 +121,15 @@ def test_learned_positions_of_a_small_recipe_stay() -> None:
     positions = {"_target_": learned, "_partial_": True, "num_positions": 1_024}
     changed = {"model": "gpt3b6", "model.positions": positions}
     assert compose_own(changed).decoder_spec.positions.num_positions == 1_024
-    named = compose_own(
-        changed, "budget.sequence_length=64", "budget.global_batch_tokens=1_024"
-    )
+    words = ("budget.sequence_length=64", "budget.global_batch_tokens=1_024")
+    named = compose_own(changed, *words)
     assert named.decoder_spec.positions.num_positions == 64
 
 
 def test_one_layer_at_least_of_those_that_do_not_rotate_stays() -> None:
-    some = {
-        "_target_": "components.model.positions.InterleavedRotary",
-        "_partial_": True,
-        "base": 10_000.0,
-    }
+    some = {"_target_": "components.model.positions.InterleavedRotary", "_partial_": True}
     for skip_every, layers, expected in ((6, 48, 4), (3, 48, 3), (6, 2, 2)):
-        positions = some | {"skip_every": skip_every}
+        positions = some | {"base": 10_000.0, "skip_every": skip_every}
         changed = {"model.num_layers": layers, "model.positions": positions}
         shape = compose_own(changed, "scale=mini").decoder_spec
         assert shape.positions.skip_every == expected
@@ -152,11 +143,8 @@ def test_windows_keep_their_part_of_the_sequence_and_a_pattern_its_end() -> None
         ([2_048], 32, 1_024, (512,)),  # hides nothing before, and nothing after
         ([64, "full"], 2, 256, (64, "full")),
     ):
-        changed = {
-            "model.num_layers": layers,
-            "model.attention.windows": pattern,
-            "budget.sequence_length": sequence,
-        }
+        changed = {"model.num_layers": layers, "model.attention.windows": pattern}
+        changed |= {"budget.sequence_length": sequence}
         small = compose_own(changed, "scale=mini")
         assert small.budget.sequence_length == 256
         assert small.decoder_spec.attention.windows == expected
@@ -174,9 +162,7 @@ def test_the_window_of_a_hash_fits_the_miniatures_samples() -> None:
 
 
 @pytest.mark.parametrize("scale", ["mini", "parity"])
-def test_sums_in_float16_become_float32_where_products_are_no_longer_float16(
-    scale: str,
-) -> None:
+def test_sums_in_float16_become_float32_where_products_are_no_longer_float16(scale):
     changed = {"precision": {"accumulate": "float16", "reduce": "float16"}}
     full = compose_own(changed, "scale=full", "precision=fp16").precision
     assert (full.compute, full.accumulate, full.reduce) == ("float16",) * 3
@@ -187,11 +173,32 @@ def test_sums_in_float16_become_float32_where_products_are_no_longer_float16(
 def test_a_recipe_whose_home_is_here_trains_at_its_own_size() -> None:
     wide = {"model.dim": 512, "model.mlp.ffn_dim": 1_024}
     assert compose_own(wide).scale.name == "mini"
-    here = compose_own({**wide, "reference_cluster": "local"})
+    local = {**wide, "reference_cluster": "local"}
+    here = compose_own(local)
     assert (here.scale.name, here.decoder_spec.dim, here.cluster.ranks) == ("full", 512, 1)
-    assert (
-        compose_own({**wide, "reference_cluster": "local"}, "scale=mini").decoder_spec.dim
-        == 256
-    )
+    assert compose_own(local, "scale=mini").decoder_spec.dim == 256
     elsewhere = ("cluster=hopper", "cluster.devices_per_node=1")
-    assert compose_own({**wide, "reference_cluster": "local"}, *elsewhere).scale.name == "full"
+    assert compose_own(local, *elsewhere).scale.name == "full"
+
+
+A_TXT: dict[str, Any] = {"files": ["text.txt"]}
+
+
+def test_a_recipe_of_its_own_text_reads_nothing_else() -> None:
+    recipe = compose_own({"data.sources.mine": {**A_TXT, "most_epochs": 9}})
+    assert dict(recipe.data.shares) == {"mine": 1.0}
+    assert recipe.data.sources["mine"].most_epochs == 9
+    assert recipe.data.held_out_fraction == 0.005  # the recipe's
+    assert recipe.scale.shrink.filler == {}  # type: ignore[union-attr]  # not "none" here
+
+
+def test_shares_of_ones_own_stay_to_the_last_digit() -> None:
+    shares = {"a": 0.1, "b": 0.2, "c": 0.7}
+    sources = {name: deepcopy(A_TXT) for name in shares}
+    recipe = compose_own({"data.shares": shares, "data.sources": sources})
+    assert dict(recipe.data.shares) == shares
+
+
+def test_beside_a_published_corpus_filler_stay() -> None:
+    data = teuken("data.sources.de.files=[text.txt]").data
+    assert (data.shares["python_source"], data.held_out_fraction) == (0.6, 0.05)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from command.arguments import COMMAND_KEYS, list_config_groups, read_point
-from command.composition.compose import compose_recipe
+from command.arguments import COMMAND_KEYS, list_config_groups
 from components.config.suggestions import (
     NAMES,
     find_keys,
@@ -21,6 +20,7 @@ from components.config.suggestions import (
     written_number,
 )
 from components.config.user_overrides import iterate_leaves
+from tests.recipes.compositions import compose
 
 ROOT = Path(__file__).resolve().parents[3]
 DENSE, EXPERTS, SINGLE, WINDOWED = "teuken7b", "mula7b_a1b", "bloom1b1", "olmo3_7b"
@@ -29,7 +29,7 @@ KNOWN = ["model", "budget", "optimizer", "run", "runs"]
 
 
 def tree_of(recipe: str, *words: str) -> Mapping[str, Any]:
-    return compose_recipe(read_point([f"recipe={recipe}", *words])).model_dump(mode="json")
+    return compose(recipe, *words).model_dump(mode="json")
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +38,8 @@ def keys() -> set[str]:
     trees = [*map(tree_of, (DENSE, EXPERTS, SINGLE, WINDOWED)), tree_of(SINGLE, *DECAYING)]
     found = {path for tree in trees for path, _ in iterate_leaves(tree)}
     branches = {path.rpartition(".")[0] for path in found}
-    site = {"site.account", "site.queue"}
-    return {
-        *found,
-        *branches,
-        *site,
-        *COMMAND_KEYS,
-        *list_config_groups(),
-        "data.sources",
-        "data.sources.NAME.files",
-    }
+    more = {"site.account", "site.queue", "data.sources", "data.sources.NAME.files"}
+    return {*found, *branches, *more, *COMMAND_KEYS, *list_config_groups()}
 
 
 def test_every_meaning_is_a_key_of_some_recipe(keys: set[str]) -> None:
@@ -148,52 +140,35 @@ def test_the_choice_of_a_group_has_no_meaning_by_its_last_step() -> None:
 )
 def test_a_number_is_read_as_people_write_it(given: object, number: float | None) -> None:
     assert written_number(given, whole=False) == number
-
-
-def test_a_fraction_is_no_whole_number() -> None:
-    assert written_number(12.5, whole=True) is None
-
-
-def test_what_looks_like_a_word_is_offered_and_else_all() -> None:
-    assert suggest_similar("lr", ["lr2", "x"]) == "did you mean lr2?"
-    assert suggest_similar("q", ["lr", "x"]) == "known: lr, x"
-    assert suggest_similar("q", []) == "known: none"
-
-
-@pytest.mark.parametrize(
-    ("word", "known"),
-    [
-        ("marenostrum4", ["marenostrum5", "lumi"]),
-        ("h100", ["h200", "hopper"]),
-        ("bpe_llama2", ["bpe_llama3", "bpe_gpt2"]),
-        ("gpt2", ["gpt20b", "mula1b"]),
-        ("fp32", ["fp16", "fp8"]),
-        ("beta3", ["beta1", "beta2"]),
-    ],
-)
-def test_a_name_with_other_numbers_is_not_taken_for_a_misspelling(
-    word: str, known: list[str]
-) -> None:
-    assert suggest_similar(word, known) == f"known: {', '.join(sorted(known))}"
+    assert written_number(12.5, whole=True) is None  # a fraction
 
 
 @pytest.mark.parametrize(
     ("word", "known", "meant"),
     [
+        ("lr", ["lr2", "x"], "lr2"),
         ("marenostum5", ["marenostrum5", "lumi"], "marenostrum5"),
         ("teuken7", ["teuken7b", "mula7b_a1b"], "teuken7b"),
         ("hopper2025", ["hopper_2025", "hopper"], "hopper_2025"),
         ("jeanzay", ["jean_zay", "lumi"], "jean_zay"),
         ("bloom", ["bloom3b", "lumi"], "bloom3b"),
         ("bfloat16", ["bf16", "fp16"], "bf16"),
+        ("q", ["lr", "x"], None),
+        # A name with other numbers is no misspelling.
+        ("marenostrum4", ["lumi", "marenostrum5"], None),
+        ("h100", ["h200", "hopper"], None),
+        ("bpe_llama2", ["bpe_gpt2", "bpe_llama3"], None),
+        ("gpt2", ["gpt20b", "mula1b"], None),
+        ("fp32", ["fp16", "fp8"], None),
+        ("beta3", ["beta1", "beta2"], None),
     ],
 )
-def test_a_misspelling_with_the_same_numbers_is_answered(
-    word: str, known: list[str], meant: str
-) -> None:
-    assert suggest_similar(word, known) == f"did you mean {meant}?"
+def test_a_misspelling_is_answered_and_else_all_are_listed(word, known, meant):
+    answer = f"did you mean {meant}?" if meant else f"known: {', '.join(known)}"
+    assert suggest_similar(word, known[::-1]) == answer
 
 
 def test_of_many_names_the_similar_ones_are_listed_as_such() -> None:
     many = ["olmo2_1b", "olmo2_7b", *(f"other{number}" for number in range(30))]
     assert suggest_similar("olmo2_8b", many) == "similar names: olmo2_7b, olmo2_1b"
+    assert suggest_similar("q", []) == "known: none"

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.check import read_recipe
 from components.config.recipe import Recipe
+from components.dryrun.rehearsal import main as rehearse
 from components.run.folder import create_run_folder
 from components.run.provenance import ROOT
 
@@ -28,16 +30,18 @@ SIZES = (
     *("budget.total_tokens=30720", "parallelism.microbatch_sequences=6", "cluster.device=cpu"),
     *("model.dropout=0.0", "model.attention.dropout=0.0"),
 )
+BFLOAT16 = "precision.compute=bfloat16"
+SUMS = ("precision.accumulate=bfloat16", "precision.reduce=bfloat16")
 SCHEMES = {
     "float32": ("precision.compute=float32",),
-    "masters": ("precision.compute=bfloat16",),
-    "masters, sums in bfloat16": (
-        *("precision.compute=bfloat16", "precision.accumulate=bfloat16"),
-        "precision.reduce=bfloat16",
-    ),
+    "masters": (BFLOAT16,),
+    "masters, sums in bfloat16": (BFLOAT16, *SUMS),
     "float16": ("precision=fp16", "precision.compute=float16"),
 }
-ZERO = {"float32": (0, 3), "masters": (1, 2, 3)} | {
+# Masters at ZeRO 1 are those of float16, too.
+ZERO = {
+    "float32": (0, 3),
+    "masters": (2, 3),
     "masters, sums in bfloat16": (1,),
     "float16": (1,),
 }
@@ -51,30 +55,17 @@ DATA = {
 }
 # Weights of the layers before are most of what is there, unless they are given back.
 DATA["float32, zero 3"] += ("model.num_layers=8", "parallelism.microbatch_sequences=1")
+EXPERTS = ("recipe=mula7b_a1b", "parallelism.expert=2", "parallelism.zero=1")
+EXPERTS += ("model.mlp.routing=uniform",)
+PIPELINE = ("recipe=teuken7b", "parallelism.pipeline=2")
+V = ("parallelism.schedule=zbv", "parallelism.stages_per_rank=2", "model.num_layers=4")
+EXCHANGED = ("parallelism.expert_dispatch=all_to_all", "parallelism.expert_overlap=2")
 LAYOUTS = DATA | {
     "tensor": ("recipe=teuken7b", "parallelism.tensor=2", "parallelism.sequence_parallel=true"),
-    "pipeline": ("recipe=teuken7b", "parallelism.pipeline=2", "parallelism.schedule=1f1b"),
-    "pipeline in a V": (
-        "recipe=teuken7b",
-        "parallelism.pipeline=2",
-        "parallelism.schedule=zbv",
-        "parallelism.stages_per_rank=2",
-        "model.num_layers=4",
-    ),
-    "expert": (
-        "recipe=mula7b_a1b",
-        "parallelism.expert=2",
-        "parallelism.zero=1",
-        "model.mlp.routing=uniform",
-    ),
-    "expert, exchanged in parts": (
-        "recipe=mula7b_a1b",
-        "parallelism.expert=2",
-        "parallelism.zero=1",
-        "parallelism.expert_dispatch=all_to_all",
-        "parallelism.expert_overlap=2",
-        "model.mlp.routing=uniform",
-    ),
+    "pipeline": (*PIPELINE, "parallelism.schedule=1f1b"),
+    "pipeline in a V": (*PIPELINE, *V),
+    "expert": EXPERTS,
+    "expert, exchanged in parts": (*EXPERTS, *EXCHANGED),
 }
 
 
@@ -87,26 +78,27 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         named = {word.partition("=")[0] for word in words}
         sizes = (word for word in SIZES if word.partition("=")[0] not in named)
         recipe = compose_recipe(read_point([*sizes, *words]))
-        found[name] = create_run_folder(
-            recipe, home / name.replace(" ", "-").replace(",", "")
-        ).path
-    paths = [str(path) for path in found.values()]
-    real = [["measured_rank.py", rank, "2", *paths] for rank in ("0", "1")]
-    for together in (real, [["rehearsed_ranks.py", *paths]]):  # two processors: gloo wants both
-        run_programs(together)
+        folder = home / name.replace(" ", "-").replace(",", "")
+        found[name] = create_run_folder(recipe, folder).path
+    measure_ranks(found.values())
+    for path in found.values():
+        for rank in ("0", "1"):
+            rehearse([str(path), rank])
     return found
 
 
-def run_programs(programs: list[list[str]]) -> None:
+def measure_ranks(paths: Iterable[Path]) -> None:
+    """Run both ranks at once: gloo wants two processors."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, str(HERE / "measured_rank.py")]
     running = [
         subprocess.Popen(
-            [sys.executable, str(HERE / program), *words],
+            [*program, rank, "2", *map(str, paths)],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for program, *words in programs
+        for rank in ("0", "1")
     ]
     said = [process.communicate(timeout=1_200)[1] for process in running]
     assert not any(process.returncode for process in running), "\n".join(said)
@@ -120,21 +112,11 @@ def both(folder: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_peak_is_that_of_torchs_allocator(
-    folders: dict[str, Path], layout: str, rank: int
-) -> None:
+def test_peak_collectives_and_flops_are_those_of_real_ranks(folders, layout, rank):
     measured, rehearsed = both(folders[layout], rank)
     peak = max(one["bytes"] for one in rehearsed["peaks"].values())
     tolerance = OF_DATA_RANKS if layout in DATA else TOLERANCE
     assert peak == pytest.approx(measured["peak_bytes"], rel=tolerance)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_collectives_and_flops_are_those_of_real_ranks(
-    folders: dict[str, Path], layout: str, rank: int
-) -> None:
-    measured, rehearsed = both(folders[layout], rank)
     names = ("axis", "operation", "dtype", "ranks", "count", "bytes")
     calls = [[call[name] for name in names] for call in rehearsed["collectives"]]
     assert sorted(calls) == sorted(measured["calls"])

@@ -1,9 +1,10 @@
 """What stands for a GPU's kernels."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,16 +25,22 @@ from components.model.moe import Mixture
 from components.model.positions import PositionEncoding
 
 
-class Saved:
-    """Count the bytes that a graph keeps, by storage."""
+@contextmanager
+def kept_on(device: str) -> Iterator[dict[int, int]]:
+    """Give the bytes that a graph keeps, by storage, where kernels are a device's."""
+    sizes: dict[int, int] = {}
 
-    def __init__(self) -> None:
-        self.sizes: dict[int, int] = {}
-
-    def pack(self, tensor: Tensor) -> Tensor:
+    def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        self.sizes[storage._cdata] = storage.size()
+        sizes[storage._cdata] = storage.size()
         return tensor
+
+    with (
+        FakeTensorMode(),
+        device_kernels(device),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept),
+    ):
+        yield sizes
 
 
 class Seen(TorchDispatchMode):
@@ -47,24 +54,30 @@ class Seen(TorchDispatchMode):
 
 
 def test_a_fused_norm_keeps_its_input_and_a_number_a_vector() -> None:
-    saved = Saved()
-    with FakeTensorMode(), device_kernels("cuda"):
+    with kept_on("cuda") as sizes:
         hidden, weight = torch.empty(3, 5, 64, requires_grad=True), torch.empty(64)
-        with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda kept: kept):
-            normed = F.rms_norm(hidden, (64,), weight, 1e-5)
-        normed.sum().backward()
-    assert sum(saved.sizes.values()) == 4 * (3 * 5 * 64 + 64 + 3 * 5)
+        F.rms_norm(hidden, (64,), weight, 1e-5).sum().backward()
+    assert sum(sizes.values()) == 4 * (3 * 5 * 64 + 64 + 3 * 5)
     assert hidden.grad is not None
     assert hidden.grad.shape == hidden.shape
 
 
 def test_dropout_keeps_a_byte_a_number() -> None:
-    saved = Saved()
-    with FakeTensorMode(), device_kernels("cuda"):
-        hidden = torch.empty(3, 64, requires_grad=True)
-        with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda kept: kept):
-            nn.Dropout(0.1)(hidden)
-    assert sum(saved.sizes.values()) == 3 * 64
+    with kept_on("cuda") as sizes:
+        nn.Dropout(0.1)(torch.empty(3, 64, requires_grad=True))
+    assert sum(sizes.values()) == 3 * 64
+
+
+def attend(seen: Seen, device: str, backends: list[Backend], **how: Any) -> None:
+    """Mix tokens with dropout, by which flex is known: it has two passes."""
+    core = AttentionCore(dropout=0.1, backends=backends)
+    with FakeTensorMode(), device_kernels(device), seen:
+        heads = torch.empty(2, 4, 16, 8, dtype=torch.bfloat16, requires_grad=True)
+        slopes = torch.empty(4) if how.get("slopes") else None
+        encoding = PositionEncoding(position_ids=torch.arange(16), slopes=slopes)
+        scope = AttentionContext(encoding=encoding, documents=None)
+        keys, scope = heads[:, :2], scope.for_window(how.get("window"))
+        core(heads, keys, keys, scope, first_head=0).sum().backward()
 
 
 @pytest.mark.parametrize(
@@ -76,18 +89,8 @@ def test_dropout_keeps_a_byte_a_number() -> None:
         ("cuda", ["math", "flash"], False, []),
     ],
 )
-def test_attention_takes_the_kernel_that_the_order_comes_to(
-    device: str, backends: Sequence[Backend], slopes: bool, taken: list[str]
-) -> None:
-    core = AttentionCore(dropout=0.1, backends=backends)
-    with FakeTensorMode(), device_kernels(device), Seen() as seen:
-        heads = torch.empty(2, 4, 16, 8, dtype=torch.bfloat16, requires_grad=True)
-        keys = heads[:, :2]
-        encoding = PositionEncoding(
-            position_ids=torch.arange(16), slopes=torch.empty(4) if slopes else None
-        )
-        scope = AttentionContext(encoding=encoding, documents=None)
-        core(heads, keys, keys, scope, first_head=0).sum().backward()
+def test_attention_takes_the_kernel_that_the_order_comes_to(device, backends, slopes, taken):
+    attend(seen := Seen(), device, backends, slopes=slopes)
     backward = [f"{name}_backward" for name in taken]
     names = [re.sub(r".*product_|\.default", "", name) for name in seen.names]
     assert [name for name in names if "attention" in name] == taken + backward
@@ -95,18 +98,9 @@ def test_attention_takes_the_kernel_that_the_order_comes_to(
 
 
 @pytest.mark.parametrize(("window", "passes"), [(15, 2), (16, 1), (None, 1)])
-def test_windows_that_hide_a_key_take_flex_and_others_the_first_of_the_order(
-    window: int | None, passes: int
-) -> None:
-    """With dropout flex has two passes, by which it is known."""
-    core = AttentionCore(dropout=0.1, backends=["flash", "flex"])
-    with FakeTensorMode(), device_kernels("cuda"), Seen() as seen:
-        heads = torch.empty(2, 4, 16, 8, dtype=torch.bfloat16, requires_grad=True)
-        scope = AttentionContext(
-            encoding=PositionEncoding(position_ids=torch.arange(16)), documents=None
-        )
-        core(heads, heads, heads, scope.for_window(window), first_head=0)
-    assert sum("flash_attention" in name for name in seen.names) == passes
+def test_windows_that_hide_a_key_take_flex_and_others_the_first_of_the_order(window, passes):
+    attend(seen := Seen(), "cuda", ["flash", "flex"], window=window)
+    assert sum(name.endswith("flash_attention.default") for name in seen.names) == passes
 
 
 def test_functions_are_themselves_again_afterwards() -> None:
@@ -130,9 +124,7 @@ def products_of_experts(mixture: Mixture, dtype: torch.dtype) -> set[str]:
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str
 )
-def test_experts_are_rehearsed_by_the_products_that_the_layer_takes_on_the_device(
-    dtype: torch.dtype,
-) -> None:
+def test_experts_are_rehearsed_by_the_products_that_the_layer_takes_on_the_device(dtype):
     """The layer itself is asked with a fake tensor that says it is on the device."""
     layer = Mixture(path="auto")
     with FakeTensorMode():

@@ -1,14 +1,16 @@
-"""What a layer recomputed by operator keeps, rehearsed at two depths, is what is planned."""
+"""What layers keep, recomputed by operator or not, is planned: rehearsed at two depths."""
 
+from functools import cache
 from typing import Any
 
 import pytest
 
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
 from components.dryrun.rehearsal import StepTrace, run_two_steps
 from components.planner.activations import layer_bytes_per_token
 from components.planner.job import TrainingJob, job_from_recipe
+from tests.recipes.compositions import compose
+
+pytestmark = pytest.mark.long
 
 WORDS = (
     *("scale=mini", "cluster.device=cuda", "cluster.ranks=auto", "precision.compute=bfloat16"),
@@ -21,7 +23,6 @@ QK_NORM = (
 )
 HEAD_NORMS = "model.attention.qk_norm_over=each_head"
 LATENT = (
-    "recipe=teuken7b",
     "model.attention._target_=components.model.latent_attention.LatentAttention",
     *("model.attention.num_heads=8", "model.attention.num_kv_heads=8"),
     *("model.attention.head_dim=48", "model.attention.rotary_dim=16"),
@@ -29,18 +30,25 @@ LATENT = (
     *("model.attention.key_value_rank=64", QK_NORM.replace("qk_norm", "latent_norm")),
 )
 GEMMA3 = (
-    *("recipe=teuken7b", "model.norm_placement=both", "model.embedding_scale=sqrt_dim"),
+    *("model.norm_placement=both", "model.embedding_scale=sqrt_dim"),
     *("model.mlp.activation=gelu_tanh", "model.attention.scale_dim=48", HEAD_NORMS, QK_NORM),
 )
-GATE = "model.attention.output_gate=true"
+GATE, SINKS = "model.attention.output_gate=true", "model.attention.sinks=true"
+ROTARY = "model.positions.rotary_fraction=0.25"
 CLAMPED = ("model.mlp.swiglu_limit=7", "model.mlp.linear_offset=1")
-SHARED_GATE = ("model.mlp.shared_ffn_dim=512", "model.mlp.shared_gate=true")
-SINKS = "model.attention.sinks=true"
-DEPTHS = (4, 8)
+SHARED = ("model.mlp.shared_ffn_dim=512", "model.mlp.shared_gate=true")
+DENSE = (
+    "model.dense_mlp={_target_: components.model.mlp.MLP, _partial_: true, ffn_dim: 768, "
+    "activation: silu, gated: true, bias: false}",
+)
+TENSOR, CONTEXT = "parallelism.tensor=2", "parallelism.context=2"
+EXPERT, EXCHANGE = "parallelism.expert=2", "parallelism.expert_dispatch=all_to_all"
+DEPTHS = (2, 4)
 
 
-def rehearsed(layers: int, words: tuple[str, ...]) -> tuple[TrainingJob, StepTrace]:
-    recipe = compose_recipe(read_point([*WORDS, *words, f"model.num_layers={layers}"]))
+@cache
+def rehearsed(layers: int, name: str, *words: str) -> tuple[TrainingJob, StepTrace]:
+    recipe = compose(name, *WORDS, *words, f"model.num_layers={layers}")
     return job_from_recipe(recipe), run_two_steps(recipe, 0)
 
 
@@ -51,164 +59,96 @@ def most(found: StepTrace) -> dict[Any, int]:
     return max(categories, key=lambda one: one["activations"])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("words", "tolerance"),
-    [
-        (("recipe=teuken7b",), 1e-4),
-        (
-            ("recipe=teuken7b", "parallelism.tensor=2", "parallelism.sequence_parallel=true"),
-            1e-4,
-        ),
-        (("recipe=teuken7b", "parallelism.context=2"), 1e-4),
-        (("recipe=teuken7b", "model.norm_placement=after"), 1e-4),
-        ((*GEMMA3, "parallelism.tensor=2", "parallelism.sequence_parallel=true"), 1e-4),
-        (("recipe=teuken7b", "parallelism.tensor=2", HEAD_NORMS, QK_NORM), 1e-4),
-        (("recipe=teuken7b", GATE, "parallelism.tensor=2"), 1e-4),
-        (("recipe=teuken7b", SINKS, "parallelism.tensor=2"), 1e-4),
-        (LATENT, 1e-4),
-        ((*LATENT, "parallelism.tensor=2"), 1e-4),
-        ((*LATENT, "parallelism.context=2"), 1e-4),
-        (("recipe=mula7b_a1b",), 0.05),
-        (("recipe=mula7b_a1b", "parallelism.expert=2"), 0.05),
-        (
-            (
-                *("recipe=mula7b_a1b", "parallelism.expert=2"),
-                "parallelism.expert_dispatch=all_to_all",
-            ),
-            0.05,
-        ),
-        (
-            (
-                *("recipe=mula7b_a1b", "parallelism.expert=2"),
-                *(
-                    "parallelism.expert_dispatch=all_to_all",
-                    "parallelism.expert_capacity_factor=1.5",
-                ),
-            ),
-            0.05,
-        ),
-        (("recipe=mula7b_a1b", "model.mlp.shared_ffn_dim=512"), 0.05),
-        (("recipe=mula7b_a1b", *SHARED_GATE), 0.05),
-    ],
-    ids=[
-        *("dense", "tensor", "context", "norms after"),
-        *("gemma 3", "norm of each head", "output gate", "sinks"),
-        *("latent", "latent over tensor ranks", "latent over context ranks"),
-        *("experts", "gathered", "exchanged", "bounded", "shared", "gated"),
-    ],
-)
-def test_a_layer_that_is_recomputed_by_operator_keeps_what_is_planned(
-    words: tuple[str, ...], tolerance: float
-) -> None:
-    words = (*words, "parallelism.recompute=selective")
-    (job, fewer), (_, more) = (rehearsed(depth, words) for depth in DEPTHS)
-    apart = {name: more - most(fewer)[name] for name, more in most(more).items()}
-    planned = layer_bytes_per_token(job)
-    each = apart["activations"] / (DEPTHS[1] - DEPTHS[0])
-    assert each == pytest.approx(planned * job.microbatch_tokens, rel=tolerance)
+def apart_and_planned(name: str, *words: str) -> tuple[dict[Any, float], float]:
+    """Return what each further layer holds, by category, and what is planned for it."""
+    (job, fewer), (_, more) = (rehearsed(depth, name, *words) for depth in DEPTHS)
+    layers, before = DEPTHS[1] - DEPTHS[0], most(fewer)
+    apart = {key: (held - before[key]) / layers for key, held in most(more).items()}
+    return apart, layer_bytes_per_token(job) * job.microbatch_tokens
+
+
+SELECTIVE = {
+    "dense": (),
+    "tensor": (TENSOR, "parallelism.sequence_parallel=true"),
+    "context": (CONTEXT,),
+    "norms after": ("model.norm_placement=after",),
+    "gemma 3": (*GEMMA3, TENSOR, "parallelism.sequence_parallel=true"),
+    "output gate": (GATE, TENSOR),
+    "sinks": (SINKS, TENSOR),
+    "latent": LATENT,
+    "latent over tensor ranks": (*LATENT, TENSOR),
+    "latent over context ranks": (*LATENT, CONTEXT),
+}
+EXPERTS = {
+    "experts": (),
+    "gathered": (EXPERT,),
+    "exchanged": (EXPERT, EXCHANGE),
+    "bounded": (EXPERT, EXCHANGE, "parallelism.expert_capacity_factor=1.5"),
+    "gated": SHARED,
+}
+
+
+@pytest.mark.parametrize("case", [*SELECTIVE, *EXPERTS])
+def test_a_layer_that_is_recomputed_by_operator_keeps_what_is_planned(case: str) -> None:
+    name, tolerance = ("teuken7b", 1e-4) if case in SELECTIVE else ("mula7b_a1b", 0.05)
+    words = (SELECTIVE | EXPERTS)[case]
+    apart, planned = apart_and_planned(name, *words, "parallelism.recompute=selective")
+    assert apart["activations"] == pytest.approx(planned, rel=tolerance)
     assert apart["casts"] == 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
-    ("more", "tolerance"),
+    "words",
     [
-        ((), 0.02),
-        (("parallelism.tensor=2",), 0.02),
-        (("data.document_mask=true",), 0.02),
+        LATENT,
+        (*LATENT, TENSOR),
+        (*LATENT, "data.document_mask=true"),  # by flex
+        (GATE, TENSOR, QK_NORM),
+        (SINKS, QK_NORM),
+        (ROTARY, TENSOR, QK_NORM),
+        (QK_NORM, "model.attention.qk_norm_over=all_heads"),
+        (QK_NORM, "model.attention.qk_norm_over=all_heads", TENSOR),
+        (QK_NORM, HEAD_NORMS, TENSOR),
+        GEMMA3,  # multiplied queries take the place of those that were turned
+        (QK_NORM, *CLAMPED),
+        *((QK_NORM, "model.mlp.gated=false", f"model.mlp.activation={activation}")
+          for activation in ("xielu", "relu_squared")),
     ],
-    ids=["flash", "tensor", "flex"],
+)  # fmt: skip
+def test_what_a_layer_keeps_is_planned(words: tuple[str, ...]) -> None:
+    apart, planned = apart_and_planned("teuken7b", *words, "parallelism.recompute=none")
+    assert apart["activations"] == pytest.approx(planned, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("words", "recompute"),
+    [
+        (SHARED[:1], "none"),
+        (SHARED, "none"),
+        ((*CLAMPED, "model.mlp.bias=true"), "none"),
+        ((*CLAMPED, "model.mlp.bias=true"), "selective"),
+    ],
+    ids=["shared", "gated", "biases", "biases, selective"],
 )
-def test_what_latent_attention_keeps_is_planned(
-    more: tuple[str, ...], tolerance: float
+def test_what_experts_keep_more_or_less_is_planned(
+    words: tuple[str, ...], recompute: str
 ) -> None:
-    words = (*LATENT, "parallelism.recompute=none", *more)
-    (job, fewer), (_, deeper) = (rehearsed(depth, words) for depth in DEPTHS)
-    each = (most(deeper)["activations"] - most(fewer)["activations"]) / (DEPTHS[1] - DEPTHS[0])
-    planned = layer_bytes_per_token(job) * job.microbatch_tokens
-    assert each == pytest.approx(planned, rel=tolerance)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("shared", [SHARED_GATE[:1], SHARED_GATE], ids=["plain", "gated"])
-def test_an_expert_that_all_tokens_share_is_planned(shared: tuple[str, ...]) -> None:
     kept = []
-    for more in ((), shared):
-        words = ("recipe=mula7b_a1b", "parallelism.recompute=none", *more)
-        job, found = rehearsed(4, words)
+    for more in ((), words):
+        job, found = rehearsed(4, "mula7b_a1b", f"parallelism.recompute={recompute}", *more)
         planned = 4 * layer_bytes_per_token(job) * job.microbatch_tokens
         kept.append((planned, most(found)["activations"]))
-    (planned, found_), (planned_more, found_more) = kept
-    assert found_more - found_ == pytest.approx(planned_more - planned, rel=0.02)
+    (planned, measured), (planned_more, measured_more) = kept
+    assert measured_more - measured == pytest.approx(planned_more - planned, rel=0.02)
 
 
-@pytest.mark.long
 def test_a_dense_layer_before_those_with_experts_is_planned() -> None:
-    dense = "model.dense_mlp={_target_: components.model.mlp.MLP, _partial_: true, "
-    dense += "ffn_dim: 768, activation: silu, gated: true, bias: false}"
-    words = ("recipe=mula7b_a1b", "parallelism.recompute=none")
-    (_, plain), (job, found) = (rehearsed(4, (*words, *more)) for more in ((), (dense,)))
+    (_, plain), (job, found) = (
+        rehearsed(4, "mula7b_a1b", "parallelism.recompute=none", *more) for more in ((), DENSE)
+    )
     (other, experts, _), (alike, layers, _) = job.layer_kinds((0,))
     assert (experts, layers) == (3, 1)
     with_experts, dense_alone = map(layer_bytes_per_token, (other, alike))
     apart = (most(plain)["activations"] - most(found)["activations"]) / job.microbatch_tokens
     # A difference of two layers that are nearly alike: within a twentieth of one.
     assert apart == pytest.approx(with_experts - dense_alone, abs=0.05 * dense_alone)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("part", [GATE, SINKS, "model.positions.rotary_fraction=0.25"])
-@pytest.mark.parametrize("tensor", [1, 2])
-def test_newer_parts_of_attention_are_planned(part: str, tensor: int) -> None:
-    assert_planned("recipe=teuken7b", f"parallelism.tensor={tensor}", part, QK_NORM)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("over", ["all_heads", "each_head"])
-@pytest.mark.parametrize("tensor", [1, 2])
-def test_norms_of_queries_and_keys_are_planned(over: str, tensor: int) -> None:
-    assert_planned(
-        *("recipe=teuken7b", f"parallelism.tensor={tensor}"),
-        *(f"model.attention.qk_norm_over={over}", QK_NORM),
-    )
-
-
-@pytest.mark.long
-def test_norms_on_both_sides_are_planned() -> None:
-    """And a gated GELU; multiplied queries take the place of those that were turned."""
-    assert_planned(*GEMMA3)
-
-
-@pytest.mark.long
-def test_a_clamped_gate_is_planned() -> None:
-    assert_planned("recipe=teuken7b", QK_NORM, *CLAMPED)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("recompute", ["none", "selective"])
-def test_biases_of_experts_and_clamped_gates_are_planned(recompute: str) -> None:
-    kept = []
-    for changes in ((), (*CLAMPED, "model.mlp.bias=true")):
-        words = ("recipe=mula7b_a1b", f"parallelism.recompute={recompute}", *changes)
-        job, trace = rehearsed(4, words)
-        planned = 4 * layer_bytes_per_token(job) * job.microbatch_tokens
-        kept.append((planned, most(trace)["activations"]))
-    (planned, measured), (planned_clamped, measured_clamped) = kept
-    saved = planned - planned_clamped
-    assert measured - measured_clamped == pytest.approx(saved, rel=0.02)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("activation", ["xielu", "relu_squared"])
-def test_an_mlp_of_two_maps_is_planned(activation: str) -> None:
-    words = (QK_NORM, "model.mlp.gated=false", f"model.mlp.activation={activation}")
-    assert_planned("recipe=teuken7b", *words)
-
-
-def assert_planned(*words: str) -> None:
-    words = (*words, "parallelism.recompute=none")
-    (job, fewer), (_, more) = (rehearsed(depth, words) for depth in DEPTHS)
-    each = (most(more)["activations"] - most(fewer)["activations"]) / (DEPTHS[1] - DEPTHS[0])
-    planned = layer_bytes_per_token(job) * job.microbatch_tokens
-    assert each == pytest.approx(planned, rel=0.02)

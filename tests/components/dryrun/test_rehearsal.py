@@ -1,17 +1,19 @@
-"""A part of a step stands for all of it."""
+"""A part of a step stands for all of it; exchanges between experts, and float8."""
+
+from functools import cache
 
 import pytest
 
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
 from components.dryrun import rank_roles, rehearsal
 from components.dryrun.rank_roles import check_messages
 from components.dryrun.rehearsal import StepTrace, run_two_steps
+from components.dryrun.trackers import CollectiveKind
 from components.errors import RecipeError
 from components.versions import TORCH
+from tests.recipes.compositions import compose
 
 WORDS = (
-    *("recipe=teuken7b", "scale=parity", "model.num_layers=2", "cluster.ranks=2"),
+    *("teuken7b", "scale=parity", "model.num_layers=2", "cluster.ranks=2"),
     *("parallelism.pipeline=2", "parallelism.schedule=1f1b", "cluster.device=cpu"),
     *("parallelism.microbatch_sequences=1", "budget.sequence_length=64"),
     *("budget.global_batch_tokens=1024", "budget.total_tokens=10240"),
@@ -21,7 +23,7 @@ ALL = 16
 
 @pytest.fixture(scope="module")
 def some_and_all() -> tuple[StepTrace, StepTrace]:
-    recipe = compose_recipe(read_point(list(WORDS)))
+    recipe = compose(*WORDS)
     try:
         check_messages(recipe)
     except RecipeError as refused:
@@ -33,22 +35,17 @@ def some_and_all() -> tuple[StepTrace, StepTrace]:
 
 
 @pytest.mark.long
-def test_few_microbatches_reach_the_peak_of_all(
-    some_and_all: tuple[StepTrace, StepTrace],
-) -> None:
+def test_few_microbatches_reach_the_peak_of_all(some_and_all):
     some, every = some_and_all
     assert (some.rehearsed, every.rehearsed) == (3, ALL)
     # All tokens of the step are there from its beginning, and numbers of each microbatch.
     tokens = 8 * (ALL - 3) * 65
     for phase, peak in every.peaks.items():
-        assert peak.total_bytes == pytest.approx(
-            some.peaks[phase].total_bytes + tokens, rel=0.005
-        )
+        expected = some.peaks[phase].total_bytes + tokens
+        assert peak.total_bytes == pytest.approx(expected, rel=0.005)
 
 
-def test_their_counts_continue_to_those_of_all(
-    some_and_all: tuple[StepTrace, StepTrace],
-) -> None:
+def test_their_counts_continue_to_those_of_all(some_and_all):
     some, every = some_and_all
     assert some.calls == every.calls
     assert some.bytes == every.bytes
@@ -56,14 +53,79 @@ def test_their_counts_continue_to_those_of_all(
     assert {kind.operation for kind in every.calls} >= {"send", "receive", "all_reduce"}
 
 
-def test_a_pipeline_is_refused_where_torch_cannot_rehearse_its_messages(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    recipe = compose_recipe(read_point(list(WORDS)))
-    monkeypatch.setattr(
-        rank_roles, "read_installed_versions", lambda: {TORCH: "2.10.0a0+git449b176"}
-    )
+def test_a_pipeline_is_refused_where_torch_cannot_rehearse_its_messages(monkeypatch):
+    recipe = compose(*WORDS)
+    installed = {TORCH: "2.10.0a0+git449b176"}
+    monkeypatch.setattr(rank_roles, "read_installed_versions", lambda: installed)
     with pytest.raises(RecipeError, match=r"parallelism\.pipeline: 2 stages.*2\.10\.0a0"):
         check_messages(recipe)
-    monkeypatch.setattr(rank_roles, "read_installed_versions", lambda: {TORCH: "2.11.0+cu130"})
+    installed[TORCH] = "2.11.0+cu130"
     check_messages(recipe)
+
+
+EXPERT_WORDS = (
+    *("mula20b_a2b", "scale=mini", "cluster.ranks=3", "cluster.device=cpu"),
+    *("model.mlp.num_experts=6", "model.mlp.top_k=2", "parallelism.expert=3"),
+    *("parallelism.expert_dispatch=all_to_all", "parallelism.recompute=none"),
+    *("budget.sequence_length=64", "budget.global_batch_tokens=192"),
+    "budget.total_tokens=1920",
+)
+
+
+@cache
+def rehearsed(overlap: int, *more: str) -> StepTrace:
+    words = (*EXPERT_WORDS, f"parallelism.expert_overlap={overlap}", *more)
+    return run_two_steps(compose(*words), 0)
+
+
+def exchanges(found: StepTrace, dtype: str) -> tuple[int, int]:
+    kind = CollectiveKind("expert", "all_to_all", dtype, 3)
+    return found.calls[kind], found.bytes[kind]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("overlap", [1, 3])
+def test_parts_make_more_messages_of_the_same_numbers(overlap: int) -> None:
+    """128 pairs of token and expert are not divided evenly by three ranks."""
+    shape, found = compose(*EXPERT_WORDS).decoder_spec, rehearsed(overlap)
+    layers = shape.num_layers
+    calls, sent = exchanges(found, "float32")
+    ways, pairs = 4, 64 * 2  # there and back, forward and backward
+    assert calls == layers * overlap * (ways + 2)  # weights go, and their gradients come
+    assert sent == layers * pairs * (ways * shape.dim + 2) * 4
+    assert found.flops == rehearsed(1).flops
+    assert exchanges(found, "int64") == (layers, layers * overlap * 6 * 8)
+
+
+@pytest.mark.long
+def test_a_bound_sends_its_padding() -> None:
+    """Every rank sends 64 rows, 1.5 times a third of 128, to each of the three."""
+    bounded = rehearsed(1, "parallelism.expert_capacity_factor=1.5")
+    shape = compose(*EXPERT_WORDS).decoder_spec
+    layers = shape.num_layers
+    calls, sent = exchanges(bounded, "float32")
+    assert calls == layers * 6
+    assert sent == layers * 3 * 64 * (4 * shape.dim + 2) * 4
+    assert exchanges(bounded, "int64") == (layers, layers * 6 * 8)
+
+
+FLOAT8_WORDS = (
+    *("teuken7b", "scale=mini", "model.num_layers=2", "cluster.device=cuda"),
+    *("parallelism.microbatch_sequences=1", "budget.sequence_length=64"),
+    *("budget.global_batch_tokens=256", "budget.total_tokens=2560", "model.mlp.ffn_dim=832"),
+    "precision.weights=float32",  # as those of float8 are
+)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method.")  # of Triton's compiler
+def test_casts_of_the_layers_weights_are_gone_and_the_products_are_the_same() -> None:
+    recipes = [
+        compose(*FLOAT8_WORDS, f"precision.compute={one}") for one in ("float8", "bfloat16")
+    ]
+    float8, bfloat16 = (run_two_steps(recipe, 0) for recipe in recipes)
+    assert float8.flops == bfloat16.flops
+    shape = recipes[0].decoder_spec
+    maps = shape.attention.count_parameters(shape.dim) + shape.mlp.expert_parameters(shape.dim)
+    casts = [one.peaks["forward"].by_category["casts"] for one in (float8, bfloat16)]
+    assert casts[1] - casts[0] == 2 * shape.num_layers * maps

@@ -1,9 +1,11 @@
 """Jobs to predict, whose sizes a test chooses."""
 
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
+from pydantic import BaseModel
 
 from components.config.model_spec.attention import AttentionSpec
 from components.config.model_spec.decoder import DecoderSpec
@@ -41,6 +43,27 @@ def gpt(*, dim: int, num_layers: int, num_heads: int, vocab_size: int = 51_200) 
     )
 
 
+GIB = 2**30
+SMALL = gpt(dim=2_048, num_layers=16, num_heads=16)
+MIDDLE = gpt(dim=4_096, num_layers=32, num_heads=32)
+LARGE = gpt(dim=8_192, num_layers=80, num_heads=64)
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def with_values(model: Model, **changes: Any) -> Model:
+    """Copy a model with changed fields; a mapping changes those of a section."""
+    sections = {name: getattr(model, name) for name in changes}
+    update = {
+        name: with_values(sections[name], **value)
+        if isinstance(value, dict) and isinstance(sections[name], BaseModel)
+        else value
+        for name, value in changes.items()
+    }
+    return model.model_copy(update=update)
+
+
 class Placed(NamedTuple):
     """A layout, and where its layers and ranks are."""
 
@@ -64,9 +87,7 @@ def layout(**changes: Any) -> Placed:
         "splits_backward": changes.get("schedule") in SPLIT_SCHEDULES,
     }
     others |= {key: changes.pop(key) for key in list(changes) if key in others}
-    buckets = {
-        "bucket_elements": changes.pop("bucket_elements", 0)
-    }  # none, which no recipe has
+    buckets = {"bucket_elements": changes.pop("bucket_elements", 0)}  # as no recipe has
     return Placed(parallelism(**changes).model_copy(update=buckets), others)
 
 
@@ -95,11 +116,13 @@ def job(shape: DecoderSpec, where: Placed, **changes: Any) -> TrainingJob:
     return TrainingJob(shape=shape, layout=placed, **where.others, **(values | changes))
 
 
+@cache
 def hopper() -> Hardware:
     """The one profile whose links are measured."""
     file = ROOT / "conf" / "cluster" / "hopper.yaml"
     return Hardware.model_validate(yaml.safe_load(file.read_text("utf-8"))["hardware"])
 
 
+@cache
 def ours() -> SoftwareModel:
     return read_software(OURS)

@@ -24,7 +24,7 @@ from components.planner.communication import (
 from components.planner.job import TrainingJob
 from components.planner.time import plan_time
 from tests.components.layouts import parallelism
-from tests.components.planner.jobs import gpt, hopper, job, layout, ours
+from tests.components.planner.jobs import gpt, hopper, job, layout, ours, with_values
 
 HEADS, GROUPS, HEAD_DIM, LENGTH = 8, 2, 16, 64
 SMALL = gpt(dim=128, num_layers=4, num_heads=HEADS).model_copy(
@@ -34,6 +34,9 @@ SMALL = gpt(dim=128, num_layers=4, num_heads=HEADS).model_copy(
         )
     }
 )
+
+
+MIXTURE = with_values(SMALL, mlp={"num_experts": 16, "top_k": 8})
 
 
 def split(ranks: int, **changes: object) -> TrainingJob:
@@ -66,27 +69,25 @@ def test_the_program_sends_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
     with fake_world(1, 4):
         axis = build_mesh("cpu", parallelism(context=4)).get_axis("context")
         core = ContextCore(AttentionCore(dropout=0.0, backends=BACKENDS), axis)
-        part = LENGTH // 4
-        places = SequencePart(rank=1, ranks=4).position_ids(part, torch.device("cpu"))
-        query, key, value = (
-            torch.zeros(3, heads, part, HEAD_DIM, dtype=torch.bfloat16, requires_grad=True)
-            for heads in (HEADS, GROUPS, GROUPS)
-        )
-        scope = AttentionContext(encoding=PositionEncoding(position_ids=places), documents=None)
-        core(query, key, value, scope, first_head=0).sum().backward()
+        attend(core, SequencePart(rank=1, ranks=4)).sum().backward()
     sent = key_value_bytes(split(4))
     assert moved == {"gather": [sent], "scatter": [sent]}
 
 
-def kept_by_attention(core: AttentionCore, ranks: int) -> int:
-    """Count what autograd and the next layer keep of one rank's tokens, but for normalizers."""
-    part = LENGTH // ranks
-    places = SequencePart(rank=0, ranks=ranks).position_ids(part, torch.device("cpu"))
+def attend(core: AttentionCore, part: SequencePart) -> Tensor:
+    """Mix one rank's tokens."""
+    length = LENGTH // part.ranks
+    places = part.position_ids(length, torch.device("cpu"))
     query, key, value = (
-        torch.zeros(3, heads, part, HEAD_DIM, dtype=torch.bfloat16, requires_grad=True)
+        torch.zeros(3, heads, length, HEAD_DIM, dtype=torch.bfloat16, requires_grad=True)
         for heads in (HEADS, GROUPS, GROUPS)
     )
     scope = AttentionContext(encoding=PositionEncoding(position_ids=places), documents=None)
+    return core(query, key, value, scope, first_head=0)
+
+
+def kept_by_attention(core: AttentionCore, ranks: int) -> int:
+    """Count what autograd and the next layer keep of one rank's tokens, but for normalizers."""
     kept: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -94,7 +95,7 @@ def kept_by_attention(core: AttentionCore, ranks: int) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        mixed = core(query, key, value, scope, first_head=0)
+        mixed = attend(core, SequencePart(rank=0, ranks=ranks))
     kept[mixed.untyped_storage().data_ptr()] = mixed
     # Attention also saves masks (on a CPU) and log-sum-exp values, which are not counted.
     wide = (one for one in kept.values() if one.ndim == 4 and one.dtype == torch.bfloat16)
@@ -102,9 +103,7 @@ def kept_by_attention(core: AttentionCore, ranks: int) -> int:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_context_ranks_keep_what_is_counted(
-    ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_context_ranks_keep_what_is_counted(ranks, monkeypatch):
     """Autograd's saved tensors; CPU kernels process the two chunks separately."""
     monkeypatch.setattr(collectives, "all_gather", lambda *_, **__: None)
     core = AttentionCore(dropout=0.0, backends=BACKENDS)
@@ -130,9 +129,7 @@ def test_a_gather_takes_the_others_parts_over_the_link_and_a_latency() -> None:
 def test_recomputed_attention_gathers_once_more() -> None:
     """Without recomputation once forward and once backward; free hosts make it visible."""
     speed = ours().speed.model_copy(update={"launch_seconds": 0.0})
-    slow = hopper().model_copy(
-        update={"inside": hopper().inside.model_copy(update={"latency_seconds": 1.0})}
-    )
+    slow = with_values(hopper(), inside={"latency_seconds": 1.0})
 
     def added(recompute: str) -> float:
         one = split(4, recompute=recompute, microbatches=1)
@@ -163,32 +160,28 @@ def test_context_ranks_on_several_nodes_make_a_step_longer_than_on_one() -> None
         ("all_to_all", 9.0, 4 * 8 * 3 / 4),
     ],
 )
-def test_what_an_expert_rank_sends_is_counted_by_hand(
-    dispatch: str, bound: float | None, tokens: float
-) -> None:
+def test_what_an_expert_rank_sends_is_counted_by_hand(dispatch, bound, tokens):
     """Of each token top 8 over four ranks; a bound sends so much more, all pairs at most."""
-    mlp = SMALL.mlp.model_copy(update={"num_experts": 16, "top_k": 8})
     where = layout(
         expert=4, num_layers=4, expert_dispatch=dispatch, expert_capacity_factor=bound
     )
-    one = job(SMALL.model_copy(update={"mlp": mlp}), where, sequence_length=LENGTH)
+    one = job(MIXTURE, where, sequence_length=LENGTH)
     assert expert_bytes(one) == 2 * LENGTH * SMALL.dim * tokens
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective"])
 def test_rows_of_a_bounded_exchange_are_kept_with_their_padding(recompute: str) -> None:
-    mlp = SMALL.mlp.model_copy(update={"num_experts": 16, "top_k": 8})
     kept = []
     for bound in (None, 1.0, 1.5, 2.0):
         where = layout(
             expert=4, num_layers=4, expert_dispatch="all_to_all", expert_capacity_factor=bound
         )
-        one = job(SMALL.model_copy(update={"mlp": mlp}), where, recompute=recompute)
+        one = job(MIXTURE, where, recompute=recompute)
         kept.append(layer_bytes_per_token(one))
     assert kept[0] == kept[1]
     assert kept[2] - kept[1] == pytest.approx(kept[3] - kept[2])
     # What goes into an expert's activation at least, two bytes a number.
-    assert kept[2] - kept[1] >= 0.5 * 8 * 2 * mlp.ffn_dim
+    assert kept[2] - kept[1] >= 0.5 * 8 * 2 * MIXTURE.mlp.ffn_dim
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5])

@@ -10,20 +10,21 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
 from components.config.model_spec.feed_forward import FeedForwardSpec
-from components.config.recipe import Recipe
+from components.config.model_spec.mtp import MTPSpec
 from components.model.expert_products import Matrices, mix_in_loop, sorted_products
+from components.planner import activations, memory, states
 from components.planner.experts import copied_bytes, count_expert_starts, host_reads
 from components.planner.job import ExpertPath, TrainingJob
-from components.planner.passes import layer_parts, load_factor
+from components.planner.passes import head_seconds, layer_parts, layers_parts, load_factor
 from components.planner.plan import plan_recipe
+from components.planner.products import layer_products
 from components.planner.result import Plan
 from components.planner.states import rank_parameters
-from components.planner.time import averaged_bytes, plan_time
+from components.planner.time import averaged_bytes, evaluation_seconds, plan_time
 from components.report.plan_tables import time_sheet
-from tests.components.planner.jobs import gpt, hopper, job, layout, ours
+from tests.components.planner.jobs import gpt, hopper, job, layout, ours, with_values
+from tests.recipes.compositions import compose
 
 SPEED = ours().speed
 TOKENS, DIM, FFN, TOP_K = 48, 32, 24, 2
@@ -91,9 +92,7 @@ def of_experts(path: str, *, gated: bool = True, **changes: Any) -> TrainingJob:
 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("path", [mix_in_loop, sorted_products])
-def test_what_the_host_starts_for_an_expert_is_counted_in_the_code(
-    path: Callable[..., Tensor], gated: bool
-) -> None:
+def test_what_the_host_starts_for_an_expert_is_counted_in_the_code(path, gated):
     one = of_experts("loop" if path is mix_in_loop else "sorted", gated=gated)
     four, eight = (passes(path, experts, gated=gated) for experts in (4, 8))
     added = [more - less for less, more in zip(four, eight, strict=True)]
@@ -116,21 +115,11 @@ def test_grouped_products_start_nothing_for_an_expert_and_the_loop_reads_for_eac
         ("all_to_all", 1.5, 2, [4, 2, 0]),
     ],
 )
-def test_what_the_host_reads_beside_expert_ranks(
-    dispatch: str, bound: float | None, parts: int, reads: list[int]
-) -> None:
+def test_what_the_host_reads_beside_expert_ranks(dispatch, bound, parts, reads):
     """docs/experts.md: numbers of pairs here, or of all messages unless these are bounded."""
-    where = layout(
-        expert=2,
-        num_layers=4,
-        expert_dispatch=dispatch,
-        expert_capacity_factor=bound,
-        expert_overlap=parts,
-    )
-    found = [
-        host_reads(of_experts(path, where=where)) for path in ("loop", "sorted", "grouped")
-    ]
-    assert found == reads
+    exchange = {"expert_dispatch": dispatch, "expert_capacity_factor": bound}
+    where = layout(expert=2, num_layers=4, expert_overlap=parts, **exchange)
+    assert [host_reads(of_experts(path, where=where)) for path in PATHS] == reads
 
 
 def test_the_loop_copies_all_tokens_that_its_rank_has() -> None:
@@ -155,15 +144,17 @@ def test_the_fullest_rank_has_what_chance_leaves_of_the_fullest_expert() -> None
 def test_a_repeated_pass_sends_tokens_but_no_results() -> None:
     """Of four ways a fifth: dry runs counted so (169.2 MB for 135.0 without recomputation)."""
     where = layout(expert=2, num_layers=4)
-    collectives = {
-        again: layer_parts(of_experts("sorted", where=where, recompute=again), hopper(), SPEED)[
-            "expert collectives"
-        ]
-        for again in ("none", "selective", "full", ("attention",), ("mlp",))
-    }
-    none = collectives["none"]
-    assert collectives["selective"] == collectives[("attention",)] == none
-    assert collectives["full"] == collectives[("mlp",)] == pytest.approx(1.25 * none)
+    once, twice = (
+        {
+            layer_parts(of_experts("sorted", where=where, recompute=again), hopper(), SPEED)[
+                "expert collectives"
+            ]
+            for again in ways
+        }
+        for ways in (("none", "selective", ("attention",)), ("full", ("mlp",)))
+    )
+    assert len(once) == len(twice) == 1
+    assert twice.pop() == pytest.approx(1.25 * once.pop())
 
 
 def test_plain_expert_ranks_average_among_data_ranks_and_then_their_shards() -> None:
@@ -182,26 +173,21 @@ def test_plain_expert_ranks_average_among_data_ranks_and_then_their_shards() -> 
 
 
 def planned(*words: str) -> Plan:
-    return plan_recipe(recipe_of(*words))
-
-
-def recipe_of(*words: str) -> Recipe:
-    common = ("recipe=mula20b_a2b", "cluster=aurora", "parallelism.overlap=false")
-    return compose_recipe(read_point([*common, *words]))
+    words = ("cluster=aurora", "parallelism.overlap=false", *words)
+    return plan_recipe(compose("mula20b_a2b", *words))
 
 
 def test_path_router_and_optimizer_each_change_the_step_by_what_the_plan_says() -> None:
     words = ("model.mlp.path=loop", "parallelism.expert_aware=false")
     plan = planned(*words)
-    found, step = plan.planned_experts, plan.time
+    found = plan.planned_experts
     assert found is not None
-    assert step is not None
-    even = planned(*words, "model.mlp.routing=uniform").time
-    aware = planned("model.mlp.path=loop").time
-    assert even is not None
-    assert aware is not None
-    assert step.total_seconds - even.total_seconds == pytest.approx(found.load_seconds)
-    assert step.total_seconds - aware.total_seconds == pytest.approx(found.plain_seconds)
+    even, aware = planned(*words, "model.mlp.routing=uniform"), planned("model.mlp.path=loop")
+    step, even_load, aware_step = (
+        one.time.total_seconds for one in (plan, even, aware) if one.time is not None
+    )
+    assert step - even_load == pytest.approx(found.load_seconds)
+    assert step - aware_step == pytest.approx(found.plain_seconds)
     assert min(found.load_seconds, found.plain_seconds, found.path_seconds) > 0
     said = {row[0]: row[1] for row in time_sheet(plan, now=None).rows}
     assert said["experts"].startswith("in a loop with a host synchronization before each: ")
@@ -210,20 +196,110 @@ def test_path_router_and_optimizer_each_change_the_step_by_what_the_plan_says() 
 
 
 def test_a_dense_model_has_no_experts_row_and_an_even_one_says_so() -> None:
-    recipe = recipe_of("model.mlp.routing=uniform")
-    sheet = time_sheet(plan_recipe(recipe), now=None)
-    said = {row[0]: row[1] for row in sheet.rows}
-    assert said["  load"] == "forced to be uniform"
-    dense = compose_recipe(read_point(["recipe=mula1b", "cluster=aurora"]))
-    assert plan_recipe(dense).planned_experts is None
+    sheet = time_sheet(planned("model.mlp.routing=uniform"), now=None)
+    assert {row[0]: row[1] for row in sheet.rows}["  load"] == "forced to be uniform"
+    assert plan_recipe(compose("mula1b", "cluster=aurora")).planned_experts is None
 
 
 def test_grouped_products_of_few_rows_fill_the_device_that_single_ones_do_not() -> None:
     few = of_experts("sorted", sequence_length=4_096)
-    free = SPEED.model_copy(
-        update=dict.fromkeys(("launch_seconds", "call_seconds", "read_seconds"), 0.0)
-    )
+    free = with_values(SPEED, launch_seconds=0.0, call_seconds=0.0, read_seconds=0.0)
     jobs = (replace(few, expert_path=path) for path in PATHS[::-1])
     seconds = [plan_time(one, hopper(), free).total_seconds for one in jobs]
     assert seconds == sorted(seconds)
     assert seconds[0] < seconds[-1]
+
+
+SHARED = FeedForwardSpec(ffn_dim=512, gated=True, num_experts=8, top_k=2, shared_ffn_dim=1_024)
+DENSE = FeedForwardSpec(ffn_dim=4_096, gated=True)
+
+
+def mixture(**changes: int) -> TrainingJob:
+    """Twelve layers in two stages over two expert ranks, the first two of them dense."""
+    shape = gpt(num_layers=12, dim=1_024, num_heads=8)
+    parts = {"mlp": SHARED, "dense_mlp": DENSE, "num_dense_layers": 2, "tied_embeddings": False}
+    shape = shape.model_copy(update=parts)
+    cut = layout(pipeline=2, layers_by_stage=(6, 6), expert=2, data_shard=2, **changes)
+    return job(shape, cut)
+
+
+def test_the_stages_hold_every_parameter_of_the_model() -> None:
+    model = mixture()
+    ranks = [states.rank_parameters(model, rank) for rank in (0, 1)]
+    held = sum(rank.dense + 2 * rank.expert for rank in ranks)
+    shape = model.shape
+    norms = shape.norm.count_parameters(shape.dim)
+    assert held + norms == shape.total_parameters + shape.padding_parameters
+    assert ranks[0].expert == 4 * 8 * SHARED.expert_parameters(1_024) / 2
+    assert ranks[1].expert == 6 * 8 * SHARED.expert_parameters(1_024) / 2
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_last_stage_has_what_predicts_further_tokens_and_the_embedding(tied: bool) -> None:
+    changes = {"mtp": MTPSpec(depth=2, loss_weight=0.1), "tied_embeddings": tied}
+    plain = mixture()
+    shape = with_values(plain.shape, tied_embeddings=tied)
+    further = replace(plain, shape=with_values(shape, **changes), mtp_depth=2)
+    further = further.with_layout(recompute_every=5)
+    held = [states.rank_parameters(further, rank) for rank in (0, 1)]
+    count = sum(rank.dense + 2 * rank.expert for rank in held)
+    norms, again = shape.norm.count_parameters(shape.dim), states.end_matrix(plain)
+    total = shape.total_parameters + shape.padding_parameters + further.shape.mtp_parameters
+    assert count + norms == total + again
+    assert held[1].expert == (6 + 2) * 8 * SHARED.expert_parameters(1_024) / 2
+    assert held[1].ends == (1 if tied else 2) * again
+    assert further.layer_kinds((1,))[0][1:] == (8, 1)  # of layers 6 to 13 number 10 again
+    alone = replace(further, mtp_depth=0)
+    one, more = (head_seconds(x, hopper(), ours().speed) for x in (alone, further))
+    assert more[1] == pytest.approx(3 * one[1])
+    assert more[0] > 3 * one[0]
+    windows = {"sources": 1, "windows_per_source": 4}
+    evaluated = {evaluation_seconds(x, hopper(), SPEED, **windows) for x in (alone, further)}
+    assert len(evaluated) == 1
+
+
+def test_the_first_stage_has_the_dense_layers_and_the_second_has_none() -> None:
+    model = mixture()
+    assert [kind[1:] for kind in model.layer_kinds((0,))] == [(4, 4), (2, 2)]
+    assert [kind[1:] for kind in model.layer_kinds((1,))] == [(6, 6), (0, 0)]
+    third = model.with_layout(recompute_every=3)
+    assert [kind[1:] for kind in third.layer_kinds((0,))] == [(4, 1), (2, 1)]  # layers 3 and 0
+
+
+def test_a_shared_expert_is_two_products_more_of_all_tokens() -> None:
+    model = mixture()
+    without = replace(model, shape=with_values(model.shape, mlp={"shared_ffn_dim": None}))
+    flops = [sum(one.num_flops for one in layer_products(each)) for each in (model, without)]
+    assert flops[0] - flops[1] == 2 * model.microbatch_tokens * 3 * 1_024 * 1_024
+    kept = [activations.layer_bytes_per_token(each) for each in (model, without)]
+    assert kept[0] - kept[1] == 2 * 4 * 1_024  # into the activation, its gate, and out of both
+
+
+def test_the_gate_of_a_shared_expert_is_one_more_column_and_keeps_its_input() -> None:
+    model = mixture()
+    gated = replace(model, shape=with_values(model.shape, mlp={"shared_gate": True}))
+    flops = [sum(one.num_flops for one in layer_products(each)) for each in (gated, model)]
+    assert flops[0] - flops[1] == 2 * model.microbatch_tokens * 1_024
+    for recompute in ("none", "selective"):
+        jobs = [each.with_layout(recompute=recompute) for each in (gated, model)]
+        kept = [activations.layer_bytes_per_token(each) for each in jobs]
+        assert kept[0] - kept[1] == 2 * (1_024 + 1)  # the expert's output, and the gate
+
+
+def test_a_stage_takes_the_seconds_of_its_layers_of_both_kinds() -> None:
+    model, speed = mixture(), ours().speed
+    whole = layers_parts(model, 0, hopper(), speed)
+    experts, dense = (layer_parts(one, hopper(), speed) for one in (model, model.dense_job))
+    both = {name: 4 * experts[name] + 2 * dense[name] for name in experts}
+    assert whole == pytest.approx(both)
+    assert dense["expert collectives"] == 0
+    assert experts["expert collectives"] > 0
+
+
+def test_activations_are_those_of_both_kinds() -> None:
+    model, bare = mixture(), with_values(ours().memory, fragmentation=1.0, stage_outputs=0.0)
+    stored, recomputed = memory._activations(model, 0, bare)
+    assert recomputed == 0
+    first = stored / activations.count_stored_microbatches(model, 0)
+    each = [activations.layer_bytes_per_token(one) for one in (model, model.dense_job)]
+    assert first == pytest.approx((4 * each[0] + 2 * each[1]) * model.microbatch_tokens)

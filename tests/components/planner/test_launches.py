@@ -17,16 +17,16 @@ from components.planner.passes import (
     host_seconds,
 )
 from components.planner.time import plan_time
-from tests.components.planner.jobs import gpt, hopper, job, layout, ours
+from tests.components.planner.jobs import gpt, hopper, job, layout, ours, with_values
 from tests.components.planner.test_experts import VIEWS
 
 SPEED = ours().speed
-MICROBATCHES = 4
+MICROBATCHES = 2
 # Operators of torch's own bookkeeping: they launch nothing on a device.
 HOST_ONLY = VIEWS | {"device", "promote_types", "split", "_local_scalar_dense"}
 WORDS = (
     *("scale=parity", "cluster.device=cuda", "parallelism.data=1", "parallelism.pipeline=1"),
-    *("budget.global_batch_tokens=4096", "budget.total_tokens=40960"),
+    *("budget.global_batch_tokens=2048", "budget.total_tokens=20480"),
     *("budget.sequence_length=256", "parallelism.microbatch_sequences=4"),
     *("precision.compute=bfloat16", "precision.loss_scale=none"),
 )
@@ -50,36 +50,32 @@ class Launches(trackers.FlopLedger):
 
 
 def planned_and_counted(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[float, float]:
-    """Return the launches of one layer in a step of four microbatches."""
+    """Return the launches of one layer in a step."""
     monkeypatch.setattr(trackers, "FlopLedger", Launches)
     monkeypatch.setattr(rehearsal, "microbatches_to_rehearse", lambda _: MICROBATCHES)
-    counted, recipe = [], None
-    for layers in (2, 4):
+    counted, planned = [], None
+    for layers in (1, 2):
         point = [*words, *WORDS, f"model.num_layers={layers}"]
         recipe = compose_recipe(read_point(point))
+        planned = job_from_recipe(recipe)
         assert rehearsal.run_two_steps(recipe, 0).microbatches == MICROBATCHES
         counted.append(Launches.latest.operators)
-    assert recipe is not None
-    planned = job_from_recipe(recipe)
-    update = count_update_launches(planned, 0) / 4
-    return MICROBATCHES * count_launches(planned) + update, (counted[1] - counted[0]) / 2
+    assert planned is not None
+    update = count_update_launches(planned, 0) / 2
+    return MICROBATCHES * count_launches(planned) + update, counted[1] - counted[0]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("recipe", ["teuken7b", "bloom560m", "olmo2_1b"])
-def test_the_launches_of_a_layer_are_those_of_a_dry_run(
-    recipe: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_launches_of_a_layer_are_those_of_a_dry_run(recipe, monkeypatch):
     planned, counted = planned_and_counted(monkeypatch, f"recipe={recipe}", *ALONE)
     assert planned == pytest.approx(counted, rel=0.1)
 
 
 def test_compiled_layers_and_plain_blocks_launch_less() -> None:
     plain = job(gpt(dim=2_048, num_layers=16, num_heads=16), layout())
-    gated = plain.shape.mlp.model_copy(update={"gated": True})
     rotary = PositionsSpec(base=10_000.0)
-    shape = plain.shape.model_copy(update={"mlp": gated, "positions": rotary})
-    wider = job(shape, layout())
+    wider = job(with_values(plain.shape, mlp={"gated": True}, positions=rotary), layout())
     assert count_launches(plain) < count_launches(wider)
     assert count_launches(wider.with_layout(compile="layers")) < count_launches(wider)
 

@@ -18,11 +18,8 @@ from components.planner.layouts import SEARCHED, Layouts
 
 AXES = ("data", "tensor", "pipeline", "expert", "context")
 WORLDS = [
-    ["recipe=teuken7b", "cluster.ranks=8"],
-    pytest.param(
-        ["recipe=teuken7b", "cluster.ranks=6", "budget.global_batch_tokens=6144"],
-        marks=pytest.mark.long,
-    ),
+    ["recipe=teuken7b", "cluster.ranks=8", "budget.global_batch_tokens=2048"],
+    ["recipe=teuken7b", "cluster.ranks=6", "budget.global_batch_tokens=3072"],
     ["recipe=mula7b_a1b", "cluster.ranks=8"],
     ["recipe=bloom176b", "cluster.ranks=4"],
     ["recipe=gpt3b6", "cluster.ranks=2", "parallelism.engine=deepspeed"],

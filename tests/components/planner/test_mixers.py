@@ -8,14 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
 from components.config.model_spec.mixers import MixerSpec
-from components.config.schema.cluster import Hardware
 from components.planner.activations import layer_bytes_per_token
 from components.planner.job import job_from_recipe
 from components.planner.passes import FORWARD_SCAN_STARTS, SCAN_STARTS, repeated_seconds
-from components.planner.software import OURS, read_software
 from tests.components.config.test_layer_patterns import WORDS
 from tests.components.model.mixers.builders import (
     DIM,
@@ -25,9 +21,11 @@ from tests.components.model.mixers.builders import (
     kimi_spec,
     mamba_spec,
 )
+from tests.components.planner.jobs import hopper, ours
+from tests.recipes.compositions import compose
 
 LENGTH = 128
-SPEED = read_software(OURS).speed
+SPEED = ours().speed
 VIEWS = {
     *("view", "select", "slice", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze"),
     *("_unsafe_view", "alias", "detach", "split", "as_strided", "split_with_sizes", "unbind"),
@@ -71,21 +69,15 @@ def test_host_starts_of_a_chunk_are_those_of_the_scan(spec: MixerSpec) -> None:
 @pytest.mark.parametrize(
     ("recompute", "repeats"), [("selective", 0), ("full", 1), (("attention",), 1)]
 )
-def test_a_recomputed_scan_starts_its_forward_operators_again(
-    recompute: Any, repeats: int
-) -> None:
-    recipe = compose_recipe(read_point(["recipe=olmo2_1b", "scale=mini", *WORDS]))
+def test_a_recomputed_scan_starts_its_forward_operators_again(recompute, repeats):
+    recipe = compose("olmo2_1b", "scale=mini", *WORDS)
     job = job_from_recipe(recipe)
     layer = replace(job, shape=job.shape.shape_of(0)).with_layout(recompute=recompute)
-    hardware = compose_recipe(
-        read_point(["recipe=olmo2_1b", "cluster=hopper"])
-    ).cluster.hardware
     mixer = layer.shape.layer_type.mixer
     assert mixer is not None
-    assert isinstance(hardware, Hardware)
     tokens = 7 * mixer.chunk_tokens
     short, long = (
-        repeated_seconds(replace(layer, sequence_length=length), hardware, SPEED)
+        repeated_seconds(replace(layer, sequence_length=length), hopper(), SPEED)
         for length in (tokens, 2 * tokens)
     )
     starts = FORWARD_SCAN_STARTS[mixer.state_products] * 7
@@ -97,14 +89,10 @@ WIDE = {"num_heads": 8, "num_key_heads": 4, "key_dim": 16, "value_dim": 32}
 
 @pytest.mark.parametrize(
     "spec",
-    [
-        delta_spec(**WIDE),
-        kimi_spec(num_heads=4, key_dim=32, value_dim=32),
-        mamba_spec(**WIDE),
-    ],
+    [delta_spec(**WIDE), kimi_spec(num_heads=4, key_dim=32, value_dim=32), mamba_spec(**WIDE)],
 )
 def test_kept_bytes_are_those_that_autograd_saves(spec: MixerSpec) -> None:
-    recipe = compose_recipe(read_point(["recipe=olmo2_1b", "scale=parity", *WORDS]))
+    recipe = compose("olmo2_1b", "scale=parity", *WORDS)
     job = job_from_recipe(recipe)
     decoder = job.shape.model_copy(update={"pattern": ("mixer",), "mixers": {"mixer": spec}})
     shape = decoder.shape_of(0)

@@ -9,6 +9,7 @@ import yaml
 
 from components.config.schema.cluster import QueueSection
 from components.config.schema.sections import Cluster
+from components.errors import RecipeError
 from components.planner.layouts import near_nodes
 from components.planner.queues import (
     longest_queue,
@@ -60,10 +61,14 @@ def of_debug(*, limits: dict[str, object], scheduler: str = "slurm") -> Cluster:
     return profile("juwels").model_copy(update={"queues": queues, "scheduler": scheduler})
 
 
+def remark_on(cluster: Cluster, jobs: int, queue: QueueSection | None = None) -> RecipeError:
+    remark = queue_remark(cluster, queue or longest_queue(cluster), jobs)
+    assert remark is not None
+    return remark
+
+
 @pytest.mark.parametrize("name", PROFILES)
-def test_at_every_border_a_long_run_has_a_chain_or_is_told_the_nearest_that_has(
-    name: str,
-) -> None:
+def test_at_every_border_a_long_run_has_a_chain_or_is_told_the_nearest_that_has(name):
     queues = [
         queue for queue in profile(name).queues if not queue.debug and not queue.by_request
     ]
@@ -97,13 +102,11 @@ def test_at_every_border_a_long_run_has_a_chain_or_is_told_the_nearest_that_has(
 
 def test_aurora_has_no_production_queue_for_17_to_255_nodes() -> None:
     aurora = profile("aurora")
-    assert [nodes for nodes in range(1, 2_000) if not takes_runs(aurora, nodes)] == [
-        *range(17, 256)
-    ]
+    without = [nodes for nodes in range(1, 2_000) if not takes_runs(aurora, nodes)]
+    assert without == list(range(17, 256))
     for nodes in (17, 64, 255):
         cluster = with_nodes(aurora, nodes)
-        remark = queue_remark(cluster, longest_queue(cluster), 2_960)
-        assert str(remark) == (
+        assert str(remark_on(cluster, 2_960)) == (
             f"cluster.nodes: {nodes}: for 17 to 255 nodes aurora has only debug-scaling, 1 h, "
             "to one job of a user, running or waiting: no chain, each of the run's 2,960 jobs "
             "is submitted by hand (again=true)\n  what takes the whole chain: cut to 16 "
@@ -115,9 +118,10 @@ def test_aurora_has_no_production_queue_for_17_to_255_nodes() -> None:
 def test_a_queue_for_debugging_that_the_user_named_points_to_the_one_for_such_runs() -> None:
     cluster = with_nodes(profile("aurora"), 256)
     scaling = next(queue for queue in cluster.queues if queue.name == "debug-scaling")
-    remark = queue_remark(cluster, scaling, 40)
-    assert remark is not None
-    assert remark.remedy == "what takes the whole chain: site.queue=prod, 12 h"
+    assert (
+        remark_on(cluster, 40, scaling).remedy
+        == "what takes the whole chain: site.queue=prod, 12 h"
+    )
 
 
 def test_a_queue_by_request_is_taken_where_no_other_fits_and_said() -> None:
@@ -126,11 +130,15 @@ def test_a_queue_by_request_is_taken_where_no_other_fits_and_said() -> None:
     cluster = with_nodes(juwels, 500)
     large = longest_queue(cluster)
     assert large is not None
-    remark = queue_remark(cluster, large, 3)
     assert large.name == "largebooster"
-    assert remark is not None
-    assert remark.remedy == "without one: cut to 384 (booster, 24 h)"
+    assert remark_on(cluster, 3).remedy == "without one: cut to 384 (booster, 24 h)"
     assert [queue.name for queue in queues_on(with_nodes(jean_zay, 48))] == ["qos_gpu_a100-t3"]
+
+
+def test_of_the_queues_that_take_the_nodes_the_longest_is_chosen() -> None:
+    for nodes, name in ((16, "capacity"), (256, "small"), (20_000, None)):
+        queue = longest_queue(with_nodes(profile("aurora"), nodes))
+        assert (queue.name if queue else None) == name
 
 
 @pytest.mark.parametrize(("nodes", "minutes"), [(1, 90), (2, 45), (4, 22.5)])
@@ -152,34 +160,27 @@ def test_nodes_share_the_node_minutes_of_a_job(nodes: int, minutes: float) -> No
         ("slurm", {}, None),
     ],
 )
-def test_a_chain_has_as_many_jobs_as_a_user_may_have_submitted(
-    scheduler: str, limits: dict[str, object], most: int | None
-) -> None:
+def test_a_chain_has_as_many_jobs_as_a_user_may_have_submitted(scheduler, limits, most):
     cluster = of_debug(limits=limits, scheduler=scheduler)
     assert most_chained(cluster, cluster.queues[0]) == most
 
 
 def test_what_an_array_cannot_hold_is_several_chains() -> None:
     cluster = of_debug(limits={"submitted_per_user": 10})
-    remark = queue_remark(cluster, cluster.queues[0], 25)
-    assert remark is not None
+    remark = remark_on(cluster, 25, cluster.queues[0])
     assert remark.problem.endswith("the run's 25 jobs are submitted in 3 chains (again=true)")
 
 
 def test_no_queue_is_named_whose_chain_is_as_short_as_the_one_that_is_left() -> None:
-    frontier = with_nodes(profile("frontier"), 64)
-    remark = queue_remark(frontier, longest_queue(frontier), 150)
-    assert remark is not None
-    assert (
-        "64: extended gives 24 h, to 100 jobs of a user, running or waiting" in remark.problem
-    )
+    remark = remark_on(with_nodes(profile("frontier"), 64), 150)
+    said = "64: extended gives 24 h, to 100 jobs of a user, running or waiting"
+    assert said in remark.problem
     assert remark.remedy == NO_CHAIN.format("frontier")
 
 
 def test_where_a_site_forbids_it_no_job_waits_for_another() -> None:
     cluster = of_debug(limits={"chain": False, "submitted_per_user": 4})
-    remark = queue_remark(cluster, cluster.queues[0], 2)
-    assert remark is not None
+    remark = remark_on(cluster, 2, cluster.queues[0])
     assert "1.5 h, where no job may wait for another: no chain" in remark.problem
 
 

@@ -5,8 +5,6 @@ import torch
 
 from benchmarks.planning.measured import read_rows
 from benchmarks.planning.planner_accuracy import DATA
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
 from components.config.model_spec.attention import AttentionSpec
 from components.config.model_spec.decoder import DecoderSpec
 from components.config.model_spec.feed_forward import FeedForwardSpec
@@ -14,7 +12,8 @@ from components.config.model_spec.initialization import NormalSpec
 from components.config.model_spec.norms import NormSpec
 from components.config.model_spec.positions import PositionsSpec
 from components.planner.rates import flops_by_convention
-from tests.components.planner.jobs import gpt
+from tests.components.planner.jobs import gpt, with_values
+from tests.recipes.compositions import composed
 
 LLAMA_3_8B = DecoderSpec(
     dim=4_096,
@@ -40,8 +39,7 @@ def test_llama_3_8b_at_8192_has_57_9_gigaflops_full_and_51_5_causal() -> None:
 
 def test_windows_count_for_the_sequence_and_causal_what_a_mask_of_them_leaves() -> None:
     """A causal mask of 64 tokens has 2,080 pairs, which count 2,048; a window's have 904."""
-    attention = LLAMA_3_8B.attention.model_copy(update={"windows": (16, 16, 64, "full")})
-    shape = LLAMA_3_8B.model_copy(update={"attention": attention})
+    shape = with_values(LLAMA_3_8B, attention={"windows": (16, 16, 64, "full")})
     behind = torch.arange(64)[:, None] - torch.arange(64)
     pairs = [int(((behind >= 0) & (behind < window)).sum()) for window in (16, 64)]
     assert pairs == [904, 2_080]
@@ -71,7 +69,7 @@ def test_nanotron_s_388_teraflops_are_full_and_38_0_became_44_3_per_cent() -> No
 
 
 def test_megatron_prints_1_73_times_what_teuken_computes() -> None:
-    recipe = compose_recipe(read_point(["recipe=teuken7b", "scale=full"]))
+    recipe = composed("teuken7b", "full")
     flops = flops_by_convention(recipe.decoder_spec, 4_096, pipeline=2)
     assert round(flops["full"] / 1e9, 1) == 51.2
     assert round(flops["causal"] / 1e9, 1) == 47.9
@@ -93,7 +91,7 @@ def test_of_206_9_teraflops_with_selective_recomputation_155_were_the_model_s() 
 @pytest.mark.parametrize(("seconds", "printed"), [(105.22, 149.02), (104.70, 149.77)])
 def test_bloom_s_formula_gives_the_teraflops_of_its_log(seconds: float, printed: float) -> None:
     """Megatron-DeepSpeed's 96 B s L h^2 (1 + s / 6 h + V / 16 L h), on 384 A100s of 312."""
-    recipe = compose_recipe(read_point(["recipe=bloom176b", "scale=full"]))
+    recipe = composed("bloom176b", "full")
     tokens = recipe.budget.global_batch_tokens
     flops = flops_by_convention(recipe.decoder_spec, recipe.budget.sequence_length, pipeline=12)
     logged = flops["megatron_logged_fourfold"] * tokens / seconds / 384 / 1e12

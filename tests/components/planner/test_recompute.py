@@ -1,11 +1,7 @@
 """The least recomputation that fits: what is asked, what is chosen, what it costs."""
 
-from typing import Any
-
 import pytest
 
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
 from components.config.resolve import update_recipe
 from components.config.schema.cluster import Hardware
@@ -19,33 +15,21 @@ from components.planner.rates import price_recompute
 from components.planner.recompute import NOTHING, Choice, least_that_fits, list_choices
 from components.planner.search import penalise_tight
 from components.planner.time import StepPlan, plan_time
-from tests.components.planner.jobs import gpt, hopper, job, layout, ours
+from tests.components.planner.jobs import gpt, hopper, job, layout, ours, with_values
+from tests.recipes.compositions import compose
 
 GPT = gpt(dim=4_096, num_layers=24, num_heads=32)
 TEUKEN = (
-    *("recipe=teuken7b", "parallelism.tensor=1", "parallelism.pipeline=1"),
+    *("teuken7b", "parallelism.tensor=1", "parallelism.pipeline=1"),
     "parallelism.sequence_parallel=false",
 )
 WHOLE = (*TEUKEN, "cluster=h200")
 
 
-def composed(*words: str) -> Recipe:
-    return compose_recipe(read_point(list(words)))
-
-
-def with_memory(recipe: Recipe, usable_gib: float) -> Recipe:
-    hardware = recipe.cluster.hardware
-    assert isinstance(hardware, Hardware)
-    smaller = hardware.model_copy(update={"usable_bytes": round(usable_gib * 2**30)})
-    cluster = recipe.cluster.model_copy(update={"hardware": smaller})
-    return recipe.model_copy(update={"cluster": cluster})
-
-
 @pytest.mark.parametrize("usable", [200.0, 165.0, 155.0, 145.0, 138.0, 134.5])
-def test_of_all_that_fits_the_quickest_is_chosen_and_less_memory_never_quickens(
-    usable: float,
-) -> None:
-    recipe = with_memory(composed(*WHOLE), usable)
+def test_of_all_that_fits_the_quickest_is_chosen_and_less_memory_never_quickens(usable):
+    less = {"hardware": {"usable_bytes": round(usable * 2**30)}}
+    recipe = with_values(compose(*WHOLE), cluster=less)
     hardware, one, software = recipe.cluster.hardware, job_from_recipe(recipe), ours()
     assert isinstance(hardware, Hardware)
 
@@ -67,7 +51,7 @@ def test_of_all_that_fits_the_quickest_is_chosen_and_less_memory_never_quickens(
 
 def test_what_auto_becomes_is_in_the_recipe_and_stays_when_a_run_goes_on() -> None:
     # Weights and sums of 2 bytes each.
-    recipe = composed(*WHOLE, "parallelism.recompute=auto", "precision.accumulate=bfloat16")
+    recipe = compose(*WHOLE, "parallelism.recompute=auto", "precision.accumulate=bfloat16")
     assert recipe.parallelism.recompute == "selective"
     again = Recipe.model_validate(recipe.model_dump(mode="json"))
     assert again.parallelism == recipe.parallelism
@@ -79,13 +63,13 @@ def test_what_auto_becomes_is_in_the_recipe_and_stays_when_a_run_goes_on() -> No
 
 
 def test_a_searched_layout_answers_auto_too() -> None:
-    words = ["recipe=teuken7b", "cluster=hopper", "parallelism=auto", "cluster.nodes=8"]
+    words = ["teuken7b", "cluster=hopper", "parallelism=auto", "cluster.nodes=8"]
     words += ["parallelism.pipeline=1", "parallelism.tensor=1"]
-    assert composed(*words, "parallelism.recompute=auto") == composed(*words)
+    assert compose(*words, "parallelism.recompute=auto") == compose(*words)
 
 
 def test_a_miniature_goes_without() -> None:
-    recipe = composed("recipe=teuken7b", "scale=mini", "parallelism.recompute=auto")
+    recipe = compose("teuken7b", "scale=mini", "parallelism.recompute=auto")
     assert recipe.parallelism.recompute == "none"
 
 
@@ -108,16 +92,13 @@ def test_a_miniature_goes_without() -> None:
 )
 def test_auto_without_an_answer_is_refused(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
-        composed(*words, "parallelism.recompute=auto")
+        compose(*words, "parallelism.recompute=auto")
 
 
 def test_where_no_time_is_known_the_first_that_fits_is_chosen() -> None:
-    recipe = composed(*WHOLE)
-    hardware = recipe.cluster.hardware
-    assert isinstance(hardware, Hardware)
-    blind = hardware.model_copy(update={"gemm_teraflops": {}})
-    cluster = recipe.cluster.model_copy(update={"hardware": blind})
-    recipe = recipe.model_copy(update={"cluster": cluster})
+    recipe = with_values(compose(*WHOLE), cluster={"hardware": {"gemm_teraflops": {}}})
+    blind = recipe.cluster.hardware
+    assert isinstance(blind, Hardware)
     found = least_that_fits(recipe)
     chosen = found.apply_to(job_from_recipe(recipe))
     memory = plan_memory(chosen, blind, ours().memory)
@@ -137,9 +118,7 @@ def test_zero_bubble_has_no_choice() -> None:
 @pytest.mark.parametrize(
     ("pipeline", "stages", "every"), [(1, 1, 1), (4, 1, 1), (4, 1, 5), (3, 2, 4), (2, 3, 7)]
 )
-def test_recomputed_layers_of_ranks_are_those_whose_number_divides(
-    pipeline: int, stages: int, every: int
-) -> None:
+def test_recomputed_layers_of_ranks_are_those_whose_number_divides(pipeline, stages, every):
     where = layout(
         pipeline=pipeline, stages_per_rank=stages, num_layers=24, recompute_every=every
     )
@@ -151,26 +130,17 @@ def test_recomputed_layers_of_ranks_are_those_whose_number_divides(
 
 @pytest.mark.parametrize("recompute", ["selective", "full", ("mlp",)])
 @pytest.mark.parametrize("every", [1, 2, 6, 24])
-def test_memory_and_time_lie_between_none_and_every_layer_in_proportion(
-    recompute: Any, every: int
-) -> None:
+def test_memory_and_time_lie_between_none_and_every_layer_in_proportion(recompute, every):
     machine, software = hopper(), ours()
     none = job(GPT, layout(num_layers=24), cast_bytes=2)
     every_layer = none.with_layout(recompute=recompute)
     some = every_layer.with_layout(recompute_every=every)
-    times = [
-        plan_time(one, machine, software.speed).microbatches for one in (none, every_layer)
-    ]
-    found = plan_time(some, machine, software.speed).microbatches
-    assert found == pytest.approx(times[0] + (times[1] - times[0]) / every)
-    memories = [
-        plan_memory(one, machine, software.memory).ranks[0] for one in (none, every_layer)
-    ]
-    held = plan_memory(some, machine, software.memory).ranks[0]
-    assert held.casts == pytest.approx(
-        memories[0].casts + (memories[1].casts - memories[0].casts) / every
-    )
-    assert memories[1].activations <= held.activations
+    jobs = (none, every_layer, some)
+    less, more, found = (plan_time(one, machine, software.speed).microbatches for one in jobs)
+    assert found == pytest.approx(less + (more - less) / every)
+    low, high, held = (plan_memory(one, machine, software.memory).ranks[0] for one in jobs)
+    assert held.casts == pytest.approx(low.casts + (high.casts - low.casts) / every)
+    assert high.activations <= held.activations
 
 
 def test_a_selective_layer_repeats_memory_traffic_and_nothing_else() -> None:
@@ -188,7 +158,7 @@ def test_a_selective_layer_repeats_memory_traffic_and_nothing_else() -> None:
 
 def test_the_plan_prices_what_it_recomputes() -> None:
     plans = {
-        again: plan_recipe(composed(*WHOLE, f"parallelism.recompute={again}"))
+        again: plan_recipe(compose(*WHOLE, f"parallelism.recompute={again}"))
         for again in ("none", "selective", "full")
     }
     none = plans["none"]
@@ -199,9 +169,7 @@ def test_the_plan_prices_what_it_recomputes() -> None:
         price = plan.planned_recomputation
         assert plan.time is not None
         assert price is not None
-        assert price.extra_seconds == pytest.approx(
-            plan.time.total_seconds - none.time.total_seconds
-        )
-        assert price.saved_bytes == round(
-            none.memory.fullest_rank_bytes - plan.memory.fullest_rank_bytes
-        )
+        longer = plan.time.total_seconds - none.time.total_seconds
+        assert price.extra_seconds == pytest.approx(longer)
+        saved = none.memory.fullest_rank_bytes - plan.memory.fullest_rank_bytes
+        assert price.saved_bytes == round(saved)

@@ -1,32 +1,53 @@
-"""A whole run: its parts by hand, and that every change moves them the right way."""
+"""A whole run: its steps, phases and parts by hand, and which way changes move them."""
 
 from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
+from components.config.check import check_recipe
 from components.config.recipe import Recipe
+from components.config.schema.cluster import Hardware
 from components.planner.cost import CostEstimate
+from components.planner.interruptions import HOUR
+from components.planner.job import job_from_recipe
 from components.planner.passes import forward_seconds, rank_seconds
 from components.planner.plan import plan_recipe
 from components.planner.result import Plan
-from components.planner.run_time import RunTimeline
-from components.planner.time import evaluation_seconds
-from tests.components.planner.jobs import gpt, hopper, job, layout, ours
+from components.planner.run_time import (
+    RunTimeline,
+    Stretch,
+    count_crossings,
+    split_by_batch,
+    steps_seconds,
+)
+from components.planner.time import evaluation_seconds, plan_time
+from components.report.plan_tables import phases_sheet
+from tests.components.planner.jobs import gpt, hopper, job, layout, ours, with_values
+from tests.recipes.compositions import compose, composed
 
-BLOOM = ("recipe=bloom176b", "cluster=jean_zay")
+BLOOM = ("bloom176b", "cluster=jean_zay")
 MIDDLE = gpt(dim=4_096, num_layers=32, num_heads=32)
 SPEED = ours().speed
+HALF = 3_000_000_000_000 // 4_194_304 * 4_194_304  # whole steps
+LONG: dict[str, Any] = {
+    "from_tokens": HALF,
+    "budget": {"sequence_length": 65_536},
+    "parallelism": {"context": 8},
+}
 
 
+@cache
 def planned(*words: str) -> Plan:
-    return plan_recipe(compose_recipe(read_point(list(words))))
+    return plan_recipe(compose(*words))
 
 
-def range_of(plan: Plan) -> float:
-    assert plan.accuracy is not None
-    return plan.accuracy.p90_factor - 1
+def bloom(*words: str) -> Plan:
+    return planned(*BLOOM, *words)
 
 
 def billed(plan: Plan) -> CostEstimate:
@@ -39,18 +60,91 @@ def timeline_of(plan: Plan) -> RunTimeline:
     return plan.run
 
 
-def on_nodes(recipe: Recipe, **sections: dict[str, float]) -> Recipe:
-    """Replace figures of the cluster's sections."""
-    cluster = recipe.cluster
-    update = {
-        name: getattr(cluster, name).model_copy(update=figures)
-        for name, figures in sections.items()
-    }
-    return recipe.model_copy(update={"cluster": cluster.model_copy(update=update)})
+def hardware_of(recipe: Recipe) -> Hardware:
+    assert isinstance(recipe.cluster.hardware, Hardware)
+    return recipe.cluster.hardware
+
+
+def is_due_steps(steps: list[int], every_tokens: int) -> int:
+    """Take one step after the other and ask as ``Pretraining.is_due`` does."""
+    tokens = count = 0
+    for number, step in enumerate(steps, start=1):
+        before, tokens = tokens, tokens + step
+        crossed = tokens // every_tokens > before // every_tokens
+        count += crossed or number == len(steps)
+    return count
+
+
+@given(
+    batches=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 40)), min_size=1, max_size=5),
+    every_tokens=st.integers(1, 500),
+)
+def test_cadences_are_crossed_as_often_as_the_run_says(batches, every_tokens):
+    run, tokens = [], 0
+    for steps, size in batches:
+        run.append(Stretch(steps=steps, tokens_before=tokens, tokens_per_step=size))
+        tokens = run[-1].tokens_after
+    taken = [size for steps, size in batches for _ in range(steps)]
+    assert count_crossings(tuple(run), every_tokens) == is_due_steps(taken, every_tokens)
+
+
+@pytest.mark.parametrize("name", ["bloom176b", "bloom1b1", "teuken7b"])
+def test_stretches_are_the_recipe_s_steps_and_tokens(name: str) -> None:
+    recipe = composed(name, "full")
+    run = list(split_by_batch(recipe))
+    steps, length = recipe.derived_numbers.steps, recipe.budget.sequence_length
+    assert sum(stretch.steps for stretch in run) == steps
+    assert all(one.tokens_after == following.tokens_before for one, following in pairwise(run))
+    assert run[-1].tokens_after == recipe.batch_ramp.consumed_after(steps) * length
+
+
+def test_a_run_that_ends_on_its_ramp_has_only_the_steps_it_takes() -> None:
+    recipe = compose(*BLOOM, "budget.total_tokens=5000000000")
+    run = list(split_by_batch(recipe))
+    assert sum(stretch.steps for stretch in run) == recipe.derived_numbers.steps
+    assert run[-1].tokens_per_step < recipe.budget.global_batch_tokens
+
+
+def test_bloom_s_ramp_ends_where_its_log_says() -> None:
+    """After step 12,695 it had seen 20,155,564,032 tokens (BLOOM's chronicles)."""
+    *ramp, full = split_by_batch(compose(*BLOOM))
+    assert full.tokens_per_step == 2_048 * 2_048
+    steps = sum(stretch.steps for stretch in ramp)
+    assert full.tokens_before + (12_695 - steps) * full.tokens_per_step == 20_155_564_032
+    assert [stretch.tokens_per_step // 2_048 for stretch in ramp] == list(range(192, 2_048, 16))
+
+
+def test_each_batch_is_priced_with_its_own_microbatches() -> None:
+    """Half of 128 microbatches in the first 100 steps, all of them in the other 100."""
+    ramp = {"start": 2_097_152, "increment": 2_097_152, "over": 209_715_200}
+    words = [f"budget.ramp_up.{name}_tokens={tokens}" for name, tokens in ramp.items()]
+    recipe = compose(*BLOOM, *words, "budget.total_tokens=629145600")
+    run, job = tuple(split_by_batch(recipe)), job_from_recipe(recipe)
+    hardware = hardware_of(recipe)
+    sizes = [(one.steps, one.tokens_per_step // 2_048) for one in run]
+    assert sizes == [(100, 1_024), (100, 2_048)]
+    full = plan_time(job, hardware, SPEED)
+    # A pipeline's fill is as long, and so is what follows the last microbatch.
+    half = full.total_seconds - full.microbatches / 2
+    seconds = steps_seconds(run, job, full, hardware, SPEED)
+    assert seconds == pytest.approx(100 * full.total_seconds + 100 * half)
+
+
+def test_a_ramp_up_takes_more_steps_and_longer() -> None:
+    recipes = compose(*BLOOM), compose(*BLOOM, "budget.ramp_up=none")
+    job, hardware = job_from_recipe(recipes[1]), hardware_of(recipes[1])
+    full = plan_time(job, hardware, SPEED)
+    more, fewer = (recipe.derived_numbers.steps for recipe in recipes)
+    slow, quick = (
+        steps_seconds(tuple(split_by_batch(recipe)), job, full, hardware, SPEED)
+        for recipe in recipes
+    )
+    assert quick == pytest.approx(fewer * full.total_seconds)
+    assert 1.0 < slow / quick < more / fewer
 
 
 def test_the_parts_add_up_to_the_days_and_the_days_to_the_bill() -> None:
-    bill = billed(planned(*BLOOM))
+    bill = billed(bloom())
     parts = ("useful", "checkpoint", "evaluation", "failure", "chain")
     days = sum(getattr(bill, f"{part}_days") for part in parts)
     assert bill.days == pytest.approx(days)
@@ -60,102 +154,55 @@ def test_the_parts_add_up_to_the_days_and_the_days_to_the_bill() -> None:
 
 
 def test_bloom_s_run_by_hand() -> None:
-    plan = planned(*BLOOM)
-    bill, work = billed(plan), timeline_of(plan).work
+    bill, work = billed(bloom()), timeline_of(bloom()).work
     saving = work.saving
     # 365.4e9 tokens, every 419,430,400; the run ends between two of them.
     assert (work.num_steps, work.num_checkpoints, work.num_evaluations) == (95_000, 872, 89)
     assert saving.write == pytest.approx(40.0, abs=0.1)  # as published
     assert bill.start_up_seconds == pytest.approx(11 + 0.52 * 384)
     assert bill.failures.count is not None
-    assert bill.failures.each_seconds is not None
     between = 8_064 * 3_600 / 48
-    each = (
-        work.total_seconds / 872 / 2
-        + bill.start_up_seconds
-        + saving.read
-        + saving.write_and_hash_seconds
-    )
+    each = work.total_seconds / 872 / 2 + bill.start_up_seconds + saving.read
+    each += saving.write_and_hash_seconds
     assert bill.failures.each_seconds == pytest.approx(each)
     interrupted = work.total_seconds + bill.failures.count * each
     assert bill.failures.count == pytest.approx(interrupted / between)
-    assert bill.checkpoints.best_interval_seconds == pytest.approx(
-        (2 * saving.stall_seconds * between) ** 0.5
-    )
-    assert saving.write_and_hash_seconds < (2 * saving.stall_seconds * between) ** 0.5
+    best = (2 * saving.stall_seconds * between) ** 0.5
+    assert bill.checkpoints.best_interval_seconds == pytest.approx(best)
+    assert saving.write_and_hash_seconds < best
 
 
 def test_checkpoints_faster_than_the_disk_wait_for_it() -> None:
-    often, waits = (
-        timeline_of(planned(*BLOOM, "checkpoint.every_tokens=4_194_304", *more))
-        for more in ((), ("checkpoint.asynchronous=false",))
-    )
-    seldom = timeline_of(planned(*BLOOM)).work
+    words = "checkpoint.every_tokens=4_194_304"
+    often = timeline_of(bloom(words))
+    waits = timeline_of(bloom(words, "checkpoint.asynchronous=false"))
+    seldom = timeline_of(bloom()).work
     assert seldom.stall_seconds == seldom.saving.stall_seconds == seldom.saving.copy
     work = often.work
     useful = work.step_seconds + work.num_evaluations * work.evaluation_seconds
-    slow = replace(
-        work, saving=replace(work.saving, write=10 * work.saving.write_and_hash_seconds)
-    )
-    wait = slow.saving.write_and_hash_seconds - useful / work.num_checkpoints
+    slower = replace(work.saving, write=10 * work.saving.write_and_hash_seconds)
+    slow = replace(work, saving=slower)
+    wait = slower.write_and_hash_seconds - useful / work.num_checkpoints
     assert slow.stall_seconds == pytest.approx(work.saving.stall_seconds + wait)
-    assert slow.checkpoint_interval == pytest.approx(
-        slow.saving.write_and_hash_seconds + slow.saving.stall_seconds
-    )
+    interval = slower.write_and_hash_seconds + slower.stall_seconds
+    assert slow.checkpoint_interval == pytest.approx(interval)
     assert waits.work.stall_seconds == waits.work.saving.write_and_hash_seconds
-    best = [run.cost.checkpoints.best_interval_seconds for run in (often, waits)]
-    assert best[0] is not None
-    assert best[1] is not None
-    assert best[0] < best[1]
+    best = [run.cost.checkpoints.best_interval_seconds or 0.0 for run in (often, waits)]
+    assert 0 < best[0] < best[1]
 
 
-def test_rarer_checkpoints_stall_less_and_lose_more() -> None:
-    often, rarely = (
-        timeline_of(planned(*BLOOM, f"checkpoint.every_tokens={tokens}"))
-        for tokens in (419_430_400, 4_194_304_000)
-    )
-    assert rarely.work.num_checkpoints < often.work.num_checkpoints
-    assert rarely.work.total_seconds < often.work.total_seconds
-    lost = [run.cost.failures.each_seconds for run in (often, rarely)]
-    assert lost[0] is not None
-    assert lost[1] is not None
-    assert lost[1] > lost[0]
-
-
-def test_the_best_cadence_that_is_named_is_better_than_the_recipe_s() -> None:
-    own = billed(planned(*BLOOM))
-    best = own.checkpoints.best_every_tokens
+def test_the_best_cadence_that_is_named_is_better_than_others() -> None:
+    best = billed(bloom()).checkpoints.best_every_tokens
     assert best is not None
-    mended = billed(planned(*BLOOM, f"checkpoint.every_tokens={best}"))
-    assert mended.days < own.days
-    for factor in (0.5, 2.0):
-        other = billed(planned(*BLOOM, f"checkpoint.every_tokens={round(best * factor)}"))
-        assert mended.days < other.days
-
-
-def test_faster_storage_takes_fewer_days_and_more_failures_more() -> None:
-    recipe = compose_recipe(read_point([*BLOOM]))
     days = [
-        billed(plan_recipe(on_nodes(recipe, storage=rates, failures=rarity))).days
-        for rates, rarity in (
-            ({"write_gigabytes_per_second": 600.0}, {"node_hours_between": 8_064.0}),
-            ({"write_gigabytes_per_second": 60.0}, {"node_hours_between": 8_064.0}),
-            ({"write_gigabytes_per_second": 6.0}, {"node_hours_between": 8_064.0}),
-            ({"write_gigabytes_per_second": 6.0}, {"node_hours_between": 4_032.0}),
-        )
+        billed(bloom(f"checkpoint.every_tokens={round(best * factor)}")).days
+        for factor in (0.5, 1.0, 2.0)
     ]
-    assert days == sorted(days)
-
-
-def test_more_nodes_fail_more_often_in_a_day() -> None:
-    few, many = (billed(planned(*BLOOM, f"parallelism.data={data}")) for data in (4, 8))
-    assert few.failures.count is not None
-    assert many.failures.count is not None
-    assert many.failures.count / many.days > 1.9 * few.failures.count / few.days
+    assert days[1] < min(days[0], days[2], billed(bloom()).days)
 
 
 def test_a_profile_without_failures_and_storage_goes_on_and_names_them() -> None:
-    plan = planned("recipe=teuken7b", "cluster=juwels")
+    plan = planned("teuken7b", "cluster=juwels")
     assert billed(plan).failure_days is None
     assert billed(plan).checkpoints.write_seconds is None
     named = {item.path: item for item in plan.missing}
@@ -165,17 +212,16 @@ def test_a_profile_without_failures_and_storage_goes_on_and_names_them() -> None
 
 
 def test_figures_that_no_step_needs_leave_its_error_bar_alone() -> None:
-    plan = planned("recipe=playbook1b", "cluster=hopper")
+    plan = planned("playbook1b", "cluster=hopper")
     unknown = {"storage", "failures", "electricity"}
     assert {item.path.split(".")[1] for item in plan.missing} == unknown
-    assert plan.error_fraction == range_of(plan)
-    bloom = planned(*BLOOM)
-    assert bloom.error_fraction == 2 * range_of(bloom)
+    for one, factor in ((plan, 1), (bloom(), 2)):
+        assert one.accuracy is not None
+        assert one.error_fraction == factor * (one.accuracy.p90_factor - 1)
 
 
 def test_a_run_that_loses_more_than_it_does_is_told_so() -> None:
-    recipe = compose_recipe(read_point([*BLOOM, "checkpoint.every_tokens=365367754752"]))
-    plan = plan_recipe(recipe)
+    plan = bloom("checkpoint.every_tokens=365367754752")
     told = {item.path: item for item in plan.missing}["checkpoint.every_tokens"]
     assert "a failure comes every 168 h and costs longer than that" in told.problem
     best = billed(plan).checkpoints.best_every_tokens
@@ -184,22 +230,20 @@ def test_a_run_that_loses_more_than_it_does_is_told_so() -> None:
 
 
 def test_jobs_that_are_over_before_they_begin_are_named() -> None:
-    recipe = compose_recipe(read_point([*BLOOM]))
-    queue, *_ = recipe.cluster.queues
-    short = queue.model_copy(update={"longest_hours": 0.05})  # the start alone takes longer
-    cluster = recipe.cluster.model_copy(update={"queues": (short,)})
-    plan = plan_recipe(recipe.model_copy(update={"cluster": cluster}))
+    recipe = compose(*BLOOM)
+    short = with_values(recipe.cluster.queues[0], longest_hours=0.05)  # the start takes longer
+    plan = plan_recipe(with_values(recipe, cluster={"queues": (short,)}))
     assert "cluster.queues" in {item.path for item in plan.missing}
     bill = billed(plan)
     assert (bill.jobs, bill.chain_days, bill.queue) == (None, None, None)
 
 
 def test_a_user_s_waiting_comes_before_each_job_and_each_restart() -> None:
-    bill = billed(planned(*BLOOM, "cluster.waiting_hours=12"))
+    bill = billed(bloom("cluster.waiting_hours=12"))
     assert bill.jobs is not None
     assert bill.failures.count is not None
     assert bill.waiting_days == pytest.approx((bill.jobs + bill.failures.count) / 2)
-    assert bill.days == billed(planned(*BLOOM)).days
+    assert bill.days == billed(bloom()).days
 
 
 def test_a_forward_pass_is_about_a_third_of_a_training_one() -> None:
@@ -228,10 +272,65 @@ def test_a_pipeline_s_turns_overlap_unless_a_rank_has_several_stages() -> None:
     assert ratio(2, "interleaved") == pytest.approx(64)
 
 
-def test_more_windows_and_sources_never_take_less() -> None:
-    one = job(MIDDLE, layout(data=4))
-    times = [
-        evaluation_seconds(one, hopper(), SPEED, sources=sources, windows_per_source=windows)
-        for sources, windows in ((1, 1), (1, 64), (2, 64), (2, 65))
-    ]
-    assert times == sorted(times)
+def base() -> Recipe:
+    return compose("teuken7b", "scale=full", "cluster=juwels")
+
+
+def in_phases(**phases: dict[str, Any]) -> Plan:
+    return plan_recipe(check_recipe({**base().model_dump(mode="json"), "phases": phases}))
+
+
+def test_a_phase_that_changes_nothing_costs_what_its_steps_cost_before() -> None:
+    plain, cut = in_phases(), in_phases(same={"from_tokens": HALF})
+    before, after = billed(plain), billed(cut)
+    assert after.steps == before.steps
+    assert after.useful_days == pytest.approx(before.useful_days)
+    evaluations = [timeline_of(plan).work.evaluation_seconds for plan in (plain, cut)]
+    assert evaluations[1] == pytest.approx(evaluations[0])
+    # It begins with a job of its own, and the checkpoint before it is due at the border.
+    assert before.jobs is not None
+    assert after.jobs is not None
+    assert 0 <= after.jobs - before.jobs <= 1
+    assert 0 <= after.checkpoints.count - before.checkpoints.count <= 1
+    assert phases_sheet(plain.planned_phases).rows == []
+    assert "phases" not in plain.as_json()
+
+
+def test_each_phase_has_the_step_of_a_run_of_its_own_and_all_add_up() -> None:
+    plan = in_phases(long=LONG)
+    recipe = plan.steps[1].recipe.whole_run
+    alone = base().model_dump(mode="json")
+    alone["budget"]["sequence_length"] = 65_536
+    alone["parallelism"] |= {"context": 8, "data": 16, "data_shard": 16}
+    other = plan_recipe(check_recipe(alone))
+    assert plan.steps[1].time == other.time
+    assert plan.steps[1].memory == other.memory
+    largest = max(plan.memory.fullest_rank_bytes, other.memory.fullest_rank_bytes)
+    assert plan.largest_memory.fullest_rank_bytes == largest
+    first, long = plan.planned_phases
+    assert (first.name, long.name) == ("", "long")
+    assert long.tokens_per_step == first.tokens_per_step == 4_194_304
+    degrees = {"data": 16, "tensor": 2, "pipeline": 2, "expert": 1, "context": 8}
+    assert long.model_dump()["layout"] == degrees
+    assert other.time is not None
+    hours = long.steps * other.time.total_seconds / HOUR * 512
+    assert long.device_hours == pytest.approx(hours)
+    total = billed(plan).useful_days * 24 * 512
+    assert (first.device_hours or 0) + hours == pytest.approx(total)
+    end = recipe.token_clock.tokens_after(recipe.derived_numbers.steps)
+    assert first.tokens + long.tokens == end
+    rows = phases_sheet((first, long)).rows
+    assert [row[0] for row in rows] == ["first", "long", "all"]
+    assert rows[1][5] == "d16 t2 p2 c8"
+
+
+def test_a_machine_whose_steps_nobody_can_predict_still_has_the_memory_of_each_phase() -> None:
+    tree = base().model_dump(mode="json")
+    unknown: dict[str, Any] = {"by_nodes": [], "peak_gigabytes_per_second": None}
+    tree["cluster"]["hardware"]["across"] |= unknown
+    plan = plan_recipe(check_recipe({**tree, "phases": {"long": LONG}}))
+    assert [one.time for one in plan.steps] == [plan.time, None] == [None, None]
+    first, long = plan.planned_phases
+    assert first.device_hours is long.device_hours is None
+    assert long.peak_bytes == round(plan.steps[1].memory.fullest_rank_bytes)
+    assert phases_sheet((first, long)).rows[-1][-1] == ""

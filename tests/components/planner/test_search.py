@@ -1,12 +1,11 @@
 """The search's order is the plan's, its first choice never worse than what is published."""
 
-import re
 from functools import cache
 
 import pytest
 
 from command.arguments import read_point
-from command.composition.compose import compose_recipe, compose_run
+from command.composition.compose import compose_run
 from command.composition.layout_search import SearchResult
 from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe
@@ -16,23 +15,16 @@ from components.planner.plan import plan_recipe
 from components.planner.search import BEST, Prices, penalise_tight, search_layouts
 from components.planner.software import OURS, read_software
 from components.planner.time import plan_time
-from tests.recipes.compositions import RECIPES
+from tests.recipes.compositions import compose, home_of
 
-# The profile of Jean Zay's H100s has no rate of its links.
-UNTIMED = {"lucie_7b", "lucie_7b_long", "lucie_7b_annealed"}
-# The search shards over all data ranks, and OLMoE over 64 of them; it searches on all nodes of
-# a job, and the 64 spare nodes of this recipe are a quarter of them.
-NOT_SEARCHED = {"olmoe_1b7b", "dsv3_1t"}
-QUICK = ("gpt175b", "bloom176b", "mula7b_a1b")
-# One of a family: the search sees no difference between the sizes of one.
-KEPT = [name for name in (*RECIPES, *QUICK) if name not in UNTIMED | NOT_SEARCHED]
-TIMED = list({re.split(r"[\d_]", name)[0]: name for name in KEPT}.values())
+QUICK = ("gpt175b", "bloom176b", "mula7b_a1b")  # deep pipelines, and data ranks of experts
+# Expert ranks in a pipeline; ZeRO 3, mixers and phases; ZeRO 0 over tensor ranks.
+TIMED = [*QUICK, "qwen3_next_80b_a3b", "olmo_hybrid_7b", "smollm3_3b"]
 
 
 @cache
 def searched(name: str) -> SearchResult:
-    home = compose_recipe(read_point([f"recipe={name}", "scale=full"])).reference_cluster
-    point = [f"recipe={name}", f"cluster={home}", "parallelism=auto"]
+    point = [f"recipe={name}", f"cluster={home_of(name)}", "parallelism=auto"]
     found = compose_run(read_point(point)).search
     assert found is not None
     return found
@@ -67,9 +59,7 @@ def test_at_home_the_first_choice_is_no_slower_and_has_the_same_mathematics(name
 
 @pytest.mark.quick(*QUICK)
 @pytest.mark.parametrize("name", TIMED)
-def test_at_home_tensor_ranks_stay_inside_a_node_and_the_pipeline_goes_across(
-    name: str,
-) -> None:
+def test_at_home_tensor_ranks_stay_inside_a_node_and_the_pipeline_goes_across(name):
     groups = searched(name).recipe.rank_groups
     layout = groups.layout
     assert groups.find_group("tensor").nodes == 1
@@ -80,7 +70,7 @@ def test_at_home_tensor_ranks_stay_inside_a_node_and_the_pipeline_goes_across(
 
 @pytest.mark.long
 def test_bounds_and_shared_parts_give_the_order_of_pricing_every_layout_alone() -> None:
-    recipe = settled(compose_recipe(read_point(["recipe=playbook8b", "cluster=hopper"])))
+    recipe = settled(compose("playbook8b", "cluster=hopper"))
     hardware, software = recipe.cluster.hardware, read_software(OURS)
     assert not isinstance(hardware, str)
     search = search_layouts(recipe, ranks=32, fixed=frozenset({"recompute"}))
@@ -103,9 +93,7 @@ def test_the_fullest_rank_is_among_the_deciding_ones(schedule: str) -> None:
     stages = 1 if schedule in {"gpipe", "1f1b"} else 2
     words = [f"parallelism.schedule={schedule}", f"parallelism.stages_per_rank={stages}"]
     words += ["parallelism.recompute=none", "parallelism.pipeline=8", "cluster.nodes=32"]
-    recipe = compose_recipe(
-        read_point(["recipe=bloom176b", "cluster=jean_zay", "budget.ramp_up=none", *words])
-    )
+    recipe = compose("bloom176b", "cluster=jean_zay", "budget.ramp_up=none", *words)
     plan, software = plan_recipe(recipe), read_software(OURS)
     some = [rank_memory(plan.job, rank, software.memory) for rank in deciding_ranks(plan.job)]
     assert len(some) < plan.job.layout.pipeline

@@ -4,38 +4,32 @@ import pytest
 
 from components.config.rules.attention import attention_backends, attention_passes
 from components.planner.job import job_from_recipe
-from tests.components.config.conftest import Compose
+from tests.components.config.helpers import teuken
 
 GPU = "cluster.device=cuda"
 PATTERN = "model.attention.windows=[8, 8, 8, full]"
 
 
-def test_layers_with_a_window_take_flex_and_the_others_what_comes_first(
-    compose: Compose,
-) -> None:
-    plain, windowed = compose(GPU), compose(GPU, PATTERN)
+def test_layers_with_a_window_take_flex_and_the_others_what_comes_first() -> None:
+    plain, windowed = teuken(GPU), teuken(GPU, PATTERN)
     first, flex = attention_backends(plain)[False], ("flex",)
     assert first[0] == "cudnn"
     assert attention_backends(windowed) == {False: first, True: flex}
-    assert attention_backends(compose(GPU, "model.attention.windows=[8]")) == {True: flex}
+    assert attention_backends(teuken(GPU, "model.attention.windows=[8]")) == {True: flex}
     longer = "model.attention.windows=[full, 1_000_000]"
-    assert attention_backends(compose(GPU, longer)) == {False: first}
-    assert attention_backends(compose(PATTERN, "cluster.device=cpu")) == {False: (), True: ()}
+    assert attention_backends(teuken(GPU, longer)) == {False: first}
+    assert attention_backends(teuken(PATTERN, "cluster.device=cpu")) == {False: (), True: ()}
 
 
-def test_flex_goes_twice_over_the_scores_of_its_layers_where_weights_are_dropped(
-    compose: Compose,
-) -> None:
+def test_flex_goes_twice_over_the_scores_of_its_layers_where_weights_are_dropped() -> None:
     drops = "model.attention.dropout=0.1"
-    assert attention_passes(compose(GPU, PATTERN)) == 1
-    assert attention_passes(compose(GPU, drops)) == 1
-    assert attention_passes(compose(GPU, PATTERN, drops)) == 1.75
-    assert attention_passes(compose(GPU, "model.attention.windows=[8]", drops)) == 2
+    assert attention_passes(teuken(GPU, PATTERN)) == 1
+    assert attention_passes(teuken(GPU, drops)) == 1
+    assert attention_passes(teuken(GPU, PATTERN, drops)) == 1.75
+    assert attention_passes(teuken(GPU, "model.attention.windows=[8]", drops)) == 2
 
 
 @pytest.mark.parametrize(("order", "fused"), [("[math,flex]", False), ("[flash,flex]", True)])
-def test_a_kernel_that_keeps_the_matrix_of_scores_counts_for_all_layers(
-    compose: Compose, order: str, fused: bool
-) -> None:
+def test_a_kernel_that_keeps_the_matrix_of_scores_counts_for_all_layers(order, fused):
     words = (GPU, PATTERN, f"model.attention.backends={order}", "cluster=juwels")
-    assert job_from_recipe(compose(*words)).fused_attention == fused
+    assert job_from_recipe(teuken(*words)).fused_attention == fused

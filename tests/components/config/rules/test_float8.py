@@ -2,26 +2,24 @@
 
 import pytest
 
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
 from components.config.fingerprint import fingerprint_of
 from components.config.key_groups import KeyGroup
 from components.config.recipe import Recipe
 from components.config.rules.check import warnings_of
-from components.errors import RecipeError
 from components.planner.job import job_from_recipe
-from tests.components.config.conftest import Compose
+from tests.components.config.helpers import assert_refused, refusals, teuken
+from tests.recipes.compositions import compose
 
 # A machine whose devices have it, and a layout without tensor ranks.
 FULL = (
-    *("recipe=playbook1b", "scale=full", "cluster=hopper", "cluster.ranks=8"),
+    *("playbook1b", "scale=full", "cluster=hopper", "cluster.ranks=8"),
     *("parallelism.data=8", "parallelism.tensor=1", "parallelism.pipeline=1"),
     "parallelism.sequence_parallel=false",
 )
 
 
 def full(*words: str) -> Recipe:
-    return compose_recipe(read_point([*FULL, *words]))
+    return compose(*FULL, *words)
 
 
 def test_it_is_a_precision_to_choose_and_changes_the_mathematics_alone() -> None:
@@ -29,92 +27,67 @@ def test_it_is_a_precision_to_choose_and_changes_the_mathematics_alone() -> None
     assert float8.precision.compute == "float8"
     assert float8.precision.accumulate == plain.precision.accumulate
     trees = [one.model_dump(mode="json") for one in (plain, float8)]
-    same = {
-        group
-        for group in KeyGroup
-        if fingerprint_of(trees[0], group) == fingerprint_of(trees[1], group)
-    }
-    assert same == {*KeyGroup} - {KeyGroup.MATHEMATICS}
+    prints = {group: {fingerprint_of(tree, group) for tree in trees} for group in KeyGroup}
+    changed = [group for group, found in prints.items() if len(found) > 1]
+    assert changed == [KeyGroup.MATHEMATICS]
 
 
 @pytest.mark.parametrize("name", ["teuken7b", "gpt175b", "bloom7b1", "mula220b_a10b"])
 def test_a_miniature_keeps_it_and_gets_widths_that_fit(name: str) -> None:
-    shape = compose_recipe(
-        read_point([f"recipe={name}", "scale=mini", "precision=fp8"])
-    ).decoder_spec
+    shape = compose(name, "scale=mini", "precision=fp8").decoder_spec
     widths = [shape.dim, shape.attention.num_kv_heads * shape.attention.head_dim]
     if not shape.mlp.num_experts:
         widths.append(shape.mlp.ffn_dim)
     assert not any(width % 16 for width in widths)
 
 
-def test_a_miniature_without_it_computes_as_its_device_does(compose: Compose) -> None:
-    recipe = compose("scale=mini", "precision=bf16")
+def test_a_miniature_without_it_computes_as_its_device_does() -> None:
+    recipe = teuken("scale=mini", "precision=bf16")
     assert recipe.precision.compute == "auto"
     assert recipe.decoder_spec.mlp.ffn_dim == 840
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        (
-            ("model.dim=40", "model.attention.head_dim=16"),
-            r"model\.dim: width 40 of a linear map is not a multiple of 16 \(float8\)\n  set "
-            r"this width to 48, or precision\.compute=bfloat16",
-        ),
-        (
-            ("model.attention.num_heads=3", "model.attention.num_kv_heads=3",
-             "model.attention.head_dim=8"),
-            r"model\.attention\.head_dim: width 24 of",
-        ),
-        (
-            ("model.attention.num_heads=4", "model.attention.num_kv_heads=1",
-             "model.attention.head_dim=8"),
-            r"model\.attention\.num_kv_heads: width 8 of",
-        ),
-        (("model.mlp.ffn_dim=840",), r"model\.mlp\.ffn_dim: width 840 of"),
-        (
-            ("parallelism.engine=deepspeed",),
-            r"parallelism\.engine: deepspeed rounds weights to bfloat16 before .*\n"
-            r"  set parallelism\.engine=mesh, or precision\.compute=bfloat16",
-        ),
-        (
-            ("cluster.ranks=2", "parallelism.data=1", "parallelism.tensor=2"),
-            r"parallelism\.tensor: 2 would split rows, but a float8 row has one scale\n"
-            r"  set tensor to 1, or precision\.compute=bfloat16",
-        ),
-        (
-            ("precision.loss_scale={initial: 1.0, window: 5, hysteresis: 1, minimum: 1.0}",),
-            r"precision\.loss_scale: float8 ignores a loss scale",
-        ),
-    ],
-    ids=["dim", "heads", "groups", "ffn", "engine", "tensor", "scale"],
-)  # fmt: skip
-def test_what_it_cannot_do_is_refused(
-    compose: Compose, words: tuple[str, ...], message: str
-) -> None:
-    with pytest.raises(RecipeError, match=message):
-        compose("scale=mini", "precision=fp8", *words)
+    refusals(r"""
+model.dim=40 model.attention.head_dim=16
+    model\.dim: width 40 of a linear map is not a multiple of 16 \(float8\)
+    set this width to 48, or precision\.compute=bfloat16
+model.attention.num_heads=3 model.attention.num_kv_heads=3 model.attention.head_dim=8
+    model\.attention\.head_dim: width 24 of
+model.attention.num_heads=4 model.attention.num_kv_heads=1 model.attention.head_dim=8
+    model\.attention\.num_kv_heads: width 8 of
+model.mlp.ffn_dim=840 -> model\.mlp\.ffn_dim: width 840 of
+parallelism.engine=deepspeed
+    parallelism\.engine: deepspeed rounds weights to bfloat16 before .*
+    set parallelism\.engine=mesh, or precision\.compute=bfloat16
+cluster.ranks=2 parallelism.data=1 parallelism.tensor=2
+    parallelism\.tensor: 2 would split rows, but a float8 row has one scale
+    set tensor to 1, or precision\.compute=bfloat16
+precision.loss_scale={initial: 1.0, window: 5, hysteresis: 1, minimum: 1.0}
+    precision\.loss_scale: float8 ignores a loss scale
+"""),
+)
+def test_what_it_cannot_do_is_refused(words: str, message: str) -> None:
+    assert_refused(words, message, "scale=mini", "precision=fp8")
 
 
 def test_experts_may_have_any_width() -> None:
-    words = ["recipe=mula1b", "scale=mini", "precision=fp8", "model.mlp.ffn_dim=40"]
-    with pytest.raises(RecipeError, match=r"model\.mlp\.ffn_dim"):
-        compose_recipe(read_point(words))
-    words[0] = "recipe=mula7b_a1b"
-    assert compose_recipe(read_point(words)).decoder_spec.mlp.ffn_dim == 40
+    words = ("scale=mini", "precision=fp8", "model.mlp.ffn_dim=40")
+    assert_refused("recipe=mula1b", r"model\.mlp\.ffn_dim", *words)
+    assert compose("mula7b_a1b", *words).decoder_spec.mlp.ffn_dim == 40
 
 
 @pytest.mark.parametrize("cluster", ["juwels", "smng_p2", "jean_zay", "jean_zay_v100"])
 def test_a_machine_whose_profile_has_no_peak_in_it_is_refused(cluster: str) -> None:
-    words = ["recipe=bloom560m", "scale=full", f"cluster={cluster}", "budget.ramp_up=none"]
-    message = (
-        r"precision\.compute: float8, but the profile of .* has no float8 peak\n"
-        r"  use another cluster, or precision\.compute=bfloat16"
+    words = ("scale=full", f"cluster={cluster}", "budget.ramp_up=none", "precision=fp8")
+    said = (
+        r"precision\.compute: float8, but the profile of .* has no float8 peak\n  use another "
     )
-    with pytest.raises(RecipeError, match=message):
-        compose_recipe(read_point([*words, "precision=fp8"]))
-    emulated = compose_recipe(read_point([*words, "precision=fp8", "cluster.device=cpu"]))
+    assert_refused(
+        "recipe=bloom560m", said + r"cluster, or precision\.compute=bfloat16", *words
+    )
+    emulated = compose("bloom560m", *words, "cluster.device=cpu")
     assert emulated.precision.compute == "float8"
 
 
@@ -123,9 +96,8 @@ def test_it_is_planned_as_bfloat16_and_that_is_said() -> None:
     words = ("parallelism.compile=layers", "precision.weights=float32")  # torchao rounds them
     assert job_from_recipe(float8) == job_from_recipe(full(*words))
     (line,) = warnings_of(float8)
-    assert line.startswith(
-        "precision.compute: the planner uses the time and memory of bfloat16"
-    )
+    said = "precision.compute: the planner uses the time and memory of bfloat16"
+    assert line.startswith(said)
     assert warnings_of(full()) == ()
 
 

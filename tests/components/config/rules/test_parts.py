@@ -1,169 +1,204 @@
-"""Rules between the numbers of a schedule, of a model's parts and of the loss scale."""
+"""Rules between the numbers of a schedule, of a model's parts, of ramps and of precision."""
 
 import pytest
 
 from components.config.rules.check import check_schedule
 from components.errors import RecipeError
-from tests.components.config.conftest import Compose
+from tests.components.config.helpers import assert_refused, refusals, teuken
+from tests.recipes.compositions import compose
 
 PHASE = "schedule.phases.first"
-CONSTANT = {
-    "_target_": "components.optim.schedules.Constant",
-    "total_tokens": 9,
-    "warmup_tokens": 1,
-    "warmup_from": 1.0,
-    "value": 0.5,
-}
+
+
+NORM = "_target_: components.model.norms.Norm, _partial_: true, eps: 1e-5, bias: true"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        (
-            [f"{PHASE}.total_tokens=1_000", f"{PHASE}.warmup_tokens=1_000"],
-            rf"{PHASE}\.warmup_tokens: 1,000 is more than total_tokens - 1 = 999",
-        ),
-        (
-            [f"{PHASE}.warmup_from=0.4", f"{PHASE}.start=0.3"],
-            rf"{PHASE}\.warmup_from: 0\.4 is more than start 0\.3",
-        ),
-        (["schedule.phases={}"], r"schedule\.phases: .* at least 1 item .*\n  list at least 1"),
-        (
-            ["schedule.phases={a: 3}"],
-            r"schedule\.phases\.a: 3 is not a class\n  set schedule\.phases\.a\._target_=",
-        ),
-        (["schedule.phases={a: {warmup_tokens: x}}"], r"schedule\.phases\.a: missing _target_"),
-        (
-            ["model.attention.head_dim=33"],
-            r"head_dim: 33 is odd, but rotary.*\n.*32 or 34",
-        ),
-        (
-            ["model.norm.bias=true"],
-            r"model\.norm\.bias: true, but .*\n.*norm\.center=true",
-        ),
-        (
-            ["model.attention.backends=[flash, sdpa]"],
-            r"model\.attention\.backends\.1: input should be .*, got 'sdpa'\n  known: ",
-        ),
-        (
-            [
-                "model.attention.backends=[flash]",
-                "data.document_mask=true",
-                "cluster.device=xpu",
-            ],
-            r"model\.attention\.backends: \[flash\] has no kernel for bfloat16 attention with "
-            r"documents, slopes or windows.* on xpu\n  add flex",
-        ),
-        (
-            ["model.attention.windows=[8, half]"],
-            r"model\.attention\.windows\[1\]: 'half' is neither a positive number of keys nor",
-        ),
-        (
-            ["model.attention.windows=[8, 0]"],
-            r"model\.attention\.windows\[1\]: 0 is neither a positive number of keys nor full",
-        ),
-        (
-            ["model.attention.windows=8"],
-            r"windows: input should be a valid tuple, got 8\n  write a list",
-        ),
-        (
-            ["model.positions.local_base=10_000.0"],
-            r"positions\.local_base: 10000 needs a layer with a window, but all are full",
-        ),
-        (
-            [
-                "model.attention.windows=[8, full]",
-                "model.attention.backends=[flash]",
-                "cluster.device=cuda",
-            ],
-            r"model\.attention\.backends: \[flash\] has no kernel for bfloat16 attention with "
-            r"documents, slopes or windows.* on cuda\n  add flex",
-        ),
-        (
-            [
-                "model.attention.sinks=true",
-                "model.attention.backends=[cudnn, flash]",
-                "cluster.device=cuda",
-            ],
-            r"backends: \[cudnn, flash\] has no kernel for bfloat16 attention.* with sinks, "
-            r"heads of \d+, on cuda\n  add flex",
-        ),
-        (
-            ["model.mlp.swiglu_limit=7", "model.mlp.activation=gelu"],
-            r"model\.mlp\.swiglu_limit: 7 has no effect without a SwiGLU\n  set .*gated=true",
-        ),
-        (
-            ["model.mlp.linear_offset=1", "model.mlp.gated=false"],
-            r"model\.mlp\.linear_offset: 1 has no effect without a SwiGLU",
-        ),
-        (
-            ["model.initialization.padding_row=4_096"],
-            r"padding_row: 4096 is not one of 4,096 rows\n  use 0 to 4,095, or null",
-        ),
-        (["model.initialization.padding_row=-1"], r"padding_row: -1 is not one of"),
-        (
-            ["precision=fp16", "precision.loss_scale.initial=0.5"],
-            r"precision\.loss_scale\.initial: 0\.5 is less than loss_scale\.minimum 1",
-        ),
-    ],
+    refusals(
+        r"""
+schedule.phases.first.total_tokens=1_000 schedule.phases.first.warmup_tokens=1_000
+    schedule.phases.first\.warmup_tokens: 1,000 is more than total_tokens - 1 = 999
+schedule.phases.first.warmup_from=0.4 schedule.phases.first.start=0.3
+    schedule.phases.first\.warmup_from: 0\.4 is more than start 0\.3
+schedule.phases={}
+    schedule\.phases: .* at least 1 item .*
+    list at least 1
+schedule.phases={a: 3}
+    schedule\.phases\.a: 3 is not a class
+    set schedule\.phases\.a\._target_=
+schedule.phases={a: {warmup_tokens: x}}
+    schedule\.phases\.a: missing _target_
+model.attention.head_dim=33
+    head_dim: 33 is odd, but rotary.*
+    .*32 or 34
+model.norm.bias=true
+    model\.norm\.bias: true, but .*
+    .*norm\.center=true
+model.attention.backends=[flash, sdpa]
+    model\.attention\.backends\.1: input should be .*, got 'sdpa'
+    known:
+model.attention.backends=[flash] data.document_mask=true cluster.device=xpu
+    model\.attention\.backends: \[flash\] has no kernel for bfloat16 attention with documents, \
+    slopes or windows.* on xpu
+    add flex
+model.attention.windows=[8, half]
+    model\.attention\.windows\[1\]: 'half' is neither a positive number of keys nor
+model.attention.windows=[8, 0]
+    model\.attention\.windows\[1\]: 0 is neither a positive number of keys nor full
+model.attention.windows=8
+    windows: input should be a valid tuple, got 8
+    write a list
+model.positions.local_base=10_000.0
+    positions\.local_base: 10000 needs a layer with a window, but all are full
+model.attention.windows=[8, full] model.attention.backends=[flash] cluster.device=cuda
+    model\.attention\.backends: \[flash\] has no kernel for bfloat16 attention with documents, \
+    slopes or windows.* on cuda
+    add flex
+model.attention.sinks=true model.attention.backends=[cudnn, flash] cluster.device=cuda
+    backends: \[cudnn, flash\] has no kernel for bfloat16 attention.* with sinks, heads of \
+    \d+, on cuda
+    add flex
+model.mlp.swiglu_limit=7 model.mlp.activation=gelu
+    model\.mlp\.swiglu_limit: 7 has no effect without a SwiGLU
+    set .*gated=true
+model.mlp.linear_offset=1 model.mlp.gated=false
+    model\.mlp\.linear_offset: 1 has no effect without a SwiGLU
+model.initialization.padding_row=4_096
+    padding_row: 4096 is not one of 4,096 rows
+    use 0 to 4,095, or null
+model.initialization.padding_row=-1
+    padding_row: -1 is not one of
+precision=fp16 precision.loss_scale.initial=0.5
+    precision\.loss_scale\.initial: 0\.5 is less than loss_scale\.minimum 1
+model.embedding_norm={$NORM, weight: true, weight: true, center: false}
+    model\.embedding_norm\.bias: true, but
+model.attention.qk_norm={$NORM, weight: true, weight: true, center: false}
+    model\.attention\.qk_norm\.bias: true, but
+model.positions.scaling={_target_: components.model.rotary_scaling.Llama3Scaling, factor: 8.0, \
+  low_frequency_factor: 4.0, high_frequency_factor: 4.0, original_tokens: 8}
+    scaling\.low_frequency_factor: 4\.0 is not below high_frequency_factor 4\.0
+recipe=mula7b_a1b scale=full model.mlp.top_k=65
+    model\.mlp\.top_k: 65 is more than model\.mlp\.num_experts 64
+recipe=mula7b_a1b scale=full model.mlp.shared_gate=true
+    model\.mlp\.shared_gate: true, but there is no shared expert
+    set
+recipe=bloom560m scale=full budget.ramp_up.start_tokens=391_168
+    budget\.ramp_up\.start_tokens: .* is not a multiple of
+recipe=bloom176b scale=full budget.ramp_up.increment_tokens=3_145_728
+    increment_tokens: steps of 1,536 samples do not reach
+precision.compute=float16
+    precision\.loss_scale: none, but float16 gradients underflow
+recipe=bloom560m precision.compute=bfloat16
+    precision\.loss_scale: bfloat16 ignores a loss scale
+scale=full precision.weights=bfloat16 precision.compute=auto
+    precision.weights: bfloat16 cannot represent all
+scale=full precision.weights=float16
+    precision.weights: float16 cannot represent all
+scale=full precision.master=float16
+    precision.master: float16 cannot represent all
+scale=full precision.weights=float32 precision.master=bfloat16
+    precision.master: bfloat16 cannot represent all
+scale=full precision.accumulate=float16
+    precision.accumulate: float16 gradients underflow
+scale=full precision.reduce=float16
+    precision.reduce: float16 gradients underflow without
+""",
+        NORM=NORM,
+    ),
 )
 def test_what_contradicts_itself_is_refused_where_it_is_composed(
-    compose: Compose, words: list[str], message: str
+    words: str, message: str
 ) -> None:
+    assert_refused(words, message)
+
+
+DECAY = {"warmup_from": 0.0, "start": 1.0, "end": 0.0, "total_tokens": 1_000}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "changed", "message"),
+    [
+        ({"total_tokens": 9, "warmup_tokens": 1, "warmup_from": 0.5, "value": 0.5},
+         {"warmup_from": 1.0}, r"^schedule\.warmup_from: 1\.0 is more than value 0\.5"),
+        ({"total_tokens": 9, "warmup_tokens": 8}, {"warmup_tokens": 9},
+         r"^schedule\.warmup_tokens: 9 is more than total_tokens - 1 = 8"),
+        ({"total_tokens": 1_000, "warmup_tokens": 100, "planned_tokens": 1_000},
+         {"planned_tokens": 999},
+         r"^schedule\.planned_tokens: 999 is less than total_tokens \+ skipped_tokens = 1,000"),
+        ({"total_tokens": 1_000, "planned_tokens": 1_500, "skipped_tokens": 500,
+          "warmup_tokens": 100}, {"skipped_tokens": 501}, r"1,500 is less than .* = 1,501"),
+        ({**DECAY, "warmup_tokens": 100, "decay_tokens": 900}, {"decay_tokens": 901},
+         r"^schedule\.decay_tokens: 901 is more than total_tokens - warmup_tokens = 900"),
+    ],
+)  # fmt: skip
+def test_lengths_of_a_schedule_fit_into_each_other(schedule, changed, message):
+    check_schedule(schedule)
     with pytest.raises(RecipeError, match=message):
-        compose(*words)
+        check_schedule(schedule | changed)
 
 
-def test_a_schedule_without_phases_is_held_to_the_same_rules() -> None:
-    with pytest.raises(
-        RecipeError, match=r"^schedule\.warmup_from: 1\.0 is more than value 0\.5"
-    ):
-        check_schedule(CONSTANT)
-    check_schedule(CONSTANT | {"warmup_from": 0.5})
-    with pytest.raises(
-        RecipeError, match=r"^schedule\.warmup_tokens: 9 is more than total_tokens - 1 = 8"
-    ):
-        check_schedule(CONSTANT | {"warmup_from": 0.5, "warmup_tokens": 9})
-
-
-def test_a_cosine_is_cut_before_its_end_not_after_it() -> None:
-    lengths = {"total_tokens": 1_000, "warmup_tokens": 100, "planned_tokens": 1_000}
-    check_schedule(lengths)
-    message = (
-        r"^schedule\.planned_tokens: 999 is less than total_tokens \+ skipped_tokens = 1,000\n"
-    )
-    with pytest.raises(RecipeError, match=message):
-        check_schedule(lengths | {"planned_tokens": 999})
-    check_schedule(lengths | {"planned_tokens": 1_500, "skipped_tokens": 500})
-    with pytest.raises(RecipeError, match=r"1,500 is less than .* = 1,501"):
-        check_schedule(lengths | {"planned_tokens": 1_500, "skipped_tokens": 501})
-
-
-def test_a_decay_has_to_fit_into_what_the_warm_up_leaves() -> None:
-    lengths = {"total_tokens": 1_000, "warmup_tokens": 100, "decay_tokens": 900}
-    ends = {"warmup_from": 0.0, "start": 1.0, "end": 0.0}
-    check_schedule(lengths | ends)
-    message = r"^schedule\.decay_tokens: 901 is more than total_tokens - warmup_tokens = 900\n"
-    with pytest.raises(RecipeError, match=message):
-        check_schedule(lengths | ends | {"decay_tokens": 901})
-
-
-@pytest.mark.parametrize("path", ["embedding_norm", "attention.qk_norm"])
-def test_every_norm_of_a_model_is_held_to_the_rule(compose: Compose, path: str) -> None:
-    norm = "_target_: components.model.norms.Norm, _partial_: true, eps: 1e-5, weight: true"
-    with pytest.raises(RecipeError, match=rf"model\.{path}\.bias: true, but"):
-        compose(f"model.{path}={{{norm}, bias: true, center: false}}")
-    compose(f"model.{path}={{{norm}, bias: true, center: true}}")
-
-
-def test_slow_pairs_of_llama_3_turn_less_than_fast_ones(compose: Compose) -> None:
-    scaling = "_target_: components.model.rotary_scaling.Llama3Scaling, factor: 8.0"
-    numbers = "low_frequency_factor: 4.0, high_frequency_factor: 4.0, original_tokens: 8"
-    message = r"scaling\.low_frequency_factor: 4\.0 is not below high_frequency_factor 4\.0"
-    with pytest.raises(RecipeError, match=message):
-        compose(f"model.positions.scaling={{{scaling}, {numbers}}}")
-
-
-def test_the_last_row_may_be_the_one_of_padding(compose: Compose) -> None:
-    recipe = compose("model.initialization.padding_row=4_095")
+def test_the_last_row_may_be_the_one_of_padding() -> None:
+    recipe = teuken("model.initialization.padding_row=4_095")
     assert recipe.decoder_spec.padded_vocab_size == 4_096
+
+
+def test_a_miniature_keeps_experts_and_sends_each_token_to_several() -> None:
+    for name in ("mula7b_a1b", "mula220b_a10b"):
+        full, mini = (compose(name, *word).decoder_spec.mlp for word in (["scale=full"], []))
+        assert (full.top_k, mini.top_k) == (8, 2)
+        assert mini.num_experts == 16
+
+
+def test_learned_positions_shrink_with_the_sequence() -> None:
+    for words, expected in (((), 256), (("budget.sequence_length=128",), 128)):
+        assert compose("gpt3b6", *words).decoder_spec.positions.num_positions == expected
+
+
+def test_a_ramp_stays_a_ramp_in_the_miniature_and_in_its_share() -> None:
+    full, mini = compose("bloom176b", "scale=full"), compose("bloom176b")
+    assert full.batch_ramp.start_samples == 192
+    assert mini.batch_ramp.start_samples == mini.batch_ramp.full_samples // 2
+    shares = [
+        one.batch_ramp.ramp_samples * one.budget.sequence_length / one.budget.total_tokens
+        for one in (full, mini)
+    ]
+    assert shares[1] == pytest.approx(shares[0], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("weights=bfloat16",), ("weights=float32",), ("master=bfloat16",), ("master=float64",)],
+)
+def test_weights_and_masters_may_be_finer(words: tuple[str, ...]) -> None:
+    compose("teuken7b", "scale=full", *(f"precision.{word}" for word in words))
+
+
+def test_float16_sums_go_with_float16_products() -> None:
+    words = ("precision.accumulate=float16", "precision.reduce=float16")
+    precision = compose("bloom560m", "scale=full", *words).precision
+    assert (precision.accumulate, precision.reduce) == ("float16", "float16")
+
+
+def test_a_source_that_reads_a_filler_text_takes_its_share() -> None:
+    data = compose("bloom176b").data
+    texts = [source.embedded for source in data.sources.values()]
+    assert len(texts) == len(set(texts))
+    assert data.shares["code"] > 0.6
+    assert sum(data.shares.values()) == pytest.approx(1)
+
+
+def test_a_run_that_ends_in_its_warm_up_still_learns_in_miniature() -> None:
+    mini = compose("gpt175b")
+    assert mini.schedule["warmup_tokens"] < mini.budget.total_tokens / 50
+    assert mini.schedule["total_tokens"] == mini.budget.total_tokens
+
+
+def test_a_prefix_of_a_longer_schedule_stays_a_prefix() -> None:
+    full, mini = compose("mula100b_a7b", "scale=full"), compose("mula100b_a7b")
+    shares = [one.schedule["total_tokens"] / one.budget.total_tokens for one in (full, mini)]
+    assert shares[1] == pytest.approx(shares[0], rel=0.001)
+    clips = [
+        one.optimizer["clip_after_tokens"] / one.budget.total_tokens for one in (full, mini)
+    ]
+    assert clips[1] == pytest.approx(clips[0], rel=0.001)

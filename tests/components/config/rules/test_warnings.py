@@ -2,24 +2,20 @@
 
 import itertools
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
+from command.main import main
 from components.config.recipe import Recipe
 from components.config.rules.check import warnings_of
 from components.config.schema.sections import Axis
+from tests.recipes.compositions import compose as compose_named
 
-ROOT = Path(__file__).resolve().parents[4]
 AXES: tuple[Axis, ...] = ("data", "expert", "context", "tensor", "pipeline")
 
 
 def compose(*words: str) -> Recipe:
-    return compose_recipe(read_point(["recipe=teuken7b", "cluster=juwels", *words]))
+    return compose_named("teuken7b", "cluster=juwels", *words)
 
 
 def groups_over_nodes(recipe: Recipe) -> int:
@@ -51,9 +47,7 @@ def test_tensor_groups_over_nodes_are_named_with_the_published_cost() -> None:
 @pytest.mark.parametrize("order", ["tensor,data,pipeline", "pipeline,tensor,data"])
 @pytest.mark.parametrize("devices", [4, 6, 8])
 @pytest.mark.parametrize("tensor", [2, 4])
-def test_groups_are_counted_as_an_enumeration_counts_them(
-    order: str, devices: int, tensor: int
-) -> None:
+def test_groups_are_counted_as_an_enumeration_counts_them(order, devices, tensor):
     recipe = compose(
         f"parallelism.rank_order=[expert,{order},context]",
         f"parallelism.tensor={tensor}",
@@ -68,24 +62,14 @@ def test_groups_are_counted_as_an_enumeration_counts_them(
 
 def test_the_fastest_axis_has_neighbouring_ranks() -> None:
     recipe = compose("parallelism.rank_order=[tensor,data,expert,context,pipeline]")
-    groups = recipe.rank_groups
-    strides = (
-        groups.compute_stride("pipeline"),
-        groups.compute_stride("data"),
-        groups.compute_stride("tensor"),
-    )
-    assert strides == (1, 2, 256)
+    axes: tuple[Axis, ...] = ("pipeline", "data", "tensor")
+    assert [recipe.rank_groups.compute_stride(axis) for axis in axes] == [1, 2, 256]
 
 
-def test_show_prints_warnings_on_standard_error_alone(tmp_path: Path) -> None:
-    words = ("recipe=teuken7b", "cluster=juwels", "action=show", "output=json")
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "run.py"), *words, "parallelism.tensor=8"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(done.stdout)["recipe"]["parallelism"]["tensor"] == 8
-    (line,) = done.stderr.splitlines()
+def test_show_prints_warnings_on_standard_error_alone(capfd) -> None:
+    words = ["recipe=teuken7b", "cluster=juwels", "action=show", "output=json"]
+    assert main([*words, "parallelism.tensor=8"]) == 0
+    printed = capfd.readouterr()
+    assert json.loads(printed.out)["recipe"]["parallelism"]["tensor"] == 8
+    (line,) = printed.err.splitlines()
     assert line.startswith("warning: parallelism.tensor: ")

@@ -1,25 +1,34 @@
-"""The account of memory against torch's own tracker, and what it calls things."""
+"""Memory by category against torch's tracker, and which axis a collective is of."""
 
+import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from components.dryrun.trackers import MemoryLedger
+from components.distributed.collectives import all_gather, reduce_scatter
+from components.distributed.mesh import build_mesh
+from components.dryrun.fake_world import fake_world
+from components.dryrun.trackers import (
+    CollectiveKind,
+    CollectiveLedger,
+    MemoryLedger,
+    axes_of_groups,
+)
+from tests.components.layouts import mesh_layout, parallelism
 
 WIDTH, ROWS = 64, 512
 
 
-def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-
-
 def test_one_pass_holds_what_torchs_tracker_counts() -> None:
     with FakeTensorMode():
-        ours, theirs = model(), model()
+        ours, theirs = (
+            nn.Sequential(nn.Linear(WIDTH, 256), nn.GELU(), nn.Linear(256, WIDTH))
+            for _ in range(2)
+        )
         rows = torch.empty(ROWS, WIDTH)
-        ledger = MemoryLedger(list(ours.parameters()))
-        with ledger:
+        with MemoryLedger(list(ours.parameters())) as ledger:
             ledger.set_category("weights", ours.parameters())
             ledger.phase = "forward"
             ours(rows).sum().backward()
@@ -36,8 +45,7 @@ def test_one_pass_holds_what_torchs_tracker_counts() -> None:
 def test_each_storage_is_called_by_what_it_is_for() -> None:
     with FakeTensorMode():
         linear = nn.Linear(WIDTH, WIDTH, bias=False)
-        ledger = MemoryLedger(list(linear.parameters()))
-        with ledger:
+        with MemoryLedger(list(linear.parameters())) as ledger:
             ledger.set_category("weights", linear.parameters())
             ledger.phase = "forward"
             with torch.autocast("cpu", torch.bfloat16):
@@ -58,16 +66,14 @@ def test_each_storage_is_called_by_what_it_is_for() -> None:
 
 
 def test_a_second_step_has_its_own_peak() -> None:
-    with FakeTensorMode():
-        ledger = MemoryLedger([])
-        with ledger:
-            ledger.phase = "forward"
-            large = torch.empty(1_000, dtype=torch.int8)
-            del large
-            ledger.start_step()
-            ledger.phase = "update"
-            small = torch.empty(10, dtype=torch.int8)
-            ledger.record_peak()
+    with FakeTensorMode(), MemoryLedger([]) as ledger:
+        ledger.phase = "forward"
+        large = torch.empty(1_000, dtype=torch.int8)
+        del large
+        ledger.start_step()
+        ledger.phase = "update"
+        small = torch.empty(10, dtype=torch.int8)
+        ledger.record_peak()
     ((phase, highest),) = ledger.peaks.items()
     assert phase == "update"
     assert highest.total_bytes == small.numel()
@@ -77,9 +83,8 @@ def test_a_second_step_has_its_own_peak() -> None:
 def test_a_storage_that_is_emptied_counts_for_nothing_until_it_is_filled_again() -> None:
     """As FSDP does with gathered weights that autograd keeps."""
     with FakeTensorMode():
-        ledger = MemoryLedger([])
         found = []
-        with ledger:
+        with MemoryLedger([]) as ledger:
             ledger.phase = "forward"
             gathered = torch.empty(1_000, dtype=torch.int8)
             kept = gathered.view(10, 100)
@@ -92,3 +97,40 @@ def test_a_storage_that_is_emptied_counts_for_nothing_until_it_is_filled_again()
         torch.empty(4).untyped_storage().resize_(0)  # nobody watches any more
     assert found == [0, 1_000, 0, 0]
     assert ledger.peaks["forward"].total_bytes == 1_000
+
+
+@pytest.mark.parametrize(
+    ("sizes", "axes"),
+    [
+        ({"data_shard": 8}, "data 8"),
+        (
+            {"data_replicate": 2, "expert": 3, "tensor": 4},
+            "data 2, data x expert 6, expert 3, tensor 4, world 24",
+        ),
+        (
+            {"data_shard": 2, "context": 2, "pipeline": 3},
+            "context 2, data 2, data x context 4, pipeline 3, world 12",
+        ),
+    ],
+)
+def test_groups_have_the_names_of_their_axes(sizes, axes):
+    layout = mesh_layout(sizes)
+    with fake_world(0, layout.num_ranks):
+        found = axes_of_groups(build_mesh("cpu", layout))
+    assert ", ".join(sorted(f"{axis} {ranks}" for axis, ranks in set(found.values()))) == axes
+
+
+def test_a_message_is_all_that_a_gather_collects_and_a_scatter_deals() -> None:
+    with fake_world(0, 8):
+        mesh = build_mesh("cpu", parallelism(data=4, tensor=2))
+        group = mesh.get_axis("data_shard").get_group()
+        part, whole = torch.zeros(5), torch.zeros(20)
+        with CollectiveLedger(mesh) as ledger:
+            all_gather(whole, part, group=group)
+            reduce_scatter(part, whole, group=group)
+            dist.all_reduce(part, group=group)
+            dist.send(part, 2, group=group)
+    sizes = {"all_gather": 80, "reduce_scatter": 80, "all_reduce": 20, "send": 20}
+    kinds = {name: CollectiveKind("data", name, "float32", 4) for name in sizes}
+    assert dict(ledger.bytes) == {kinds[name]: size for name, size in sizes.items()}
+    assert set(ledger.calls.values()) == {1}
