@@ -18,11 +18,7 @@ from components.checkpoint.metadata import RunProgress
 from components.checkpoint.saving import DealtState
 from components.distributed.node_tree import NodeTree, make_node_tree
 from components.distributed.weight_shards import get_local_part
-from tests.components.checkpoint.checkpoint_cases import (
-    Rank,
-    start,
-    state_of,
-)
+from tests.components.checkpoint.checkpoint_cases import Rank, start, state_of
 from tests.components.checkpoint.checkpoint_cases import State as Named
 from tests.components.distributed.layout_cases import Layout, batch_of
 from tests.components.distributed.tensor_cases import Parts

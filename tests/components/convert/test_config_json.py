@@ -75,9 +75,7 @@ def test_what_is_exported_is_imported_again(section: Section, tmp_path: Path) ->
     assert computed(again) == computed(features)
 
 
-def test_a_family_that_says_too_little_of_its_model_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_family_that_says_too_little_of_its_model_is_refused(tmp_path: Path) -> None:
     types = {"layer_types": ["full_attention"] * 32}
     found = read_config(put(tmp_path, published("olmo3_7b") | {"rope_scaling": None} | types))
     whole = overlaid(compose_defaults()["model"], found.section)
@@ -102,11 +100,7 @@ def test_every_family_has_a_published_file_among_the_tests() -> None:
         (LLAMA, {"is_encoder_decoder": True}, "is_encoder_decoder: True: "),
         (LLAMA, {"quantization_config": {"bits": 4}}, "quantization_config: {'bits': 4}"),
         (LLAMA, {"hidden_act": "relu"}, "hidden_act: unsupported 'relu'"),
-        (
-            LLAMA,
-            {"rope_scaling": {"rope_type": "dynamic"}},
-            "rope_type: unsupported 'dynamic'",
-        ),
+        (LLAMA, {"rope_scaling": {"rope_type": "dynamic"}}, "rope_type: unsupported 'dynamic'"),
         (
             LLAMA,
             {"rope_scaling": None, "rope_parameters": {"partial_rotary_factor": 0.5}},

@@ -14,13 +14,7 @@ from transformers import AutoModelForCausalLM
 from components.convert.config_json import read_config
 from components.convert.reading import read_folder
 from components.errors import RecipeError
-from tests.components.convert.conftest import (
-    PIECES,
-    Export,
-    deepseek_v3,
-    llama,
-    random_model,
-)
+from tests.components.convert.conftest import PIECES, Export, deepseek_v3, llama, random_model
 from tests.components.convert.test_parity import tokens
 
 MTP = {"_target_": "components.model.mtp.MultiTokenPrediction", "_partial_": True}

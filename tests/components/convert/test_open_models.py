@@ -81,12 +81,7 @@ PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
     "olmo3": {"norm_placement": "after", "qk_norm_over": "all_heads"},
     "gpt_oss": {
         "attention": {"sinks": True},
-        "mlp": {
-            "bias": True,
-            "swiglu_alpha": 1.702,
-            "swiglu_limit": 7.0,
-            "linear_offset": 1.0,
-        },
+        "mlp": {"bias": True, "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "linear_offset": 1.0},
     },
     "gemma3_text": {
         "norm_placement": "both",

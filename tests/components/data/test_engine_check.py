@@ -86,10 +86,7 @@ LOSSY: dict[str, tuple[Callable[[], Tokenizer], str]] = {
     "truncation": (lambda: edit(lambda t: t.update(truncation=CUT)), "truncation enabled"),
     "padding": (lambda: edit(lambda t: t.update(padding=PAD)), "padding enabled"),
     "dropout": (lambda: edit(lambda t: t["model"].update(dropout=0.1)), "at random"),
-    "gap": (
-        lambda: edit(lambda t: t["model"]["vocab"].update(zzz=900)),
-        "from 272 to 899",
-    ),
+    "gap": (lambda: edit(lambda t: t["model"]["vocab"].update(zzz=900)), "from 272 to 899"),
     "twice": (lambda: edit(give_same_id), "id 93 for both"),
     "byte": (lambda: edit(without_byte), "no piece for 1 of the 256 bytes"),
     "no steps": (lambda: put("pre_tokenizer", None), "BPE by no steps, not byte-level"),

@@ -10,13 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.data.manifest import SourceRecord
-from components.data.packing import (
-    best_fit,
-    cut_documents,
-    open_rows,
-    pack_source,
-    pack_tokens,
-)
+from components.data.packing import best_fit, cut_documents, open_rows, pack_source, pack_tokens
 from components.data.token_file import OpenFiles, ShardedTokens, write_token_file
 from components.errors import RecipeError
 

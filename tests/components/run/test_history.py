@@ -118,10 +118,7 @@ def test_a_run_killed_before_its_first_step_has_an_empty_journal(tmp_path):
         ({"kind": "news", "step": 1, "tokens": 1, "seconds": 0.0}, "cause is missing"),
         ({**_step(1, 5.0), "step": None}, "step: input should be a valid integer, got None"),
         ({**_step(1, 5.0), "time": "noon"}, "time: input should be a valid number, got 'noon'"),
-        (
-            {**_held_out(1, 5.0), "by_source": None},
-            "by_source: input should be a",
-        ),
+        ({**_held_out(1, 5.0), "by_source": None}, "by_source: input should be a"),
     ],
 )
 def test_refuses_a_record_of_another_version(tmp_path, line, problem):

@@ -15,13 +15,7 @@ import pytest
 
 from components.errors import RecipeError
 from components.run import history
-from components.run.history import (
-    Line,
-    held_until,
-    lines_from_end,
-    read_lines,
-    run_lines,
-)
+from components.run.history import Line, held_until, lines_from_end, read_lines, run_lines
 
 HALF = '{"kind": "step", "st'
 

@@ -29,10 +29,7 @@ def record(step: int, loss: float, further: float | None = None) -> StepMetrics:
 @given(
     st.lists(
         st.tuples(
-            st.integers(1, 9),
-            st.floats(),
-            st.none() | st.floats(min_value=0),
-            st.booleans(),
+            st.integers(1, 9), st.floats(), st.none() | st.floats(min_value=0), st.booleans()
         )
     )
 )

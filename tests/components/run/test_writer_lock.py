@@ -341,11 +341,7 @@ def test_a_full_disk_leaves_the_lock_without_a_name(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
-    with (
-        taken(tmp_path),
-        pytest.raises(RecipeError, match="held by None"),
-        taken(tmp_path),
-    ):
+    with taken(tmp_path), pytest.raises(RecipeError, match="held by None"), taken(tmp_path):
         pass
 
 

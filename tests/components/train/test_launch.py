@@ -35,9 +35,7 @@ def test_every_axis_is_trained(words: str) -> None:
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        ("teuken7b cluster=juwels", r"cluster: this machine is not 128 nodes of juwels"),
-    ],
+    [("teuken7b cluster=juwels", r"cluster: this machine is not 128 nodes of juwels")],
 )
 def test_what_is_not_here_says_so(words: str, message: str) -> None:
     recipe, *keys = words.split()

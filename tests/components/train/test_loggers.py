@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 from lightning.pytorch.utilities import rank_zero_only
-from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]  # it has no types
-    EventAccumulator,
-)
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]  # it has no types
 
 from components.checkpoint.metadata import RunProgress
 from components.fault_tolerance.faults import fill_up

@@ -48,11 +48,7 @@ def fourth_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["shown its own", "shown all"],
 )
 def test_a_rank_that_is_shown_one_device_takes_that(
-    plant: Plant,
-    monkeypatch: pytest.MonkeyPatch,
-    words: tuple[str, ...],
-    seen: int,
-    index: int,
+    plant: Plant, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], seen: int, index: int
 ) -> None:
     chosen = plant(cuda=seen)
     asked: dict[str, Any] = {}
