@@ -2,10 +2,8 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from components.errors import RecipeError
 from components.run.records import (
@@ -31,44 +29,27 @@ def write(folder: Path, tree: object) -> Path:
         (Ending, {}, "status is missing"),
         (Ending, {"status": "fine"}, "status: input should be 'finished' or 'stopped', got 'f"),
         (Results, {"status": "finished", "tokens": "many"}, "steps is missing; tokens: in"),
-        (
-            DataRecord,
-            {"folder": 3, "key": "k"},
-            "folder: input should be a valid string, got 3",
-        ),
+        (DataRecord, {"folder": 3, "key": "k"}, "folder: input should be a valid str"),
         (DataRecord, {"folder": "a\0b", "key": "k"}, "folder: string should match pattern"),
-        (
-            EnvironmentRecord,
-            {"command": ["run.py", 3]},
-            "command.1: input should be a valid string",
-        ),
+        (EnvironmentRecord, {"command": ["x", 3]}, "command.1: input should be a"),
         (EnvironmentRecord, {"command": "run.py"}, "command: input should be a valid tuple"),
-        (
-            DerivedRecord,
-            {"parameters": {"total": 0}},
-            "parameters.total: input should be greater",
-        ),
+        (DerivedRecord, {"parameters": {"total": 0}}, "parameters.total: input should be"),
         (RecipeRecord, {"published": {"a": 3}}, "name is missing; description is missing"),
         (
             RecipeRecord,
             {
+                **{key: {} for key in ("model", "parallelism", "published", "assumed")},
                 "name": "x",
                 "description": "x",
-                "model": {},
-                "parallelism": {},
                 "budget": {"total_tokens": 1},
                 "scale": {"name": "mini"},
                 "cluster": {"name": "x", "electricity": {"power_usage_effectiveness": "y"}},
-                "published": {},
-                "assumed": {},
             },
             "cluster.electricity.power_usage_effectiveness: input should be a valid number",
         ),
     ],
 )
-def test_what_is_missing_or_of_another_type_is_named(
-    tmp_path: Path, kind: type[BaseModel], tree: Any, problem: str
-) -> None:
+def test_what_is_missing_or_of_another_type_is_named(tmp_path, kind, tree, problem):
     file = write(tmp_path, tree)
     with pytest.raises(RecipeError) as caught:
         read_record(file, kind, remedy="copy it again")

@@ -5,6 +5,7 @@ import json
 import math
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,16 +27,11 @@ def record(step: int, loss: float, further: float | None = None) -> StepMetrics:
     return StepMetrics(**{**step_line(step), "time": 1.0, "loss": loss, "mtp_loss": further})
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(1, 9), st.floats(), st.none() | st.floats(min_value=0), st.booleans()
-        )
-    )
-)
-def test_it_holds_what_a_mapping_by_step_would(
-    drawn: list[tuple[int, float, float | None, bool]],
-) -> None:
+FURTHER = st.none() | st.floats(min_value=0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.floats(), FURTHER, st.booleans())))
+def test_it_holds_what_a_mapping_by_step_would(drawn: Any) -> None:
     table, expected = StepTable(), dict[int, StepMetrics]()
     for step, loss, further, goes_back in drawn:
         if goes_back:
