@@ -20,6 +20,7 @@ from components.distributed.node_tree import NodeTree, make_node_tree
 from components.distributed.weight_shards import get_local_part
 from tests.components.checkpoint.checkpoint_cases import Rank, start, state_of
 from tests.components.checkpoint.checkpoint_cases import State as Named
+from tests.components.checkpoint.numbers import Counted
 from tests.components.distributed.layout_cases import Layout, batch_of
 from tests.components.distributed.tensor_cases import Parts
 
@@ -116,8 +117,6 @@ def kept_bytes(parts: Parts, layout: Layout, folder: Path) -> tuple[int, int]:
 
 def keep_where_one_is_full(folder: Path, full: int) -> list[str | None]:
     """Save twice; the second time one rank has no room."""
-    from tests.components.checkpoint.numbers import Counted
-
     state, said = Counted(1), list[str | None]()
 
     def write(*given: object) -> Path:
@@ -136,8 +135,6 @@ def keep_where_one_is_full(folder: Path, full: int) -> list[str | None]:
 
 def keep_step(folder: Path, step: int) -> None:
     """Keep one local checkpoint, whose numbers are all that of its step."""
-    from tests.components.checkpoint.numbers import Counted
-
     with copies_of(Counted(step), folder) as copies:
         copies.start_save(progress_after(step))
         assert copies.wait_for_write() is None
@@ -145,8 +142,6 @@ def keep_step(folder: Path, step: int) -> None:
 
 def keep_until_killed(rank: int, folder: Path, length: int) -> None:
     """Be a rank that keeps local checkpoints as fast as it can, and notes which are kept."""
-    from tests.components.checkpoint.numbers import Counted
-
     torch.set_num_threads(1)
     store = FileStore(str(folder / "store"), 2 * PER_NODE)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2 * PER_NODE)
@@ -163,8 +158,6 @@ def keep_until_killed(rank: int, folder: Path, length: int) -> None:
 
 def newest_step(folder: Path, length: int = 8) -> tuple[int, set[float]] | None:
     """Return the step that ranks of few numbers go on from, and all numbers then."""
-    from tests.components.checkpoint.numbers import Counted
-
     state = Counted(-1, length)
     with copies_of(state, folder) as copies:
         found = copies.find_newest(after_tokens=0)
@@ -172,8 +165,6 @@ def newest_step(folder: Path, length: int = 8) -> tuple[int, set[float]] | None:
 
 
 def forget(folder: Path) -> None:
-    from tests.components.checkpoint.numbers import Counted
-
     with copies_of(Counted(1), folder) as copies:
         copies.start_save(progress_after(1))
         copies.remove_all_files()
