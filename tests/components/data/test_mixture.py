@@ -9,20 +9,11 @@ from components.errors import RecipeError
 TOKENS = {"en": 8_000_000, "de": 1_000_000, "mt": 8_000}
 
 
-def test_temperature_one_is_the_natural_proportion():
+def test_temperatures_of_one_three_and_infinity():
     shares = tempered_shares(TOKENS, 1.0)
     assert shares == pytest.approx({n: t / 9_008_000 for n, t in TOKENS.items()})
-
-
-def test_a_temperature_of_three_takes_cube_roots():
-    assert tempered_shares(TOKENS, 3.0) == pytest.approx({
-        "en": 200 / 320,
-        "de": 100 / 320,
-        "mt": 20 / 320,
-    })
-
-
-def test_trillions_of_tokens_and_the_highest_temperature_give_equal_shares():
+    roots = {"en": 200 / 320, "de": 100 / 320, "mt": 20 / 320}
+    assert tempered_shares(TOKENS, 3.0) == pytest.approx(roots)
     shares = tempered_shares({"a": 4 * 10**12, "b": 1}, 1e9)
     assert shares == pytest.approx({"a": 0.5, "b": 0.5})
 
@@ -32,13 +23,8 @@ def one(**shares: float) -> list[Phase]:
 
 
 def limited(phases, samples, most_epochs, total, on_exhausted="redistribute"):
-    return limit_repeats(
-        phases,
-        samples=samples,
-        most_epochs=most_epochs,
-        total_samples=total,
-        on_exhausted=on_exhausted,
-    )
+    given = {"samples": samples, "most_epochs": most_epochs, "total_samples": total}
+    return limit_repeats(phases, on_exhausted=on_exhausted, **given)
 
 
 def test_without_a_source_beyond_its_limit_nothing_changes():
@@ -76,13 +62,10 @@ def test_a_limit_counts_all_phases_together():
 def test_no_source_is_drawn_more_often_than_it_may(weights, sizes, epochs, total):
     names = [f"s{i}" for i in range(len(weights))]
     shares = {n: w / sum(weights) for n, w in zip(names, weights, strict=True)}
+    turned = dict(zip(names, reversed(shares.values()), strict=True))
     phases = [
         Phase(first_sample=0, shares=shares, path="data.shares"),
-        Phase(
-            first_sample=total // 2,
-            shares=dict(zip(names, reversed(shares.values()), strict=True)),
-            path="x",
-        ),
+        Phase(first_sample=total // 2, shares=turned, path="x"),
     ]
     samples = dict(zip(names, sizes[: len(names)], strict=True))
     most = dict(zip(names[1:], epochs, strict=False))  # the first source has no limit
@@ -97,7 +80,7 @@ def test_no_source_is_drawn_more_often_than_it_may(weights, sizes, epochs, total
     assert sum(order.count_samples(name, total) for name in names) == total
 
 
-def test_a_source_that_would_repeat_too_often_is_refused_with_the_share_it_could_have():
+def test_a_source_that_would_repeat_too_often_is_refused():
     message = (
         r"data\.sources\.a\.most_epochs: 4, but its shares read the source 5\.00 times over the"
         r" budget\n  set its share to at most 0\.400000.*data\.on_exhausted=redistribute"

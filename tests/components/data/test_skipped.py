@@ -20,9 +20,7 @@ def test_places_are_the_numbers_that_no_window_has(windows: list[tuple[int, int]
 
 
 @given(WINDOWS, st.integers(0, 50), st.integers(1, 30))
-def test_leaving_places_out_leaves_the_rest_in_order(
-    windows: list[tuple[int, int]], first: int, count: int
-) -> None:
+def test_leaving_places_out_leaves_the_rest_in_order(windows, first, count):
     window = SampleSkipper(windows).find_window(first, first + count)
     rest = SampleSkipper([*windows, window])
     before = trained_on(windows)
@@ -31,8 +29,6 @@ def test_leaving_places_out_leaves_the_rest_in_order(
 
 
 @given(WINDOWS, st.integers(0, 100))
-def test_what_was_left_out_below_a_number_is_counted(
-    windows: list[tuple[int, int]], number: int
-) -> None:
+def test_what_was_left_out_below_a_number_is_counted(windows, number):
     left_out = sum(count for _, count in SampleSkipper(windows).iterate_skipped(number))
     assert number - left_out == sum(one < number for one in trained_on(windows))
