@@ -236,10 +236,7 @@ def test_too_many_pieces_name_the_largest_number(family, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"vocab_size": 256},
-            r"vocab_size: 256 pieces, but bytes and special pieces need 257\n",
-        ),
+        ({"vocab_size": 256}, r"vocab_size: 256 pieces, but bytes and special pieces need 257"),
         ({"first_pieces": ["<a>"], "last_pieces": ["<a>"]}, r"last_pieces: '<a>' is listed tw"),
         ({"first_pieces": [""]}, r"last_pieces: a piece is empty"),
         ({"eod": "</s>"}, r"eod: '</s>' is not a special"),

@@ -1,4 +1,4 @@
-"""The order of samples: shares at every prefix, sources without repeats, permutations, phases."""
+"""The order of samples: shares at every prefix, no repeats within an epoch, phases."""
 
 import itertools
 import math

@@ -170,9 +170,7 @@ def test_a_missing_or_other_model_is_refused(tmp_path):
         make().load_file(tmp_path)
     for content in (b"", b"not a model"):
         (tmp_path / "tokenizer.model").write_bytes(content)
-        with pytest.raises(
-            RecipeError, match=r"tokenizer\.model: is not a SentencePiece model"
-        ):
+        with pytest.raises(RecipeError, match=r"tokenizer\.model: is not a SentencePiece"):
             make().load_file(tmp_path)
     make().train_on_texts(words(), tmp_path)
     with pytest.raises(RecipeError, match=r"has 570 pieces, tokenizer\.vocab_size is 569"):

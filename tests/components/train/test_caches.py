@@ -23,7 +23,7 @@ def test_each_kind_of_device_has_caches_of_its_own() -> None:
     assert set(cache_variables("cpu")) == set(cache_variables("cuda")) - {"CUDA_CACHE_PATH"}
 
 
-def test_memory_of_nvidias_devices_grows_unless_the_user_has_said_otherwise() -> None:
+def test_memory_of_nvidia_s_devices_grows_unless_the_user_says_otherwise() -> None:
     grows = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     assert allocator_variables("cuda", {}) == grows
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
@@ -31,7 +31,7 @@ def test_memory_of_nvidias_devices_grows_unless_the_user_has_said_otherwise() ->
     assert allocator_variables("cpu", {}) == allocator_variables("xpu", {}) == {}
 
 
-def test_a_folder_that_cannot_be_made_is_named_with_the_way_out(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     seen = {"TRITON_CACHE_DIR": str(tmp_path / "file" / "triton")}
     message = (
