@@ -64,25 +64,14 @@ def cluster(
     device: str, *, devices_per_node: int, scheduler: str = "none", ranks: int = 1
 ) -> Cluster:
     return Cluster.model_validate({
-        "name": "here",
-        "scheduler": scheduler,
-        "device": device,
-        "smoke": False,
-        "devices_per_node": devices_per_node,
-        "nodes": 1,
-        "ranks": ranks,
-        "queues": (),
+        "name": "here", "scheduler": scheduler, "device": device, "smoke": False,
+        "devices_per_node": devices_per_node, "nodes": 1, "ranks": ranks, "queues": (),
         **dict.fromkeys(("hardware", "accounting", "site", "preflight"), "none"),
-        "waiting_hours": 0.0,
-        "hours": "auto",
-        "jobs": "auto",
-        "imports": "shared",
-        "spare_nodes": 0,
-        "spare_fraction": 0.0,
-        "failures": {"node_hours_between": None},
+        "waiting_hours": 0.0, "hours": "auto", "jobs": "auto", "imports": "shared",
+        "spare_nodes": 0, "spare_fraction": 0.0, "failures": {"node_hours_between": None},
         "storage": dict.fromkeys(Storage.model_fields),
         "electricity": {"power_usage_effectiveness": None, "grams_co2e_per_kwh": None},
-    })
+    })  # fmt: skip
 
 
 def recipe_on(device: str, *words: str) -> Recipe:
