@@ -40,8 +40,6 @@ ROTARY = {"_target_": "components.model.positions.Rotary", "base": 500.0}
 RMS = norm_node(center=False, weight=True, bias=False)
 LAYER_NORM = norm_node(center=True, weight=True, bias=True)
 PLAIN_MLP = {"activation": "gelu_tanh", "gated": False, "bias": True}
-
-
 YARN = {"original_tokens": 12, "beta_fast": 1.0, "beta_slow": 0.03125}
 
 

@@ -38,7 +38,7 @@ PIECES = 300
 CONTEXT_TOKENS = 24
 
 Export = Callable[..., Path]
-
+Trained = tuple[Path, Section]
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "data" / "hugging_face"
 
@@ -288,14 +288,14 @@ def without_target(section: Section) -> Section:
 
 
 @pytest.fixture(scope="session")
-def unigram(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Section]:
+def unigram(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder, section = tmp_path_factory.mktemp("unigram"), unigram_section(1_200)
     Unigram(**without_target(section)).train_on_texts(corpus(), folder)
     return folder, section
 
 
 @pytest.fixture(scope="session")
-def byte_bpe(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Section]:
+def byte_bpe(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     file = ROOT / "conf/tokenizer/bpe_bloom.yaml"
     section = yaml.safe_load(file.read_text("utf-8")) | {"vocab_size": PIECES}
     folder = tmp_path_factory.mktemp("byte_bpe")
@@ -304,11 +304,7 @@ def byte_bpe(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Section]:
 
 
 def export_to(
-    target: Path,
-    byte_bpe: tuple[Path, Section],
-    model: nn.Module,
-    section: Section,
-    **changes: Any,
+    target: Path, byte_bpe: Trained, model: nn.Module, section: Section, **changes: Any
 ) -> Path:
     """Write a model as a folder; what a test does not care about is filled in."""
     options: dict[str, Any] = {"tokenizer": byte_bpe[0], "tokenizer_section": byte_bpe[1]}
@@ -318,5 +314,5 @@ def export_to(
 
 
 @pytest.fixture
-def export(tmp_path: Path, byte_bpe: tuple[Path, Section]) -> Export:
+def export(tmp_path: Path, byte_bpe: Trained) -> Export:
     return partial(export_to, tmp_path / "exported", byte_bpe)

@@ -5,7 +5,7 @@ import pytest
 from components.config.part_nodes import read_decoder
 from components.convert.family import FAMILIES, choose_family
 from components.errors import RecipeError
-from tests.components.convert.base_section import RMS, Section
+from tests.components.convert.base_section import RMS, ROTARY, Section
 from tests.components.convert.conftest import (
     SECTIONS,
     apertus,
@@ -23,31 +23,14 @@ from tests.components.convert.conftest import (
     olmoe,
     qwen3_moe,
 )
+from tests.components.convert.hybrid_section import granitemoehybrid as granite
 from tests.components.convert.hybrid_section import (
+    kimi_linear,
     nemotron_h,
     olmo_hybrid,
     olmo_hybrid_rotated,
     qwen3_next,
 )
-
-
-def test_every_family_is_found() -> None:
-    found = {family.model_type for family in FAMILIES}
-    assert found == {
-        *("bloom", "gpt2", "llama", "olmo", "olmoe", "olmo2"),
-        *(
-            "qwen3",
-            "opensci",
-            "qwen3_moe",
-            "smollm3",
-            "olmo3",
-            "mistral",
-            "apertus",
-            "deepseek_v3",
-        ),
-        *("gemma3_text", "nanochat", "olmo_hybrid", "nemotron_h", "gpt_oss", "kimi_linear"),
-        *("qwen3_next", "granitemoehybrid"),
-    }
 
 
 @pytest.mark.parametrize("name", SECTIONS)
@@ -87,6 +70,16 @@ def changed_mamba(**changes: object) -> Section:
 def changed_mixer(key: str, value: object) -> Section:
     section = qwen3_next()
     return changed(section, "mixers", "delta", section["mixers"]["delta"] | {key: value})
+
+
+def mixer_with(**changes: object) -> Section:
+    section = kimi_linear()
+    return changed(section, "mixers", "delta", section["mixers"]["delta"] | changes)
+
+
+def granite_mamba(**changes: object) -> Section:
+    section = granite()
+    return changed(section, "mixers", "mamba", section["mixers"]["mamba"] | changes)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +185,34 @@ def changed_mixer(key: str, value: object) -> Section:
         ),
         (changed(bloom(), "attention", "windows", [5]), "model.attention.windows", "Bloom"),
         (changed(mistral(), "attention", "windows", [5, 4]), "model.attention.windows", "all"),
+        (mixer_with(key_dim=8), "model.pattern", "have one width"),
+        (mixer_with(gate_rank=8), "model.pattern", "have one width"),
+        (mixer_with(norm=RMS | {"eps": 1e-6}), "model.pattern", "the model's norm"),
+        (mixer_with(norm_placement="after"), "model.pattern", "the model's norm"),
+        (
+            kimi_linear() | {"positions": ROTARY | {"_partial_": True}},
+            *("model.positions._target_", "it must be Posit"),
+        ),
+        (kimi_linear() | {"tied_embeddings": True}, "model.tied_embeddings", "it must be fal"),
+        (granite() | {"pattern": ["mamba", "attention/mlp"]}, "model.pattern", "and then an"),
+        (granite() | {"pattern": ["attention+mamba/mlp"]}, "model.pattern", "one Mamba-2"),
+        (granite_mamba(value_dim=7), "model.pattern", "a multiple of model.dim"),
+        (granite_mamba(norm=None), "model.pattern", "the model's norm"),
+        (granite_mamba(norm_before_gate=True), "model.pattern", "after its gate"),
+        (changed(granite(), "mlp", "renormalize", False), "model.mlp.renormalize", "sum to 1"),
+        (
+            changed(granite(), "mlp", "shared_ffn_dim", None),
+            "model.mlp.shared_ffn_dim",
+            "a sha",
+        ),
+        (changed(granite(), "mlp", "shared_gate", True), "model.mlp.shared_gate", "be false"),
+        (
+            changed(granite(), "mlp", "bias", True),
+            "model.mlp.bias",
+            "GraniteMoeHybridForCausal",
+        ),
+        (changed(granite(), "mlp", "scores", "sigmoid"), "model.mlp.scores", "must be softmax"),
+        (granite() | {"logit_cap": 9.0}, "model.logit_cap", "must be null"),
         # As near as OLMo-3, which is named beside it, is OLMo-2.
         (changed(olmo3(), "positions", "local_base", 9.0), "model.attention.windows", "scal"),
     ],
@@ -200,3 +221,8 @@ def test_a_feature_that_no_class_has_is_named(section: Section, path: str, words
     with pytest.raises(RecipeError, match=words) as caught:
         choose_family(read_decoder(section))
     assert caught.value.path == path
+
+
+def test_a_mixer_with_the_placement_of_the_class_is_exported() -> None:
+    family = choose_family(read_decoder(mixer_with(norm_placement="before")))
+    assert family.model_type == "kimi_linear"

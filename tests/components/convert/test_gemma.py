@@ -71,7 +71,7 @@ def test_embeddings_are_multiplied_in_the_precision_of_the_class(dtype: torch.dt
 
 
 @pytest.mark.parametrize("config", [GEMMA3, GEMMA3_27B], ids=["1B", "27B"])
-def test_either_spelling_of_rotations_and_layers_is_the_same_model(config: Section) -> None:
+def test_either_spelling_of_rotations_is_the_same_model(config: Section) -> None:
     features = read_decoder(section_of(config))
     family = choose_family(features)
     newer = AutoConfig.for_model(**config).to_dict()

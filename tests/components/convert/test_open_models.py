@@ -240,9 +240,7 @@ def test_parameters_are_counted_to_the_unit(model: str) -> None:
     ],
     ids=["olmoe", "qwen3", "deepseek"],
 )
-def test_parameters_that_a_token_meets_are_counted(
-    config: Config, active: int, idle: int
-) -> None:
+def test_parameters_that_a_token_meets_are_counted(config, active, idle):
     shape = read_decoder(section_of(config))
     assert shape.active_parameters == active
     assert shape.total_parameters - idle == active
