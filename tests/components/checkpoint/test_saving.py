@@ -108,9 +108,6 @@ def test_a_copy_of_a_history_that_was_left_is_replaced(ranks: Ranks, tmp_path: P
         assert (
             check_alone(one) == read_marker(other / one.name) != read_marker(scratch / one.name)
         )
-
-
-def test_copies_that_have_nowhere_to_go_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RecipeError, match=r"checkpoint\.copy_to: cannot create .*file/store"):
         check_target(tmp_path / "file" / "store")

@@ -22,6 +22,7 @@ from components.errors import RecipeError
 from components.run.folder import RunFolder
 from components.run.history import read_lines
 from tests.components.checkpoint.checkpoint_cases import Rank, start, state_of, train
+from tests.components.checkpoint.damage_cases import flip
 from tests.components.checkpoint.numbers import Counted
 from tests.components.checkpoint.saving_cases import make_saver
 from tests.components.distributed.layout_cases import Layout
@@ -124,10 +125,6 @@ def test_without_links_files_are_copied(run, tmp_path, monkeypatch):
         assert not Path(there / name).samefile(run / "checkpoints" / there.name / name)
 
 
-def test_a_run_without_a_parent_begins_with_nothing(tmp_path: Path) -> None:
-    assert not list(begun(parent(), tmp_path / "child").checkpoints.iterdir())
-
-
 @pytest.mark.parametrize(
     ("takes", "steps", "changed", "message"),
     [
@@ -154,14 +151,12 @@ def test_a_parent_has_a_folder_and_a_checkpoint(tmp_path: Path) -> None:
         find_start(child(folder.path, "weights", 3))
 
 
-def test_a_damaged_checkpoint_is_none(run: Path) -> None:
+def test_a_damaged_checkpoint_is_none(run: Path, tmp_path: Path) -> None:
     checkpoint = run / "checkpoints" / f"tokens-{3 * STEP:015d}"
-    file = next(checkpoint.glob("*.safetensors"))
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
+    flip(next(checkpoint.glob("*.safetensors")), -1)
     with pytest.raises(RecipeError, match="all checkpoints are damaged"):
         find_start(child(run, "optimizer", 3))
+    assert not list(begun(parent(), tmp_path / "child").checkpoints.iterdir())
 
 
 @pytest.fixture

@@ -108,9 +108,7 @@ def test_a_configuration_that_transformers_saves_is_understood(tmp_path: Path) -
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5: Granite"),
     ],
 )
-def test_what_no_recipe_of_granite_says_is_refused(
-    change: Config, words: str, tmp_path: Path
-) -> None:
+def test_what_no_recipe_of_granite_says_is_refused(change, words, tmp_path):
     with pytest.raises(RecipeError, match=words):
         imported(tmp_path, HYBRID | change)
 
@@ -146,14 +144,11 @@ def test_weights_of_a_model_with_other_multipliers_are_refused(export: Export) -
             read(folder, section | {"parametrization": factors})
 
 
-def test_a_model_without_multipliers_keeps_its_class() -> None:
+def test_a_model_without_multipliers_keeps_its_class():
     plain = llama() | {
         "parametrization": {"_target_": f"{ROOM}.Multipliers", "_partial_": True}
     }
     assert choose_family(read_decoder(plain)) is LLAMA
-
-
-def test_a_class_without_mixers_is_valid_at_any_width() -> None:
     section = llama() | {"dim": 42, "parametrization": granitemoehybrid()["parametrization"]}
     features = read_decoder(section)
     family = choose_family(features)
@@ -194,6 +189,9 @@ def test_missing_keys_have_the_defaults_of_the_class(tmp_path: Path) -> None:
     config = earlier()
     few = ("model_type", "vocab_size", "hybrid_override_pattern")
     assert imported(tmp_path, {key: config[key] for key in few}) == imported(tmp_path, config)
+    config = {key: value for key, value in earlier().items() if "pattern" not in key}
+    with pytest.raises(RecipeError, match="layers_block_type: unsupported 'moe'"):
+        read_config(put(tmp_path, config))
 
 
 @pytest.mark.parametrize("types", [["mamba", "mlp"], ["linear_attention", "mlp"]])
@@ -201,12 +199,6 @@ def test_both_names_of_layers_are_understood(types: list[str], tmp_path: Path) -
     section = imported(tmp_path, earlier() | {"layers_block_type": 2 * types})
     assert section["pattern"] == ["mamba", "mlp"]
     assert section["num_layers"] == 4
-
-
-def test_the_default_has_a_layer_of_experts_and_is_refused(tmp_path: Path) -> None:
-    config = {key: value for key, value in earlier().items() if "pattern" not in key}
-    with pytest.raises(RecipeError, match="layers_block_type: unsupported 'moe'"):
-        read_config(put(tmp_path, config))
 
 
 @pytest.mark.parametrize(
@@ -225,9 +217,7 @@ def test_the_default_has_a_layer_of_experts_and_is_refused(tmp_path: Path) -> No
         ({"tie_word_embeddings": True}, "tie_word_embeddings: True, but recipes support onl"),
     ],
 )
-def test_what_no_recipe_of_nemotron_says_is_refused(
-    change: Config, words: str, tmp_path: Path
-) -> None:
+def test_what_no_recipe_of_nemotron_says_is_refused(change, words, tmp_path):
     with pytest.raises(RecipeError) as refusal:
         imported(tmp_path, earlier() | change)
     assert words in str(refusal.value)

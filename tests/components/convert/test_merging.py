@@ -108,13 +108,10 @@ def test_parts_are_a_mean_and_updates_count_what_is_left(average: Average, count
         assert sum(parts[update:]) == pytest.approx(left.get(average, 1 - done))
 
 
-def test_the_parts_are_those_of_megatrons_merge() -> None:
+def test_parts_are_those_of_megatrons_merge_and_of_the_recursion():
     """Its ``minus-sqrt`` of four checkpoints, ``tools/checkpoint/weighted_merge.py``."""
     expected = [0.5, 0.2071, 0.1589, 0.1340]
     assert compute_coefficients("1-sqrt", 4, None) == pytest.approx(expected, abs=5e-5)
-
-
-def test_an_exponential_average_is_the_recursion() -> None:
     values = [3.0, -1.0, 4.0, 1.5]
     mean = values[0]
     for value in values[1:]:

@@ -99,19 +99,13 @@ def test_parameters_of_kimi_linear_are_counted_to_the_unit(tmp_path: Path) -> No
     assert features.active_parameters == features.total_parameters - idle
 
 
-def test_keys_of_transformers_have_the_same_meaning(tmp_path: Path) -> None:
+def test_keys_and_defaults_are_those_of_the_class(tmp_path: Path) -> None:
     saved = json.loads(AutoConfig.for_model(**KIMI).to_json_string())
     saved.pop("linear_attn_config")
     assert {"layer_types", "mlp_layer_types", "linear_num_heads"} <= saved.keys()
     assert specified(tmp_path, saved) == specified(tmp_path, KIMI)
-
-
-def test_keys_that_the_class_does_not_read_change_nothing(tmp_path: Path) -> None:
     unread = {"head_dim": 72, "rope_theta": 5e5, "rope_scaling": {"type": "linear"}}
     assert specified(tmp_path, KIMI | unread) == specified(tmp_path, KIMI)
-
-
-def test_defaults_are_those_of_the_class(tmp_path: Path) -> None:
     silent: Config = {"model_type": "kimi_linear", "vocab_size": 163_840}
     saved = json.loads(AutoConfig.for_model(**silent).to_json_string())
     found = specified(tmp_path, silent)

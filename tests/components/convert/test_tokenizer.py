@@ -125,9 +125,7 @@ def test_a_model_with_control_pieces_gives_the_ids_of_training(kind, fallback, t
     assert loaded.eos_token_id == tokenizer.eod_id == 2
 
 
-def test_a_byte_level_tokenizer_is_copied(
-    unigram: Trained, byte_bpe: Trained, tmp_path: Path
-) -> None:
+def test_a_byte_level_tokenizer_is_copied(unigram, byte_bpe, tmp_path):
     source, section = byte_bpe
     found = write_tokenizer(source, section, tmp_path, context_tokens=64)
     copied, kept = ((one / "tokenizer.json").read_bytes() for one in (tmp_path, source))

@@ -197,6 +197,10 @@ def test_errors_of_other_files_keep_their_names(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), replace_atomically(tmp_path / "file"):
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "merged" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(KeyboardInterrupt), complete_or_removed(tmp_path / "merged"):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
 
 
 def start_writing(target: Path, how: str) -> subprocess.Popen[str]:
@@ -209,13 +213,8 @@ with {how.format("Path(sys.argv[1])")}:
     print(*os.listdir(Path(sys.argv[1]).parent), flush=True)
     sys.stdin.read()
 """
-    return subprocess.Popen(
-        [sys.executable, "-c", program, str(target)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", program, str(target)], cwd=ROOT, **pipes)
 
 
 @pytest.mark.parametrize("is_unlocked", [False, True])
@@ -258,13 +257,10 @@ def test_a_folder_that_was_written_meanwhile_stays(tmp_path: Path) -> None:
     assert tell_error(failed.value, []) is Status.WRONG_INPUT
 
 
-def test_a_name_as_long_as_file_systems_allow_can_be_written(tmp_path: Path) -> None:
+def test_a_long_name_is_written_and_a_hidden_link_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / ("ü" * 125 + ".html")
     write_atomically(file, MANY)
     assert list(tmp_path.iterdir()) == [file]
-
-
-def test_a_link_or_a_folder_that_has_the_hidden_name_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "own").write_text("own")
     hidden = tmp_path / f".plan.html.{HOST}-0.partial"
     hidden.symlink_to("own")
@@ -272,14 +268,7 @@ def test_a_link_or_a_folder_that_has_the_hidden_name_is_left_alone(tmp_path: Pat
     assert (hidden.is_symlink(), hidden.read_text()) == (True, "own")
 
 
-def test_a_new_folder_is_removed_if_what_fills_it_is_interrupted(tmp_path: Path) -> None:
-    (tmp_path / "merged" / "checkpoints").mkdir(parents=True)
-    with pytest.raises(KeyboardInterrupt), complete_or_removed(tmp_path / "merged"):
-        raise KeyboardInterrupt
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EROFS, errno.ENOSPC])
-def test_an_error_of_the_file_system_is_no_fault_of_ours(number: int) -> None:
-    error = OSError(number, os.strerror(number), "x")
-    assert tell_error(error, []) is Status.WRONG_INPUT
+def test_an_error_of_the_file_system_is_no_fault_of_ours() -> None:
+    for number in (errno.EIO, errno.ESTALE, errno.EROFS, errno.ENOSPC):
+        error = OSError(number, os.strerror(number), "x")
+        assert tell_error(error, []) is Status.WRONG_INPUT

@@ -27,29 +27,14 @@ def limited(phases, samples, most_epochs, total, on_exhausted="redistribute"):
     return limit_repeats(phases, on_exhausted=on_exhausted, **given)
 
 
-def test_without_a_source_beyond_its_limit_nothing_changes():
+def test_a_surplus_goes_to_the_others_as_they_share_the_rest():
     phases = one(a=0.9, b=0.1)
     assert limited(phases, {"a": 50, "b": 50}, {"a": 2, "b": 1}, 100) == tuple(phases)
-
-
-def test_the_surplus_goes_to_the_others_as_they_share_the_rest():
     (phase,) = limited(one(a=0.5, b=0.4, c=0.1), {"a": 101, "b": 900, "c": 900}, {"a": 2}, 1000)
     assert phase.shares == pytest.approx({"a": 0.2, "b": 0.64, "c": 0.16})
-
-
-def test_who_is_filled_by_the_surplus_passes_it_on():
     samples = {"a": 101, "b": 451, "c": 10_000}
     (phase,) = limited(one(a=0.5, b=0.4, c=0.1), samples, {"a": 2, "b": 1}, 1000)
     assert phase.shares == pytest.approx({"a": 0.2, "b": 0.449, "c": 0.351})
-
-
-def test_a_limit_counts_all_phases_together():
-    phases = [
-        Phase(first_sample=0, shares={"a": 0.1, "b": 0.9}, path="data.shares"),
-        Phase(first_sample=800, shares={"a": 1.0, "b": 0.0}, path="data.phases.end.shares"),
-    ]
-    with pytest.raises(RecipeError, match=r"a\.most_epochs: 1, but .* 2\.33 times over"):
-        limited(phases, {"a": 120, "b": 2000}, {"a": 1}, 1000, "refuse")
 
 
 @settings(max_examples=60)
@@ -87,9 +72,12 @@ def test_a_source_that_would_repeat_too_often_is_refused():
     )
     with pytest.raises(RecipeError, match=message):
         limited(one(a=0.5, b=0.5), {"a": 100, "b": 900}, {"a": 4}, 1000, "refuse")
-
-
-def test_a_surplus_that_nobody_can_take_is_refused():
     message = r"data\.shares: all sources reach most_epochs"
     with pytest.raises(RecipeError, match=message):
         limited(one(a=0.5, b=0.5), {"a": 100, "b": 100}, {"a": 4, "b": 4}, 1000)
+    phases = [
+        Phase(first_sample=0, shares={"a": 0.1, "b": 0.9}, path="data.shares"),
+        Phase(first_sample=800, shares={"a": 1.0, "b": 0.0}, path="data.phases.end.shares"),
+    ]
+    with pytest.raises(RecipeError, match=r"a\.most_epochs: 1, but .* 2\.33 times over"):
+        limited(phases, {"a": 120, "b": 2000}, {"a": 1}, 1000, "refuse")

@@ -109,6 +109,9 @@ def test_the_order_of_the_shares_in_the_recipe_has_no_effect():
     one = one_phase(shares, samples)
     two = one_phase(turned, samples)
     assert [one[p] for p in range(1000)] == [two[p] for p in range(1000)]
+    shares = {"a": 0.3333334, "b": 0.3333333, "c": 0.3333334}
+    order = order_of(shares)
+    assert sum(order.count_samples(name, 10**12) for name in shares) == 10**12
 
 
 def test_a_source_without_a_share_is_never_counted():
@@ -119,16 +122,13 @@ def test_a_source_without_a_share_is_never_counted():
         order[-1]
 
 
-def test_a_share_of_a_source_without_a_sample_is_refused():
+def test_shares_without_samples_and_phases_out_of_order_are_refused():
     message = r"data\.shares\.empty: 0\.5 of the samples, but the source is shorter"
     with pytest.raises(RecipeError, match=message):
         one_phase({"a": 0.5, "empty": 0.5}, {"a": 5, "b": 5, "empty": 0})
-
-
-def test_rounded_shares_are_accepted_and_scaled():
-    shares = {"a": 0.3333334, "b": 0.3333333, "c": 0.3333334}
-    order = order_of(shares)
-    assert sum(order.count_samples(name, 10**12) for name in shares) == 10**12
+    phases = [phase(0, a=1.0), phase(5, a=1.0), phase(5, b=1.0)]
+    with pytest.raises(RecipeError, match=r"phases\.5: starts at sample 5, not after"):
+        SampleOrder(phases=phases, samples=SAMPLES, seed=0)
 
 
 def test_the_shares_at_a_position_are_those_of_its_phase():
@@ -287,9 +287,3 @@ def test_what_was_drawn_is_put_beside_what_was_promised():
     assert drawn["d"].epochs == drawn["d"].samples / 90
     assert order.summarize_draws(50)["d"].promised_share == 0.5
     assert order.summarize_draws(0)["d"].share == 0
-
-
-def test_phases_that_do_not_follow_one_another_are_refused():
-    phases = [phase(0, a=1.0), phase(5, a=1.0), phase(5, b=1.0)]
-    with pytest.raises(RecipeError, match=r"phases\.5: starts at sample 5, not after"):
-        SampleOrder(phases=phases, samples=SAMPLES, seed=0)

@@ -56,14 +56,11 @@ def test_an_epoch_predicts_every_token_once(samples):
     assert sorted(seen) == list(range(1, 97))
 
 
-def test_a_copy_for_a_worker_carries_no_tokens(samples):
+def test_a_worker_s_copy_is_small_and_yields_its_positions(samples):
     expected = samples[0]
     copied = pickle.dumps(samples)
     assert len(copied) < 4000
     assert torch.equal(pickle.loads(copied)[0], expected)
-
-
-def test_a_data_loader_yields_the_positions_of_its_sampler(samples):
     positions = step_positions(first_sample=4, samples_per_step=8, rank=1, ranks=2)
     loader = torch.utils.data.DataLoader(samples, sampler=positions, batch_size=4)
     (batch,) = list(loader)
@@ -86,9 +83,6 @@ def test_digests_of_ranks_add_up_in_any_order(samples):
     parts = [samples_digest(ids[rank::4]) for rank in (2, 0, 3, 1)]
     assert sum(parts) % 2**63 == samples_digest(ids) < 2**63
     assert samples_digest([]) == 0
-
-
-def test_the_digest_tells_samples_apart():
     ids = [SampleId("a", 0, 1), SampleId("a", 1, 0), SampleId("a1", 0, 1), SampleId("a", 0, 11)]
     assert len({samples_digest([sample]) for sample in ids}) == len(ids)
     assert samples_digest(ids[:1] * 2) != samples_digest(ids[:1])
@@ -185,12 +179,6 @@ def test_the_same_passage_drops_the_same_tokens_wherever_it_stands() -> None:
     assert torch.equal(found[0], found[2])
 
 
-def test_rows_of_any_batch_have_masks_of_their_own() -> None:
-    rows = tokens(2, 3, 129)
-    whole = PUBLISHED(rows)
-    assert torch.equal(whole[1, 2], PUBLISHED(rows[1, 2]))
-
-
 def test_what_follows_an_end_of_document_does_not_count() -> None:
     """As Megatron's ``--eod-mask-loss``: by the token that is read, not by the target."""
     rows = torch.tensor([[5, EOD, 7, 8, EOD, EOD]])
@@ -203,13 +191,13 @@ def test_what_follows_an_end_of_document_does_not_count() -> None:
     assert torch.equal(both(long), only(long) & mask(4, 13)(long))
 
 
-def test_shorter_rows_than_the_window_count_whole() -> None:
+def test_masks_of_short_batched_and_padded_rows():
     assert PUBLISHED(tokens(2, 50)).all()
     assert mask(0, 0).counts_all
     assert mask(0, 0)(tokens(2, 50)).all()
-
-
-def test_padding_of_packed_rows_does_not_count() -> None:
+    rows = tokens(2, 3, 129)
+    whole = PUBLISHED(rows)
+    assert torch.equal(whole[1, 2], PUBLISHED(rows[1, 2]))
     rows = torch.tensor([[5, EOD, 7, EOD, EOD, EOD]])
     packed = LossMask(one_in=0, window_tokens=0, after_eod=True, eod_id=EOD, padded=True)
     assert packed(rows).tolist() == [[True, True, True, False, False]]

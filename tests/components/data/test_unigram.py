@@ -53,9 +53,6 @@ def test_the_special_pieces_have_their_published_ids(trained):
     assert trained.eod_id == 4
     assert trained.vocab_size == 570
     assert trained.decode([5, 4]) == "<placeholder_tok_0><eod>"
-
-
-def test_no_id_is_added_or_out_of_range(trained):
     (ids,) = trained.encode(["abc"])
     assert set(ids) & {0, 1, 2, 3, 4} == set()
     assert [each.tolist() for each in trained.encode(["", "abc"])] == [[], ids.tolist()]
@@ -132,9 +129,6 @@ def test_too_many_pieces_name_the_largest_number(tmp_path):
     make(vocab_size=largest).train_on_texts(words(), tmp_path)
     with pytest.raises(RecipeError, match="at most"):
         make(vocab_size=largest + 1).train_on_texts(words(), tmp_path)
-
-
-def test_too_few_pieces_name_the_number_needed(tmp_path):
     with pytest.raises(RecipeError, match=r"vocab_size: 300 pieces.*need 5\d\d\n  set"):
         make(vocab_size=300).train_on_texts(words(), tmp_path)
 

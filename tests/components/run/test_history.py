@@ -209,6 +209,12 @@ def read_run(run: Path) -> tuple[list[Line], int]:
 def test_half_lines_are_left_out_wherever_they_stand(tmp_path):
     file = write(tmp_path / "metrics.jsonl", step(1), HALF, step(2), "", '"a text"', step(3))
     assert [line["step"] for line in read_lines(file)] == [1, 2, 3]
+    write(tmp_path / "metrics.jsonl", step(1), HALF, step(3))
+    write(tmp_path / "events.jsonl", event("start", 0.5), event("skip", 2.0))
+    found, half_written = read_run(tmp_path)
+    assert [record["kind"] for _, record in found] == ["start", "step", "skip", "step"]
+    assert half_written == 1
+    assert found[-1][0] == f"{tmp_path / 'metrics.jsonl'}:3"
 
 
 def test_null_for_a_measured_number_is_read_as_one_that_is_not_finite(tmp_path):
@@ -222,15 +228,6 @@ def test_null_for_a_measured_number_is_read_as_one_that_is_not_finite(tmp_path):
     assert math.isnan(second["by_source"]["de"])
     assert second["by_source"]["en"] == 2.0
     assert third["devices"]["joules"] is None
-
-
-def test_both_files_are_one_story_in_the_order_of_time(tmp_path):
-    write(tmp_path / "metrics.jsonl", step(1), HALF, step(3))
-    write(tmp_path / "events.jsonl", event("start", 0.5), event("skip", 2.0))
-    found, half_written = read_run(tmp_path)
-    assert [record["kind"] for _, record in found] == ["start", "step", "skip", "step"]
-    assert half_written == 1
-    assert found[-1][0] == f"{tmp_path / 'metrics.jsonl'}:3"
 
 
 @pytest.mark.parametrize(

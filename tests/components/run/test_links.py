@@ -75,10 +75,17 @@ def test_no_folder_of_a_run_is_a_link_that_leads_out(run: Path, name: str) -> No
         check_links(run, "run")
 
 
-def test_the_folders_that_a_run_is_described_to_have_are_all_looked_at() -> None:
+def test_the_folders_that_a_run_is_described_to_have_are_all_looked_at(
+    run: Path, tmp_path: Path
+) -> None:
     described = re.findall(r"^(\w+)/ ", folder.__doc__ or "", re.MULTILINE)
     assert set(described) <= FOLDERS
     assert len(described) > 8
+    (run / "metrics.jsonl").unlink(missing_ok=True)
+    (tmp_path / "theirs").write_text("")
+    (run / "metrics.jsonl").hardlink_to(tmp_path / "theirs")
+    with pytest.raises(RecipeError, match=r"metrics\.jsonl is a hard link to another"):
+        check_links(run, "resume")
 
 
 @pytest.mark.parametrize("name", ["wandb", "children/branch/wandb", ".cache", "tmp"])
@@ -106,14 +113,6 @@ def test_links_that_stay_inside_and_one_that_leads_to_the_run_are_fine(run: Path
     scratch.symlink_to(run)
     check_links(run, "run")
     check_links(scratch, "run")
-
-
-def test_a_file_to_append_to_has_one_name(run: Path, tmp_path: Path) -> None:
-    (run / "metrics.jsonl").unlink(missing_ok=True)
-    (tmp_path / "theirs").write_text("")
-    (run / "metrics.jsonl").hardlink_to(tmp_path / "theirs")
-    with pytest.raises(RecipeError, match=r"metrics\.jsonl is a hard link to another"):
-        check_links(run, "resume")
 
 
 def snapshot(cache: Path, name: str = "datasets--x--y") -> Path:

@@ -64,9 +64,6 @@ def test_a_long_value_and_a_long_list_of_mistakes_are_cut(tmp_path: Path) -> Non
     with pytest.raises(RecipeError) as caught:
         read_record(write(tmp_path, {"status": "y" * 10_000}), Ending)
     assert len(caught.value.problem) < 200
-
-
-def test_what_a_newer_version_added_is_left_alone_and_kept(tmp_path: Path) -> None:
     file = write(tmp_path, {"status": "stopped", "colour": "blue"})
     assert read_record(file, Ending) == Ending(status="stopped")
     assert read_checked(file, Ending)["colour"] == "blue"

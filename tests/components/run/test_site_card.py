@@ -109,14 +109,11 @@ def test_a_file_that_is_no_card_is_refused(tmp_path: Path, content: bytes, told:
     assert "cannot be read as a card" in refusal(tmp_path / "missing.json")
 
 
-def test_a_card_that_no_reader_accepts_is_not_written() -> None:
+def test_a_card_that_no_reader_accepts_is_not_written():
     tree = card_tree()
     tree["figures"][0]["value"] = float("inf")
     with pytest.raises(RecipeError, match=r"figures\.0\.value"):
         render_card(tree)
-
-
-def test_names_of_devices_lose_signs_that_a_card_does_not_allow() -> None:
     assert clean_words("Intel(R) Xeon(R) @ 2.5GHz / <x>") == "Intel(R) Xeon(R)   2.5GHz    x"
     assert clean_words("\u202e") == "unknown"
     assert len(clean_words("a" * 200)) == 80

@@ -28,11 +28,14 @@ def test_each_figure_is_a_mean_weighted_as_the_mixture_and_a_plain_one() -> None
     assert found["shares"] == SHARES
 
 
-def test_a_source_that_is_not_drawn_does_not_count_in_the_weighted_mean() -> None:
+def test_the_weighted_mean_and_the_trend_are_those_of_the_mixture():
     evaluations = [Evaluation(1, 100, {"a": 2.0, "b": math.nan})]
     found = summarize_held_out(evaluations, {"a": 1.0, "b": 0.0}, UNIGRAM)
     assert found["final"] == 2.0
     assert math.isnan(found["final_unweighted"])
+    losses = [{"a": 3.0, "b": 8.0}, {"a": 3.5, "b": 5.0}]
+    evaluations = [Evaluation(at, at, one) for at, one in enumerate(losses, 9)]
+    assert summarize_held_out(evaluations, {"a": 0.9, "b": 0.1}, UNIGRAM)["rising"]
 
 
 def test_the_loss_before_training_is_never_a_final_one_and_shows_no_trend() -> None:
@@ -41,12 +44,6 @@ def test_the_loss_before_training_is_never_a_final_one_and_shows_no_trend() -> N
     unknown = ("step", "tokens", "final", "final_unweighted", "slope_last_quarter", "rising")
     assert [found[key] for key in unknown] == [None] * 6
     assert found["by_source"] == {}
-
-
-def test_the_trend_is_that_of_the_mixture_not_of_the_plain_mean() -> None:
-    losses = [{"a": 3.0, "b": 8.0}, {"a": 3.5, "b": 5.0}]
-    evaluations = [Evaluation(at, at, one) for at, one in enumerate(losses, 9)]
-    assert summarize_held_out(evaluations, {"a": 0.9, "b": 0.1}, UNIGRAM)["rising"]
 
 
 @pytest.mark.parametrize(

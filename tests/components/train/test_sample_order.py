@@ -188,20 +188,17 @@ def test_ranks_read_together_what_one_reads(rows_folder: Path) -> None:
         assert together == alone.sample_ids(step)
 
 
-def test_what_joins_documents_cannot_be_packed() -> None:
+def test_the_packing_is_mathematics():
+    tree = packed().model_dump(mode="json")
+    plain = check_recipe({**tree, "data": {**tree["data"], "packing": "concatenate"}})
+    assert compute_fingerprint(plain) != compute_fingerprint(packed())
+    assert "packing" not in plain.model_dump(mode="json")["data"]
     tree = packed().model_dump(mode="json")
     source = {"tokens": ["/data/joined"], "eod": "absent"}
     tree["data"] |= {"sources": {"en": source}}
     message = r"sources\.en\.eod: absent, but data\.packing needs the end of each document"
     with pytest.raises(RecipeError, match=message):
         check_recipe(tree)
-
-
-def test_the_packing_is_mathematics() -> None:
-    tree = packed().model_dump(mode="json")
-    plain = check_recipe({**tree, "data": {**tree["data"], "packing": "concatenate"}})
-    assert compute_fingerprint(plain) != compute_fingerprint(packed())
-    assert "packing" not in plain.model_dump(mode="json")["data"]
 
 
 LONG = {"from_tokens": 7_680, "budget": {"sequence_length": 64}}
@@ -241,14 +238,10 @@ def ids(recipe: Recipe, folder: Path, step: int, ranks: int = 1):
     ]
 
 
-def test_the_clock_of_the_fixture_is_as_the_tests_count() -> None:
-    first, long = phased().token_clock.spans
-    assert (first.end_step, long.end_step) == (BORDER, STEPS)
-
-
 @pytest.mark.parametrize("step", [0, BORDER - 1, BORDER, STEPS - 1])
 def test_a_process_reads_the_windows_of_its_length(folder, step):
     recipe = phased()
+    assert [span.end_step for span in recipe.token_clock.spans] == [BORDER, STEPS]
     length = 32 if step < BORDER else 64
     here = batches(recipe, folder, step)
     (rows,) = here.read_samples(here.list_sample_numbers(step)[:1], pinned=False)
