@@ -37,7 +37,6 @@ class Went(NamedTuple):
 
 
 def node_folder(folder: Path, rank: int, per_node: int = PER_NODE) -> Path:
-    """Name and make the folder that only this rank's node has."""
     one = folder / f"node-{rank // per_node}"
     one.mkdir(parents=True, exist_ok=True)
     return one
@@ -78,7 +77,6 @@ def progress_after(step: int) -> RunProgress:
 
 
 def keep(parts: Parts, layout: Layout, folder: Path, steps: int, end: int) -> Went:
-    """Keep a local checkpoint after each step, and go on to ``end`` without."""
     rank = start(parts, layout, seed=0)
     with copies_of(rank.state, folder) as copies:
         for step in range(steps):
@@ -92,7 +90,6 @@ def keep(parts: Parts, layout: Layout, folder: Path, steps: int, end: int) -> We
 def go_on(
     parts: Parts, layout: Layout, folder: Path, end: int, after_tokens: int, run: str
 ) -> Went:
-    """Load the newest over other weights, and train to ``end``."""
     rank = start(parts, layout, seed=1)
     with copies_of(rank.state, folder, run=run) as copies:
         if (found := copies.find_newest(after_tokens=after_tokens)) is None:
@@ -107,7 +104,6 @@ def go_on(
 
 
 def kept_bytes(parts: Parts, layout: Layout, folder: Path) -> tuple[int, int]:
-    """Return what this rank keeps, and what it holds of weights and optimizer in all."""
     rank = start(parts, layout, seed=0)
     train(rank, range(1))
     held = sum(get_local_part(one).nbytes for one in rank.state.collect_tensors().values())
@@ -116,7 +112,6 @@ def kept_bytes(parts: Parts, layout: Layout, folder: Path) -> tuple[int, int]:
 
 
 def keep_where_one_is_full(folder: Path, full: int) -> list[str | None]:
-    """Save twice; the second time one rank has no room."""
     state, said = Counted(1), list[str | None]()
 
     def write(*given: object) -> Path:
@@ -134,7 +129,6 @@ def keep_where_one_is_full(folder: Path, full: int) -> list[str | None]:
 
 
 def keep_step(folder: Path, step: int) -> None:
-    """Keep one local checkpoint, whose numbers are all that of its step."""
     with copies_of(Counted(step), folder) as copies:
         copies.start_save(progress_after(step))
         assert copies.wait_for_write() is None

@@ -31,7 +31,6 @@ ROUNDED = Layout(
 
 @pytest.fixture(scope="module")
 def kept(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Layout], Path]:
-    """Train in a layout, once, and keep what was left on the nodes."""
 
     @cache
     def keep_in(layout: Layout) -> Path:

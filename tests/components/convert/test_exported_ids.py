@@ -78,7 +78,6 @@ def make_engine(
 
 
 def save(engine: Tokenizer, folder: Path) -> dict[str, Any]:
-    """Write the file of a tokenizer, and return the keys that describe it in a recipe."""
     folder.mkdir(parents=True)
     engine.save(str(folder / "tokenizer.json"))
     trained_here = {"normalization": "none", "pattern": "x", "longest_space_run": 0}
@@ -138,7 +137,6 @@ def test_every_byte_level_tokenizer_gives_the_ids_of_training(number: int, tmp_p
 
 
 def encode_pairs(loaded: Any, pairs: Sequence[tuple[str, str]]) -> list[tuple[Any, Any]]:
-    """Encode contexts and continuations as lm-eval does, without a model."""
     from lm_eval.models.huggingface import HFLM
 
     harness: Any = HFLM.__new__(HFLM)

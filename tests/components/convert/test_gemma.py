@@ -49,7 +49,6 @@ def test_what_is_less_than_a_half_comes_back_to_half_a_unit_of_1(export: Export)
 
 
 def test_a_fresh_norm_is_a_fresh_norm_of_the_class() -> None:
-    """Both begin at a factor of 1."""
     fresh = Gemma3RMSNorm(48)
     assert not fresh.weight.any()
     model = build_node(gemma3(), "model")

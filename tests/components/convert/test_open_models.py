@@ -93,7 +93,6 @@ PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
 
 
 def section_of(config: Config) -> Section:
-    """Write the model section that a recipe of this configuration would have."""
     parts = PARTS.get(config["model_type"], {})
     if is_gemma := config["model_type"] == "gemma3_text":
         config = GEMMA3 | config  # what a file does not say is the same in all
@@ -211,7 +210,6 @@ def deepseek_of(config: Config) -> Section:
 
 
 def theirs_of(config: Config) -> Any:
-    """Build the class of ``transformers`` that such a ``config.json`` stands for."""
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "torch_dtype"))
     kind = {key: value for key, value in deepcopy(config).items() if key != "model_type"} | ids
     return AutoModelForCausalLM.from_config(

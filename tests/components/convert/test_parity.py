@@ -124,7 +124,6 @@ def test_every_gradient_is_the_same(section: Section, export: Export) -> None:
 
 
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the gradients by name, and buffers, which have none."""
     gradients: dict[str, Tensor] = {}
     for name, value in model.named_parameters():
         assert value.grad is not None, name

@@ -112,7 +112,6 @@ SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 64}
 
 
 def reference(config: dict[str, Any]) -> Qwen3ForCausalLM:
-    """Build Qwen3's class and give its MLPs biases."""
     names = ("model_type", "architectures", "mlp_bias", "qk_layernorm")
     own = {key: value for key, value in config.items() if key not in names}
     model = Qwen3ForCausalLM(Qwen3Config(**own))

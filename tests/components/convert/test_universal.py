@@ -50,7 +50,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(written: Path, tmp_path: Path) -> Path:
-    """A copy of Bloom's, to be spoilt."""
     return shutil.copytree(written / "bloom/universal", tmp_path / "copy")
 
 

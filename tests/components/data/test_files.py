@@ -138,7 +138,6 @@ WRITERS: dict[str, Callable[[Path], AbstractContextManager[Any]]] = {
 
 @pytest.fixture
 def small_files() -> Iterator[None]:
-    """Let no file grow beyond 4 KiB, as a full disk would."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     yield

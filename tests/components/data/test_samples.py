@@ -139,7 +139,6 @@ def table() -> list[float]:
 
 
 def wrapped(product: int) -> int:
-    """Write an integer as 64 bits with a sign would hold it."""
     return (product + 2**63) % 2**64 - 2**63
 
 

@@ -100,7 +100,6 @@ def test_any_stretch_is_that_of_the_joined_files(tmp_path_factory, sizes, stretc
 
 
 def mapped(folder) -> int:
-    """Count the files of ``folder`` that the kernel has mapped for this process."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     return len({line.split()[-1] for line in maps if str(folder) in line})
 
@@ -132,7 +131,6 @@ def test_a_missing_shard_is_named_when_it_is_read(tmp_path):
 
 
 def split_into_shards(prepared, size: int):
-    """Cut each token file of a prepared folder into files of ``size`` tokens."""
     folder, manifest = prepared
 
     def cut(records):

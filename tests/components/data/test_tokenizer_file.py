@@ -206,7 +206,6 @@ def make_engine() -> Tokenizer:
 
 
 def edit(change: Change) -> Tokenizer:
-    """Change the tree of ``tokenizer.json`` and read it again."""
     tree = json.loads(make_engine().to_str())
     change(tree)
     return Tokenizer.from_str(json.dumps(tree))
@@ -229,7 +228,6 @@ def add(**settings: Any) -> Tokenizer:
 
 
 def without_byte(tree: Any) -> None:
-    """Take the piece of one byte out, and close the gap."""
     vocab = tree["model"]["vocab"]
     gone = vocab.pop("\u0143")
     vocab.update({piece: index - (index > gone) for piece, index in vocab.items()})
