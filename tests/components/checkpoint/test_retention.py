@@ -116,8 +116,7 @@ def test_what_goes_and_what_was_never_completed_is_removed(tmp_path: Path) -> No
     assert {one.name for one in tmp_path.iterdir()} == {*names, weights.name, strange.name}
     (tmp_path / f"tokens-{10:015d}" / MARKER).write_text("{")  # is none of the best then
     prune_checkpoints(tmp_path, Policy(last=1, every_tokens="none", best=1))
-    tokens = sorted(int(one.name[7:]) for one in tmp_path.glob("tokens-*"))
-    assert tokens == [30, 40]
+    assert {int(one.name[7:]) for one in tmp_path.glob("tokens-*")} == {30, 40}
 
 
 def test_a_run_that_goes_back_keeps_nothing_that_is_later(tmp_path: Path) -> None:

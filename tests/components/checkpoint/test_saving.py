@@ -182,7 +182,7 @@ def test_a_failure_is_seen_without_waiting(tmp_path: Path) -> None:
 CPU = torch.device("cpu")
 
 
-def test_what_was_staged_does_not_change_with_its_tensor() -> None:
+def test_what_was_staged_does_not_change_with_its_tensor():
     tensor = torch.arange(6.0).reshape(2, 3)
     (staged,) = HostBuffers(CPU).copy_to_host([tensor])
     tensor.fill_(-1)
@@ -190,9 +190,6 @@ def test_what_was_staged_does_not_change_with_its_tensor() -> None:
     buffers = HostBuffers(CPU)
     (full,), (weights,) = buffers.copy_to_host([tensor]), buffers.copy_to_host([tensor])
     assert full.data_ptr() != weights.data_ptr()  # of one save
-
-
-def test_a_later_save_uses_the_memory_of_the_one_before() -> None:
     buffers, tensors = HostBuffers(CPU), [torch.ones(4), torch.ones(4, dtype=torch.bfloat16)]
     before = {one.data_ptr() for one in buffers.copy_to_host(tensors)}
     for number in (2, 3):  # torch's own stager could not be asked again

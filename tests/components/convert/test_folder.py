@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
@@ -24,7 +25,7 @@ def test_the_configuration_says_what_is_computed(export: Export) -> None:
     tokenizer = ("tokenizer.json", "tokenizer_config.json")
     assert {file.name for file in folder.iterdir()} == {*files, *tokenizer}
     config = json.loads((folder / "config.json").read_text())
-    expected = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    expected: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     expected |= {"torch_dtype": "float32", "max_position_embeddings": CONTEXT_TOKENS}
     expected |= {"rope_theta": 500.0, "tie_word_embeddings": True}
     assert {key: config[key] for key in expected} == expected

@@ -156,11 +156,10 @@ def test_the_mean_is_torchs_own(tmp_path: Path) -> None:
     torch.testing.assert_close(found, averaged.module.weight.data, rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("average", AVERAGES)
-def test_the_average_of_equal_checkpoints_is_each_of_them(tmp_path, average: Average) -> None:
+def test_the_average_of_equal_checkpoints_is_each_of_them(tmp_path: Path) -> None:
     for tokens in (1, 2, 3):
         write(tmp_path, tokens, drawn(7))
-    found = merged(tmp_path, average)
+    found = merged(tmp_path, "cosine")
     assert found.keys() == {name for name in drawn(7) if name.startswith("model.")}
     assert all(found[name].equal(drawn(7)[name]) for name in found)
 

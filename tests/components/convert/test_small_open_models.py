@@ -107,8 +107,8 @@ def test_made_small_it_computes_what_the_class_computes(model: str) -> None:
 
 
 OPENSCI = published("opensci_1b7")
-SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
-SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 64}
+TINY = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+TINY |= {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 64}
 
 
 def reference(config: dict[str, Any]) -> Qwen3ForCausalLM:
@@ -130,7 +130,7 @@ def test_the_published_configuration_of_opensci_states_our_model() -> None:
 
 
 def test_opensci_computes_what_qwen3_with_more_biases_does() -> None:
-    config = OPENSCI | SMALL
+    config = OPENSCI | TINY
     model, theirs = random_model(section_of(config)), reference(config)
     features = read_decoder(section_of(config))
     family = choose_family(features)

@@ -58,11 +58,6 @@ def trained(family, tmp_path_factory) -> ByteBPE:
     return tokenizer
 
 
-def test_the_settings_are_those_of_the_recipe_file(family):
-    settings = settings_of(family)
-    assert ByteBPE(**settings).get_settings() == settings
-
-
 @pytest.mark.parametrize(
     ("name", "vocab_size", "eod_id"),
     [
@@ -112,11 +107,13 @@ def test_composed_and_decomposed_letters_are_one_only_where_normalised(tmp_path)
         assert np.array_equal(one, two) is alike
 
 
-def test_no_special_piece_is_added(trained):
+def test_no_special_piece_is_added(trained, family):
     (ids,) = trained.encode(["abc"])
     assert trained.eod_id not in ids
     assert [each.tolist() for each in trained.encode(["", "abc"])] == [[], ids.tolist()]
     assert trained.encode([]) == []
+    settings = settings_of(family)
+    assert ByteBPE(**settings).get_settings() == settings
 
 
 def test_the_pattern_of_gpt2_cuts_as_the_engines_own(tmp_path):

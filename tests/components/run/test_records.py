@@ -1,11 +1,13 @@
 """Files of a run folder: what is missing or of another type is named, what is newer is left."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from components.errors import RecipeError
+from components.json_file import replace_nonfinite
 from components.run.records import (
     DataRecord,
     DerivedRecord,
@@ -67,3 +69,12 @@ def test_a_long_value_and_a_long_list_of_mistakes_are_cut(tmp_path: Path) -> Non
     file = write(tmp_path, {"status": "stopped", "colour": "blue"})
     assert read_record(file, Ending) == Ending(status="stopped")
     assert read_checked(file, Ending)["colour"] == "blue"
+
+
+def test_numbers_that_are_not_finite_are_null_and_their_keys_are_listed() -> None:
+    held_out = {"final": math.nan, "first": 1.5}
+    tree = {"loss": math.inf, "steps": 3, "held_out": held_out, "rates": [1.0, -math.inf]}
+    found = json.loads(json.dumps(replace_nonfinite(tree), allow_nan=False))
+    assert found.pop("not_finite") == ["loss", "held_out.final", "rates.1"]
+    whole = {"loss": None, "steps": 3, "held_out": held_out | {"final": None}}
+    assert found == whole | {"rates": [1.0, None]}

@@ -71,12 +71,9 @@ def test_a_gpu_without_products_in_float8_is_named(monkeypatch, capability, has)
         check_float8_device(torch.device("cuda", 0))
 
 
-def test_an_intel_gpu_has_no_products_in_float8_and_a_cpu_emulates_them() -> None:
+def test_an_intel_gpu_has_no_products_in_float8_and_a_cpu_emulates_them():
     with pytest.raises(RecipeError, match=r"float8, but an xpu device has no float8 products"):
         check_float8_device(torch.device("xpu", 0))
     check_float8_device(torch.device("cpu"))
-
-
-def test_what_is_not_in_float8_is_in_bfloat16() -> None:
     for kind in ("cpu", "cuda", "xpu"):
         assert compute_dtype("float8", torch.device(kind)) is torch.bfloat16

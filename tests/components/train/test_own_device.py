@@ -81,9 +81,6 @@ def test_a_profile_s_rocm_is_torch_s_cuda(plant: Plant, monkeypatch) -> None:
     assert [device_kind(one) for one in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
     monkeypatch.setattr(torch.version, "hip", "7.0.51831")
     assert [device_kind(one) for one in ("auto", "rocm", "cpu")] == ["rocm", "rocm", "cpu"]
-
-
-def test_its_caches_are_miopens_and_its_allocator_is_left_alone() -> None:
     assert {"MIOPEN_USER_DB_PATH", "TRITON_CACHE_DIR"} <= set(cache_variables("rocm"))
     assert "CUDA_CACHE_PATH" not in cache_variables("rocm")
     assert allocator_variables("rocm", {}) == {}

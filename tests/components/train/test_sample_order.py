@@ -29,11 +29,8 @@ from components.parity.prover import draw_data
 from components.train.batches import RankBatches, SampleSkipper
 from components.train.sample_order import make_order
 
-TWO = (
-    "data.sources={en: {placeholder: eu24/en}, de: {placeholder: eu24/de}}",
-    "data.shares={}",
-)
-HALVES = (TWO[0], "data.shares={en: 0.5, de: 0.5}")
+SOURCES = "data.sources={en: {placeholder: eu24/en}, de: {placeholder: eu24/de}}"
+TWO, HALVES = (SOURCES, "data.shares={}"), (SOURCES, "data.shares={en: 0.5, de: 0.5}")
 
 
 def composed(*words: str) -> Recipe:
@@ -58,9 +55,8 @@ def manifest(tmp_path: Path) -> Manifest:
     [("natural", 0.9), ("{temperature: 2}", 0.75), ("{temperature: 1}", 0.9)],
 )
 def test_a_rule_takes_its_shares_from_the_tokens_found(manifest, mixture, share) -> None:
-    drawn = make_order(
-        composed(*TWO, f"data.mixture={mixture}"), manifest, Path()
-    ).summarize_draws(480)
+    recipe = composed(*TWO, f"data.mixture={mixture}")
+    drawn = make_order(recipe, manifest, Path()).summarize_draws(480)
     assert drawn["de"].promised_share == pytest.approx(share)
     assert abs(drawn["de"].samples - 480 * share) < 2
 
@@ -75,7 +71,7 @@ def test_given_shares_change_where_the_phase_begins(manifest) -> None:
 
 
 def test_what_a_source_may_not_repeat_is_refused_or_dealt(manifest) -> None:
-    words = (TWO[0], "data.shares={en: 0.9, de: 0.1}", "data.sources.en.most_epochs=4")
+    words = (SOURCES, "data.shares={en: 0.9, de: 0.1}", "data.sources.en.most_epochs=4")
     with pytest.raises(RecipeError, match=r"en\.most_epochs: 4, but .* 4\.32 times"):
         make_order(composed(*words), manifest, Path())
     order = make_order(composed(*words, "data.on_exhausted=redistribute"), manifest, Path())
@@ -90,13 +86,9 @@ def test_ranks_draw_across_a_phase_what_one_process_draws(tmp_path, ranks) -> No
     manifest = Manifest.from_folder(tmp_path / "data")
 
     def ids(recipe: Recipe, step: int, ranks: int):
-        return [
-            one
-            for rank in range(ranks)
-            for one in RankBatches(
-                recipe=recipe, folder=tmp_path / "data", manifest=manifest, rank=rank
-            ).sample_ids(step)
-        ]
+        data: Any = {"folder": tmp_path / "data", "manifest": manifest}
+        several = (RankBatches(recipe=recipe, rank=rank, **data) for rank in range(ranks))
+        return [one for batches in several for one in batches.sample_ids(step)]
 
     together = composed(*words, f"parallelism.data={ranks}")
     for step in range(10):
@@ -121,7 +113,7 @@ def test_shares_after_a_step_are_those_of_its_last_sample(tmp_path):
 
 
 ONE = "data.sources={en: {placeholder: eu24/en}}"
-LENGTH, STEP = 32, 48
+LENGTH = 32
 
 
 @cache
@@ -163,7 +155,7 @@ def test_each_row_comes_once_in_an_epoch_and_not_from_the_fullest_on(rows_folder
 
 
 def test_a_sample_is_its_row_and_padding_is_no_token_of_another(rows_folder: Path) -> None:
-    manifest, here = Manifest.from_folder(rows_folder), batches(1, rows_folder)
+    manifest, here = Manifest.from_folder(rows_folder), packed_batches(1, rows_folder)
     eod = manifest.tokenizer.eod_id
     rows = open_rows(rows_folder, "en", manifest.sources["en"], length=LENGTH)
     (record,) = manifest.sources["en"].train
@@ -193,7 +185,6 @@ def test_the_packing_is_mathematics():
     plain = check_recipe({**tree, "data": {**tree["data"], "packing": "concatenate"}})
     assert compute_fingerprint(plain) != compute_fingerprint(packed())
     assert "packing" not in plain.model_dump(mode="json")["data"]
-    tree = packed().model_dump(mode="json")
     source = {"tokens": ["/data/joined"], "eod": "absent"}
     tree["data"] |= {"sources": {"en": source}}
     message = r"sources\.en\.eod: absent, but data\.packing needs the end of each document"
@@ -208,7 +199,7 @@ SHORT, LONGER = 48, 24  # samples of a step
 
 @cache
 def base() -> Recipe:
-    return composed(TWO[0], "data.shares={en: 0.75, de: 0.25}")
+    return composed(SOURCES, "data.shares={en: 0.75, de: 0.25}")
 
 
 def phased(ranks: int = 1, **data: object) -> Recipe:
