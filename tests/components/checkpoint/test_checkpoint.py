@@ -89,7 +89,6 @@ class Saved(NamedTuple):
 
 @pytest.fixture(scope="module")
 def saved(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Saved]:
-
     @cache
     def save_in(name: str) -> Saved:
         folder = tmp_path_factory.mktemp("saved")

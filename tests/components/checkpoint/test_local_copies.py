@@ -31,7 +31,6 @@ ROUNDED = Layout(
 
 @pytest.fixture(scope="module")
 def kept(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Layout], Path]:
-
     @cache
     def keep_in(layout: Layout) -> Path:
         folder = tmp_path_factory.mktemp("nodes")
@@ -54,9 +53,8 @@ def go_on(
 
 
 def assert_as_uninterrupted(went: list[Went], folder: Path) -> None:
-    for one, expected in zip(
-        went, torch.load(folder / "went", weights_only=False), strict=True
-    ):
+    uninterrupted = torch.load(folder / "went", weights_only=False)
+    for one, expected in zip(went, uninterrupted, strict=True):
         assert one.progress == expected.progress
         assert one.losses == expected.losses
         assert one.state.keys() == expected.state.keys()
@@ -182,9 +180,8 @@ def test_a_kill_loses_nothing_that_was_kept(ranks, tmp_path, victims):
     if victims == (2, 3):
         lose_node(tmp_path)
     kept = max(int(file.read_text() or 0) for file in tmp_path.glob("kept-*"))
-    ((step, values),) = {
-        (step, *values) for step, values in ranks(cases.newest_step, tmp_path, length)
-    }
+    found = ranks(cases.newest_step, tmp_path, length)
+    ((step, values),) = {(step, *values) for step, values in found}
     assert step >= kept > 0
     assert values == step
 

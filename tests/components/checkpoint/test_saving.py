@@ -87,38 +87,29 @@ def test_what_a_run_went_on_from_is_not_saved_again(tmp_path: Path) -> None:
     assert (read_marker(checkpoint), checkpoint.stat().st_mtime_ns) == before
 
 
-def test_what_stays_for_good_is_copied_and_checked_there(ranks: Ranks, tmp_path: Path) -> None:
-    scratch, store = tmp_path / "scratch", tmp_path / "store"
-    scratch.mkdir()
+def test_what_stays_is_copied_and_an_old_history_is_replaced(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    scratch, store, other = (tmp_path / name for name in ("scratch", "store", "other"))
+    for folder in (scratch, other):
+        folder.mkdir()
     check_target(store)
     ranks(cases.save_and_copy, scratch, store)
-    assert names_in(scratch) == [f"tokens-{tokens:015d}" for tokens in (30, 60)]
-    assert names_in(store) == names_in(scratch)
-    for one in store.iterdir():
-        assert check_alone(one) == read_marker(scratch / one.name)
-
-
-def test_a_copy_of_a_history_that_was_left_is_replaced(ranks: Ranks, tmp_path: Path) -> None:
-    scratch, store, other = (tmp_path / name for name in ("scratch", "store", "other"))
-    for folder in (scratch, store, other):
-        folder.mkdir()
-    ranks(cases.save_and_copy, scratch, store)
+    assert names_in(store) == names_in(scratch) == [f"tokens-{n:015d}" for n in (30, 60)]
+    first = {one.name: read_marker(scratch / one.name) for one in store.iterdir()}
+    assert first == {one.name: check_alone(one) for one in store.iterdir()}
     ranks(cases.save_and_copy, other, store, 12)
     for one in store.iterdir():
-        assert (
-            check_alone(one) == read_marker(other / one.name) != read_marker(scratch / one.name)
-        )
+        assert check_alone(one) == read_marker(other / one.name) != first[one.name]
     (tmp_path / "file").touch()
     with pytest.raises(RecipeError, match=r"checkpoint\.copy_to: cannot create .*file/store"):
         check_target(tmp_path / "file" / "store")
 
 
-@pytest.mark.parametrize("full", [(0,), (3,), (1, 2), (0, 1, 2, 3)])
+@pytest.mark.parametrize("full", [(0,), (1, 2), (0, 1, 2, 3)])
 def test_without_room_all_ranks_say_so(ranks: Ranks, tmp_path, full: tuple[int, ...]) -> None:
     (said,) = set(ranks(cases.save_where_it_is_full, tmp_path, full))
-    assert (
-        f"0000{min(full) + 1}-of-00004.safetensors: cannot be written: File too large" in said
-    )
+    assert f"0000{min(full) + 1}-of-00004.safetensors: cannot be written: File too l" in said
     assert "then resume the run: the previous checkpoint is complete" in said
     assert ranks(cases.loaded, tmp_path, cases.LARGE) == [(1, {1.0}, [])] * 4
 
@@ -148,9 +139,7 @@ def test_a_file_system_that_comes_back_costs_time_alone(ranks: Ranks, tmp_path: 
     figures = ranks(cases.save_while_it_is_away, folder, 1.5, 60.0)
     assert time.perf_counter() - began > 1.5
     for stall, waited in figures:
-        assert (
-            stall < 1.0 < waited
-        )  # the second save waited for the first, no step for the disk
+        assert stall < 1.0 < waited  # for the first save, and no step for the disk
     assert names_in(folder) == [f"tokens-{tokens:015d}" for tokens in (10, 20, 30)]
     assert ranks(cases.loaded, folder, cases.LARGE) == [(3, {3.0}, [])] * 4
 
@@ -194,9 +183,9 @@ def test_what_was_staged_does_not_change_with_its_tensor():
     before = {one.data_ptr() for one in buffers.copy_to_host(tensors)}
     for number in (2, 3):  # torch's own stager could not be asked again
         buffers.release_buffers()
-        staged = buffers.copy_to_host([one.fill_(number) for one in tensors])
-        assert {one.data_ptr() for one in staged} == before
-        assert all(bool((one == number).all()) for one in staged)
+        later = buffers.copy_to_host([one.fill_(number) for one in tensors])
+        assert {one.data_ptr() for one in later} == before
+        assert all(bool((one == number).all()) for one in later)
 
 
 @pytest.mark.long

@@ -99,12 +99,6 @@ def olmoe() -> Section:
     return section | {"mlp": experts(), "tied_embeddings": False}
 
 
-def olmoe_renormalized() -> Section:
-    section = olmoe()
-    section["mlp"]["renormalize"] = True
-    return section
-
-
 def olmo2() -> Section:
     """Norms after attention and MLP, and over all queries and all keys."""
     whole = {"num_kv_heads": 3, "qk_norm": RMS}
@@ -165,24 +159,6 @@ def apertus() -> Section:
     return section | {"tied_embeddings": False}
 
 
-def llama_slowed() -> Section:
-    return scale_rotation(llama(), "LinearScaling")
-
-
-def llama_slowed_as_llama3() -> Section:
-    """Of five pairs the fastest stays and the next ones are between."""
-    turns = {"low_frequency_factor": 0.125, "high_frequency_factor": 2.0}
-    return scale_rotation(llama(), "Llama3Scaling", **turns, original_tokens=12)
-
-
-def qwen3_slowed() -> Section:
-    return scale_rotation(qwen3(), "YarnScaling", **YARN)
-
-
-def smollm3_slowed() -> Section:
-    return scale_rotation(smollm3(), "YarnScaling", **YARN)
-
-
 def olmo3() -> Section:
     """Two layers of three see five keys; of four the last one does, too."""
     section = scale_rotation(olmo2(), "YarnScaling", **YARN)
@@ -231,22 +207,26 @@ def nanochat_with_biases() -> Section:
     return section
 
 
-def apertus_slowed() -> Section:
-    turns = {"low_frequency_factor": 0.125, "high_frequency_factor": 2.0}
-    return scale_rotation(apertus(), "Llama3Scaling", **turns, original_tokens=12)
-
-
-SECTIONS = {
+SECTIONS: dict[str, Callable[[], Section]] = {
     make.__name__: make
     for make in (
         *(llama, llama_with_biases, bloom, gpt2, gpt2_with_exact_gelu, olmo),
-        *(olmoe, olmoe_renormalized, olmo2, qwen3, qwen3_moe, smollm3, apertus),
+        *(olmoe, olmo2, qwen3, qwen3_moe, smollm3, apertus),
         *(deepseek_v3, deepseek_v3_of_experts_alone, olmo3, mistral),
         *HYBRIDS,
         gpt_oss,
         *(gemma3, gemma3_slowed, nanochat, nanochat_with_biases),
-        *(llama_slowed, llama_slowed_as_llama3, qwen3_slowed, smollm3_slowed, apertus_slowed),
     )
+}
+# Of five pairs the fastest stays and the next ones are between.
+LLAMA3 = {"low_frequency_factor": 0.125, "high_frequency_factor": 2.0, "original_tokens": 12}
+SECTIONS |= {
+    "olmoe_renormalized": lambda: olmoe() | {"mlp": experts(renormalize=True)},
+    "llama_slowed": lambda: scale_rotation(llama(), "LinearScaling"),
+    "llama_slowed_as_llama3": lambda: scale_rotation(llama(), "Llama3Scaling", **LLAMA3),
+    "qwen3_slowed": lambda: scale_rotation(qwen3(), "YarnScaling", **YARN),
+    "smollm3_slowed": lambda: scale_rotation(smollm3(), "YarnScaling", **YARN),
+    "apertus_slowed": lambda: scale_rotation(apertus(), "Llama3Scaling", **LLAMA3),
 }
 
 
