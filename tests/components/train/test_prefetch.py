@@ -54,7 +54,7 @@ class Loop:
             self.taken += 1
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def recipe() -> Recipe:
     return compose_recipe(read_point(["recipe=teuken7b", "scale=parity"]))
 
