@@ -85,7 +85,6 @@ def save(parts: Parts, layout: Layout, folder: Path, steps: int, files: int = 1_
 
 
 def load(parts: Parts, layout: Layout, checkpoint: Path) -> State:
-    """Load over other weights, and return what this rank has then."""
     rank = start(parts, layout, seed=1)
     load_checkpoint(checkpoint, rank.state)
     return state_of(rank)
@@ -106,7 +105,6 @@ def load_counting(parts: Parts, layout: Layout, checkpoint: Path) -> tuple[State
 
 
 def go_on(parts: Parts, layout: Layout, checkpoint: Path, steps: range) -> State:
-    """Load, train on, and return what this rank has then."""
     rank = start(parts, layout, seed=1)
     load_checkpoint(checkpoint, rank.state)
     train(rank, steps)

@@ -70,14 +70,12 @@ def opened() -> Opened:
 
 
 def save(folder: Path, count: int) -> list[str]:
-    """Save, and return what this rank hashed."""
     opened().names.clear()
     save_checkpoint(folder, Numbers(count), PROGRESS)
     return list(opened().names)
 
 
 def load(checkpoint: Path, count: int) -> list[str]:
-    """Load, and return what this rank hashed."""
     opened().names.clear()
     assert load_checkpoint(checkpoint, Numbers(count)) == PROGRESS
     return list(opened().names)
@@ -96,7 +94,6 @@ def refused(case: Callable[..., object], *arguments: Any) -> str:
 
 
 def save_while_a_file_vanishes(folder: Path, loser: int) -> None:
-    """Lose one rank's file after all have written, before the first rank counts them."""
     opened().before_looking = lambda grown: sorted(grown.iterdir())[loser].unlink()
     save(folder, dist.get_world_size())
 
@@ -113,7 +110,6 @@ def save_into_folders_of_their_own(folder: Path) -> None:
 
 
 def save_beside_a_stranger(folder: Path) -> None:
-    """Have a file written between ours that no rank of ours wrote."""
     opened().before_looking = lambda grown: (grown / "stranger.safetensors").touch()
     save(folder, 1)
 

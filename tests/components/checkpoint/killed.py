@@ -36,7 +36,6 @@ class Left(NamedTuple):
 
 
 def save_until_killed(rank: int, folder: Path, files: int) -> None:
-    """Be a rank that saves as often as it can."""
     import torch
     import torch.distributed as dist
     from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
@@ -108,7 +107,6 @@ def rounds(folder: Path, number: int, seed: int) -> Iterator[tuple[tuple[int, ..
 
 
 def main() -> int:
-    """Play as many rounds as asked for, and say what came of each."""
     wrong = 0
     with tempfile.TemporaryDirectory(prefix="killed-") as name:
         for victims, left in rounds(Path(name), int(sys.argv[1]), seed=1):

@@ -18,12 +18,9 @@ from components.checkpoint.metadata import RunProgress
 from components.checkpoint.saving import DealtState
 from components.distributed.node_tree import NodeTree, make_node_tree
 from components.distributed.weight_shards import get_local_part
-from tests.components.checkpoint.checkpoint_cases import (
-    Rank,
-    start,
-    state_of,
-)
+from tests.components.checkpoint.checkpoint_cases import Rank, start, state_of
 from tests.components.checkpoint.checkpoint_cases import State as Named
+from tests.components.checkpoint.numbers import Counted
 from tests.components.distributed.layout_cases import Layout, batch_of
 from tests.components.distributed.tensor_cases import Parts
 
@@ -40,7 +37,6 @@ class Went(NamedTuple):
 
 
 def node_folder(folder: Path, rank: int, per_node: int = PER_NODE) -> Path:
-    """Name and make the folder that only this rank's node has."""
     one = folder / f"node-{rank // per_node}"
     one.mkdir(parents=True, exist_ok=True)
     return one
@@ -81,7 +77,6 @@ def progress_after(step: int) -> RunProgress:
 
 
 def keep(parts: Parts, layout: Layout, folder: Path, steps: int, end: int) -> Went:
-    """Keep a local checkpoint after each step, and go on to ``end`` without."""
     rank = start(parts, layout, seed=0)
     with copies_of(rank.state, folder) as copies:
         for step in range(steps):
@@ -95,7 +90,6 @@ def keep(parts: Parts, layout: Layout, folder: Path, steps: int, end: int) -> We
 def go_on(
     parts: Parts, layout: Layout, folder: Path, end: int, after_tokens: int, run: str
 ) -> Went:
-    """Load the newest over other weights, and train to ``end``."""
     rank = start(parts, layout, seed=1)
     with copies_of(rank.state, folder, run=run) as copies:
         if (found := copies.find_newest(after_tokens=after_tokens)) is None:
@@ -110,7 +104,6 @@ def go_on(
 
 
 def kept_bytes(parts: Parts, layout: Layout, folder: Path) -> tuple[int, int]:
-    """Return what this rank keeps, and what it holds of weights and optimizer in all."""
     rank = start(parts, layout, seed=0)
     train(rank, range(1))
     held = sum(get_local_part(one).nbytes for one in rank.state.collect_tensors().values())
@@ -119,9 +112,6 @@ def kept_bytes(parts: Parts, layout: Layout, folder: Path) -> tuple[int, int]:
 
 
 def keep_where_one_is_full(folder: Path, full: int) -> list[str | None]:
-    """Save twice; the second time one rank has no room."""
-    from tests.components.checkpoint.numbers import Counted
-
     state, said = Counted(1), list[str | None]()
 
     def write(*given: object) -> Path:
@@ -139,9 +129,6 @@ def keep_where_one_is_full(folder: Path, full: int) -> list[str | None]:
 
 
 def keep_step(folder: Path, step: int) -> None:
-    """Keep one local checkpoint, whose numbers are all that of its step."""
-    from tests.components.checkpoint.numbers import Counted
-
     with copies_of(Counted(step), folder) as copies:
         copies.start_save(progress_after(step))
         assert copies.wait_for_write() is None
@@ -149,8 +136,6 @@ def keep_step(folder: Path, step: int) -> None:
 
 def keep_until_killed(rank: int, folder: Path, length: int) -> None:
     """Be a rank that keeps local checkpoints as fast as it can, and notes which are kept."""
-    from tests.components.checkpoint.numbers import Counted
-
     torch.set_num_threads(1)
     store = FileStore(str(folder / "store"), 2 * PER_NODE)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2 * PER_NODE)
@@ -167,8 +152,6 @@ def keep_until_killed(rank: int, folder: Path, length: int) -> None:
 
 def newest_step(folder: Path, length: int = 8) -> tuple[int, set[float]] | None:
     """Return the step that ranks of few numbers go on from, and all numbers then."""
-    from tests.components.checkpoint.numbers import Counted
-
     state = Counted(-1, length)
     with copies_of(state, folder) as copies:
         found = copies.find_newest(after_tokens=0)
@@ -176,8 +159,6 @@ def newest_step(folder: Path, length: int = 8) -> tuple[int, set[float]] | None:
 
 
 def forget(folder: Path) -> None:
-    from tests.components.checkpoint.numbers import Counted
-
     with copies_of(Counted(1), folder) as copies:
         copies.start_save(progress_after(1))
         copies.remove_all_files()

@@ -41,9 +41,7 @@ def test_what_the_user_has_to_mend_is_said_at_once(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", sorted(GONE | FULL))
-def test_a_file_system_that_comes_back_or_has_room_again_is_waited_for(
-    number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_system_that_comes_back_is_waited_for(number: int, monkeypatch, caplog) -> None:
     monkeypatch.setattr("components.run.disk.PAUSE_SECONDS", 0.001)
     calls, task = failing(number, times=3)
     patience = Patience(seconds=60.0)
@@ -65,9 +63,7 @@ def test_a_checkpoint_that_would_not_fit_is_not_begun(tmp_path: Path) -> None:
         check_room(tmp_path, needed_bytes=1, files=10**12)
 
 
-def test_the_pauses_between_attempts_grow_and_end_with_the_patience(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pauses_between_attempts_grow_and_end(monkeypatch):
     """A thousand ranks that write gigabytes twice a second would keep a full disk full."""
     clock, attempts = [0.0], list[float]()
 
@@ -86,7 +82,7 @@ def test_the_pauses_between_attempts_grow_and_end_with_the_patience(
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 8.5]
 
 
-def test_who_is_asked_to_stop_waits_no_longer_and_says_what_it_waited_for() -> None:
+def test_who_is_asked_to_stop_waits_no_longer() -> None:
     with ThreadPoolExecutor(1) as beside, pytest.MonkeyPatch.context() as patched:
         patched.setattr("components.run.disk.PAUSE_SECONDS", 60.0)
         stop_event = Event()
@@ -99,9 +95,7 @@ def test_who_is_asked_to_stop_waits_no_longer_and_says_what_it_waited_for() -> N
             waits.result(timeout=50.0)
 
 
-def test_a_folder_that_was_taken_away_comes_back_though_its_taker_was_killed(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_comes_back_though_its_taker_was_killed(tmp_path):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     (folder / "file").touch()

@@ -46,12 +46,8 @@ def test_offsets_that_are_no_whole_numbers_are_damage(offset: object, tmp_path: 
 @pytest.mark.parametrize(
     "pieces",
     [
-        {"w": (WHOLE, [-1, 0])},
-        {"w": (WHOLE, [1, 0])},
-        {"w": (WHOLE, [2**70, 0])},
-        {"w": (WHOLE, [0])},
-        {"w": (WHOLE, [0, 0, 0])},
-        {"w": (WHOLE, [])},
+        *({"w": (WHOLE, offset)} for offset in ([-1, 0], [1, 0], [2**70, 0])),
+        *({"w": (WHOLE, offset)} for offset in ([0], [0, 0, 0], [])),
         {"w": (WHOLE.reshape(4, 6, *[1] * 60), [0] * 62)},
         QUARTERS | {"w@2,3": (WHOLE[2:, 3:], [2, 4])},  # a gap
         QUARTERS | {"w@2,3": (WHOLE[2:, 3:], [1, 3])},  # a gap as large as what overlaps
@@ -80,9 +76,7 @@ def test_numbers_that_no_checkpoint_has_are_damage(dtype: torch.dtype, tmp_path:
         ({"w": (WHOLE.int(), [0, 0])}, r"torch\.int32 there, torch\.float32 in"),
     ],
 )
-def test_a_tensor_of_another_kind_is_not_filled(
-    held: Pieces, problem: str, tmp_path: Path
-) -> None:
+def test_a_tensor_of_another_kind_is_not_filled(held: Pieces, problem: str, tmp_path) -> None:
     target = torch.zeros(4, 6)
     with pytest.raises(RecipeError, match=problem):
         read_alone({"w": target}, write(tmp_path, held))
@@ -91,9 +85,7 @@ def test_a_tensor_of_another_kind_is_not_filled(
 
 @pytest.mark.parametrize("method", ["prepare_global_plan", "read_data"])
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(5, "lost")])
-def test_what_a_reader_raises_is_raised(
-    method: str, failure: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_reader_raises_is_raised(method, failure, tmp_path, monkeypatch):
     """Torch wraps it in an error of its own, a signal too."""
 
     def fail(*_: object) -> None:

@@ -44,21 +44,14 @@ def test_a_marker_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_marker_with_a_loss_that_is_not_finite_is_valid_json(
-    tmp_path: Path, loss: float
-) -> None:
+def test_a_loss_that_is_not_finite_is_valid_json(tmp_path, loss: float) -> None:
     text = replace(A_MARKER, held_out_loss=loss).to_json()
     assert json.loads(text, parse_constant=pytest.fail)["held_out_loss"] is None
     assert read_marker(write(tmp_path, text.encode())).held_out_loss is None
-
-
-def test_a_marker_of_an_earlier_version_may_hold_nan(tmp_path: Path) -> None:
-    tree = json.loads(A_MARKER.to_json()) | {"held_out_loss": math.nan}
+    tree = {**json.loads(text), "held_out_loss": math.nan}  # as an earlier version wrote it
     del tree["sha256"]
     text = json.dumps(tree | {"sha256": _digest(tree)}, indent=1)
-    loss = read_marker(write(tmp_path, text.encode())).held_out_loss
-    assert loss is not None
-    assert math.isnan(loss)
+    assert str(read_marker(write(tmp_path, text.encode())).held_out_loss) == "nan"
 
 
 @given(st.data())
@@ -86,9 +79,7 @@ def test_what_is_no_marker_is_damaged(tmp_path: Path, text: str) -> None:
         read_marker(write(tmp_path, text.encode()))
 
 
-def test_another_format_is_refused_and_not_called_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_format_is_not_called_damaged(tmp_path, monkeypatch):
     with monkeypatch.context() as newer:
         newer.setattr("components.checkpoint.metadata.FORMAT", 2)
         write(tmp_path, A_MARKER.to_json().encode())

@@ -1,35 +1,23 @@
 """Steps go on while a checkpoint is written; what cannot be written leaves the one before."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
+import torch
 from safetensors.torch import load_file
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
 from components.checkpoint.choice import check_alone
 from components.checkpoint.copy_out import check_target
 from components.checkpoint.metadata import complete_checkpoints, newest_checkpoint, read_marker
 from components.checkpoint.retention import Policy
+from components.checkpoint.saving import HostBuffers
 from components.errors import RecipeError
+from tests.components.checkpoint import killed
 from tests.components.checkpoint import saver_cases as cases
 from tests.components.checkpoint.numbers import Counted
 from tests.components.distributed.ranks import Ranks
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def four(four_ranks: Ranks) -> Ranks:
-    return four_ranks
 
 
 def names_in(folder: Path) -> list[str]:
@@ -61,13 +49,11 @@ def test_waiting_for_the_disk_or_not_writes_the_same_bytes(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("files", [1, 3, 9])
-def test_ranks_share_as_many_files_as_they_may_have(
-    four: Ranks, tmp_path: Path, files: int
-) -> None:
-    four(cases.save_in_files, tmp_path, files)
+def test_ranks_share_as_many_files_as_they_may_have(ranks: Ranks, tmp_path, files: int) -> None:
+    ranks(cases.save_in_files, tmp_path, files)
     (checkpoint,) = tmp_path.iterdir()
     assert len(list(checkpoint.glob("*.safetensors"))) == min(files, 4)
-    assert four(cases.loaded, tmp_path) == [(1, {1.0}, [])] * 4
+    assert ranks(cases.loaded, tmp_path) == [(1, {1.0}, [])] * 4
     for name, sections in check_alone(checkpoint).files.items():
         assert len(sections) >= 4 // files, name
 
@@ -92,7 +78,7 @@ def test_weights_alone_stay_beside_what_a_run_goes_on_from(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_run_that_saves_again_what_it_went_on_from_leaves_it_alone(tmp_path: Path) -> None:
+def test_what_a_run_went_on_from_is_not_saved_again(tmp_path: Path) -> None:
     cases.save_steps(tmp_path, range(1, 2))
     (checkpoint,) = tmp_path.iterdir()
     before = read_marker(checkpoint), checkpoint.stat().st_mtime_ns
@@ -101,55 +87,39 @@ def test_a_run_that_saves_again_what_it_went_on_from_leaves_it_alone(tmp_path: P
     assert (read_marker(checkpoint), checkpoint.stat().st_mtime_ns) == before
 
 
-def test_what_stays_for_good_is_copied_and_checked_there(four: Ranks, tmp_path: Path) -> None:
-    scratch, store = tmp_path / "scratch", tmp_path / "store"
-    scratch.mkdir()
-    check_target(store)
-    four(cases.save_and_copy, scratch, store)
-    assert names_in(scratch) == [f"tokens-{tokens:015d}" for tokens in (30, 60)]
-    assert names_in(store) == names_in(scratch)
-    for one in store.iterdir():
-        assert check_alone(one) == read_marker(scratch / one.name)
-
-
-def test_a_copy_of_a_history_that_was_left_is_replaced(four: Ranks, tmp_path: Path) -> None:
+def test_what_stays_is_copied_and_an_old_history_is_replaced(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     scratch, store, other = (tmp_path / name for name in ("scratch", "store", "other"))
-    for folder in (scratch, store, other):
+    for folder in (scratch, other):
         folder.mkdir()
-    four(cases.save_and_copy, scratch, store)
-    four(cases.save_and_copy, other, store, 12)
+    check_target(store)
+    ranks(cases.save_and_copy, scratch, store)
+    assert names_in(store) == names_in(scratch) == [f"tokens-{n:015d}" for n in (30, 60)]
+    first = {one.name: read_marker(scratch / one.name) for one in store.iterdir()}
+    assert first == {one.name: check_alone(one) for one in store.iterdir()}
+    ranks(cases.save_and_copy, other, store, 12)
     for one in store.iterdir():
-        assert (
-            check_alone(one) == read_marker(other / one.name) != read_marker(scratch / one.name)
-        )
-
-
-def test_copies_that_have_nowhere_to_go_are_refused_at_the_start(tmp_path: Path) -> None:
+        assert check_alone(one) == read_marker(other / one.name) != first[one.name]
     (tmp_path / "file").touch()
     with pytest.raises(RecipeError, match=r"checkpoint\.copy_to: cannot create .*file/store"):
         check_target(tmp_path / "file" / "store")
 
 
-@pytest.mark.parametrize("full", [(0,), (3,), (1, 2), (0, 1, 2, 3)])
-def test_without_room_all_ranks_say_so_and_the_checkpoint_before_is_whole(
-    four: Ranks, tmp_path: Path, full: tuple[int, ...]
-) -> None:
-    (said,) = set(four(cases.save_where_it_is_full, tmp_path, full))
-    assert (
-        f"0000{min(full) + 1}-of-00004.safetensors: cannot be written: File too large" in said
-    )
+@pytest.mark.parametrize("full", [(0,), (1, 2), (0, 1, 2, 3)])
+def test_without_room_all_ranks_say_so(ranks: Ranks, tmp_path, full: tuple[int, ...]) -> None:
+    (said,) = set(ranks(cases.save_where_it_is_full, tmp_path, full))
+    assert f"0000{min(full) + 1}-of-00004.safetensors: cannot be written: File too l" in said
     assert "then resume the run: the previous checkpoint is complete" in said
-    assert four(cases.loaded, tmp_path, cases.LARGE) == [(1, {1.0}, [])] * 4
+    assert ranks(cases.loaded, tmp_path, cases.LARGE) == [(1, {1.0}, [])] * 4
 
 
 @pytest.mark.long
-def test_where_room_comes_back_nothing_is_lost_and_all_hear_why_it_took_so_long(
-    four: Ranks, tmp_path: Path
-) -> None:
+def test_where_room_comes_back_nothing_is_lost(ranks: Ranks, tmp_path) -> None:
     began = time.perf_counter()
-    assert four(cases.save_where_room_comes_back, tmp_path, 1.0) == [("File too large",)] * 4
+    assert ranks(cases.save_where_room_comes_back, tmp_path, 1.0) == [("File too large",)] * 4
     assert time.perf_counter() - began > 1.0
-    assert four(cases.loaded, tmp_path, cases.LARGE) == [(1, {1.0}, [])] * 4
+    assert ranks(cases.loaded, tmp_path, cases.LARGE) == [(1, {1.0}, [])] * 4
 
 
 @pytest.mark.usefixtures("alone")
@@ -162,31 +132,29 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_file_system_that_comes_back_costs_time_alone(four: Ranks, tmp_path: Path) -> None:
+def test_a_file_system_that_comes_back_costs_time_alone(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     began = time.perf_counter()
-    figures = four(cases.save_while_it_is_away, folder, 1.5, 60.0)
+    figures = ranks(cases.save_while_it_is_away, folder, 1.5, 60.0)
     assert time.perf_counter() - began > 1.5
     for stall, waited in figures:
-        assert (
-            stall < 1.0 < waited
-        )  # the second save waited for the first, no step for the disk
+        assert stall < 1.0 < waited  # for the first save, and no step for the disk
     assert names_in(folder) == [f"tokens-{tokens:015d}" for tokens in (10, 20, 30)]
-    assert four(cases.loaded, folder, cases.LARGE) == [(3, {3.0}, [])] * 4
+    assert ranks(cases.loaded, folder, cases.LARGE) == [(3, {3.0}, [])] * 4
 
 
 @pytest.mark.long
-def test_one_that_stays_away_is_an_error_of_all_ranks(four: Ranks, tmp_path: Path) -> None:
+def test_one_that_stays_away_is_an_error_of_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
-    (said,) = set(four(cases.save_while_it_is_away, folder, 2.0, 0.2))
+    (said,) = set(ranks(cases.save_while_it_is_away, folder, 2.0, 0.2))
     assert "cannot be written: No such file or directory" in said
-    assert four(cases.loaded, folder, cases.LARGE) == [(1, {1.0}, [])] * 4
+    assert ranks(cases.loaded, folder, cases.LARGE) == [(1, {1.0}, [])] * 4
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_failure_is_seen_without_waiting_and_raised_where_all_wait(tmp_path: Path) -> None:
+def test_a_failure_is_seen_without_waiting(tmp_path: Path) -> None:
     state = Counted(1, cases.LARGE)
     with cases.saving(tmp_path / "missing") as saver:
         assert not saver.has_failed
@@ -198,3 +166,30 @@ def test_a_failure_is_seen_without_waiting_and_raised_where_all_wait(tmp_path: P
         with pytest.raises(RecipeError, match="cannot be written: No such file"):
             saver.wait_for_save()
         assert not saver.has_failed
+
+
+CPU = torch.device("cpu")
+
+
+def test_what_was_staged_does_not_change_with_its_tensor():
+    tensor = torch.arange(6.0).reshape(2, 3)
+    (staged,) = HostBuffers(CPU).copy_to_host([tensor])
+    tensor.fill_(-1)
+    assert torch.equal(staged, torch.arange(6.0).reshape(2, 3))
+    buffers = HostBuffers(CPU)
+    (full,), (weights,) = buffers.copy_to_host([tensor]), buffers.copy_to_host([tensor])
+    assert full.data_ptr() != weights.data_ptr()  # of one save
+    buffers, tensors = HostBuffers(CPU), [torch.ones(4), torch.ones(4, dtype=torch.bfloat16)]
+    before = {one.data_ptr() for one in buffers.copy_to_host(tensors)}
+    for number in (2, 3):  # torch's own stager could not be asked again
+        buffers.release_buffers()
+        later = buffers.copy_to_host([one.fill_(number) for one in tensors])
+        assert {one.data_ptr() for one in later} == before
+        assert all(bool((one == number).all()) for one in later)
+
+
+@pytest.mark.long
+def test_what_a_kill_leaves_is_whole_or_not_there(tmp_path: Path) -> None:
+    left = [found for _, found in killed.rounds(tmp_path, 3, seed=0)]
+    assert all(one.is_whole for one in left), left
+    assert any(one.step for one in left), "nothing was ever saved"

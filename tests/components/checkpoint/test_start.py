@@ -1,38 +1,41 @@
-"""The first checkpoint of a run is its parent's: found, checked, and put into its folder."""
+"""A run begins with its parent's checkpoint, or goes back to one or to weights alone."""
 
 import os
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-import torch.distributed as dist
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
+import torch
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.checkpoint.choice import check_alone
-from components.checkpoint.metadata import CheckpointKind, RunProgress
+from components.checkpoint import loading
+from components.checkpoint.choice import check_alone, newest_whole
+from components.checkpoint.metadata import CheckpointKind, Marker, RunProgress
 from components.checkpoint.retention import Policy, prune_checkpoints
-from components.checkpoint.start import find_start, put_start
+from components.checkpoint.start import ASIDE, find_earlier, find_start, put_start
 from components.config.check import check_recipe
 from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder
 from components.run.history import read_lines
+from tests.components.checkpoint.checkpoint_cases import Rank, start, state_of, train
+from tests.components.checkpoint.damage_cases import flip
 from tests.components.checkpoint.numbers import Counted
 from tests.components.checkpoint.saving_cases import make_saver
+from tests.components.distributed.layout_cases import Layout
+from tests.components.distributed.tensor_cases import Parts
 
+PARTS, ALONE = Parts(), Layout()
 STEP = 4_096  # tokens
 KINDS: tuple[CheckpointKind, ...] = ("tokens", "weights")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _world_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+ABOUT_ITSELF = ("ignore::FutureWarning", "ignore::UserWarning")
+pytestmark = [
+    pytest.mark.usefixtures("alone"),
+    pytest.mark.filterwarnings(*ABOUT_ITSELF),  # torch's own, while it saves and loads
+]
 
 
 @cache
@@ -74,9 +77,7 @@ def begun(recipe: Recipe, path: Path) -> RunFolder:
     return folder
 
 
-def test_what_goes_on_has_the_same_files_under_its_own_fingerprint(
-    run: Path, tmp_path: Path
-) -> None:
+def test_a_child_has_the_same_files_under_its_own_fingerprint(run, tmp_path):
     recipe = child(run, "optimizer", 3)
     folder = begun(recipe, tmp_path / "child")
     (there,) = folder.checkpoints.iterdir()
@@ -91,9 +92,7 @@ def test_what_goes_on_has_the_same_files_under_its_own_fingerprint(
 
 
 @pytest.mark.parametrize("steps", [2, 3])
-def test_weights_alone_begin_at_0_whichever_kind_they_are(
-    run: Path, tmp_path: Path, steps: int
-) -> None:
+def test_weights_alone_begin_at_0(run, tmp_path, steps: int) -> None:
     folder = begun(child(run, "weights", steps), tmp_path / "child")
     (there,) = folder.checkpoints.iterdir()
     marker = check_alone(there)
@@ -115,9 +114,7 @@ def test_what_the_child_removes_stays_with_the_parent(run: Path, tmp_path: Path)
     check_alone(run / "checkpoints" / f"tokens-{3 * STEP:015d}")
 
 
-def test_where_no_link_can_be_made_there_are_copies(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_links_files_are_copied(run, tmp_path, monkeypatch):
     def refuses(*_: object) -> None:
         raise OSError
 
@@ -126,10 +123,6 @@ def test_where_no_link_can_be_made_there_are_copies(
     (there,) = folder.checkpoints.iterdir()
     for name in check_alone(there).files:
         assert not Path(there / name).samefile(run / "checkpoints" / there.name / name)
-
-
-def test_a_run_without_a_parent_begins_with_nothing(tmp_path: Path) -> None:
-    assert not list(begun(parent(), tmp_path / "child").checkpoints.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -142,15 +135,13 @@ def test_a_run_without_a_parent_begins_with_nothing(tmp_path: Path) -> None:
         ("weights", 3, {"run": "nowhere"}, "from.run: nowhere is not a run folder"),
     ],
 )
-def test_what_is_not_there_is_said(
-    run: Path, takes: str, steps: int, changed: dict[str, str], message: str
-) -> None:
+def test_what_is_not_there_is_said(run, takes, steps, changed, message):
     with pytest.raises(RecipeError) as caught:
         find_start(child(run, takes, steps, **changed))
     assert message in str(caught.value)
 
 
-def test_to_train_the_folder_has_to_be_named_and_hold_a_checkpoint(tmp_path: Path) -> None:
+def test_a_parent_has_a_folder_and_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="the parent's folder is not set"):
         find_start(child(None, "weights", 3, recipe="teuken7b"))
     folder = RunFolder(tmp_path / "empty")
@@ -160,11 +151,120 @@ def test_to_train_the_folder_has_to_be_named_and_hold_a_checkpoint(tmp_path: Pat
         find_start(child(folder.path, "weights", 3))
 
 
-def test_a_damaged_checkpoint_is_none(run: Path) -> None:
+def test_a_damaged_checkpoint_is_none(run: Path, tmp_path: Path) -> None:
     checkpoint = run / "checkpoints" / f"tokens-{3 * STEP:015d}"
-    file = next(checkpoint.glob("*.safetensors"))
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
+    flip(next(checkpoint.glob("*.safetensors")), -1)
     with pytest.raises(RecipeError, match="all checkpoints are damaged"):
         find_start(child(run, "optimizer", 3))
+    assert not list(begun(parent(), tmp_path / "child").checkpoints.iterdir())
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    return folder
+
+
+class Rewound(NamedTuple):
+    checkpoint: Path
+    marker: Marker
+    left: tuple[str, ...]
+
+
+def rewind(folder: Path, tokens: int, *, fresh_optimizer: bool) -> Rewound:
+    run = RunFolder(folder.parent)
+    run.write_recipe(parent())
+    found = find_earlier(run, tokens, fresh_optimizer=fresh_optimizer)
+    left = put_start(run, found)
+    checkpoint = run.checkpoints / found.marker.folder_name
+    return Rewound(checkpoint, check_alone(checkpoint), tuple(left))
+
+
+def trained(folder: Path, *kinds: tuple[CheckpointKind, ...]) -> Rank:
+    """Train a step before each save; the checkpoints have 10, 20, 30 tokens."""
+    rank = start(PARTS, ALONE, seed=0)
+    saver = make_saver(folder, fingerprint=compute_fingerprint(parent()))
+    for step, saved in enumerate(kinds, start=1):
+        train(rank, range(step - 1, step))
+        saver.start_save(
+            rank.state, RunProgress(step, 10 * step), kinds=saved, held_out_loss=2.0
+        )
+    saver.wait_for_save()
+    saver.close()
+    return rank
+
+
+def names(folder: Path) -> list[str]:
+    named = (one.name.partition("-") for one in folder.glob("*s-*"))
+    return sorted(f"{kind} {int(tokens)}" for kind, _, tokens in named)
+
+
+@pytest.mark.parametrize(
+    "kinds", [("tokens",), ("weights",), KINDS], ids=["full", "alone", "both"]
+)
+def test_a_fresh_optimizer_takes_the_steps_of_a_new_one(checkpoints, kinds):
+    expected = trained(checkpoints, KINDS, kinds)
+    optimizer = torch.optim.AdamW(expected.optimizer.param_groups[0]["params"], lr=0.01)
+    expected = expected._replace(optimizer=optimizer)
+    train(expected, range(2, 4))
+    there = rewind(checkpoints, 20, fresh_optimizer=True)
+    assert there.marker.progress == RunProgress(2, 20)
+    assert newest_whole(checkpoints).checkpoint == there.checkpoint  # type: ignore[union-attr]  # not None
+    found = start(PARTS, ALONE, seed=1)
+    train(found, range(5))  # its moments are not those of a new one
+    fingerprint = compute_fingerprint(parent())
+    progress = loading.load_checkpoint(
+        there.checkpoint, there.marker, found.state, fingerprint=fingerprint
+    )
+    assert progress == RunProgress(2, 20)
+    train(found, range(2, 4))
+    ours, theirs = state_of(found), state_of(expected)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-12, atol=1e-15)
+
+
+def test_later_checkpoints_are_set_aside_and_earlier_ones_stay(checkpoints: Path) -> None:
+    trained(checkpoints, KINDS, KINDS, KINDS)
+    there = rewind(checkpoints, 20, fresh_optimizer=False)
+    assert there.left == (f"tokens-{30:015d}", f"weights-{30:015d}")
+    assert names(checkpoints) == ["tokens 10", "tokens 20", "weights 10", "weights 20"]
+    for one in there.left:
+        assert check_alone(checkpoints / ASIDE / one).progress == RunProgress(3, 30)
+    assert not check_alone(there.checkpoint).fresh_optimizer
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_the_same_again_changes_nothing(checkpoints: Path, fresh: bool) -> None:
+    trained(checkpoints, KINDS, KINDS)
+    first = rewind(checkpoints, 10, fresh_optimizer=fresh)
+    again = rewind(checkpoints, 10, fresh_optimizer=fresh)
+    assert (again.checkpoint, again.marker, again.left) == (first.checkpoint, first.marker, ())
+
+
+def test_a_killed_rewind_is_done_again(checkpoints: Path) -> None:
+    trained(checkpoints, ("weights",), KINDS)
+    half = checkpoints / f".tokens-{10:015d}"
+    half.mkdir()
+    (half / "torn.safetensors").write_text("torn")
+    there = rewind(checkpoints, 10, fresh_optimizer=True)
+    assert check_alone(there.checkpoint) == there.marker
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (20, "at_tokens: no checkpoint at 20 tokens in .*\n  nearest checkpoints: 10"),
+        (7, "no checkpoint at 7 tokens"),
+    ],
+)
+def test_weights_alone_need_a_fresh_optimizer(checkpoints, tokens, message):
+    trained(checkpoints, KINDS, ("weights",))
+    other = checkpoints.parent / "other" / "checkpoints"
+    other.mkdir(parents=True)
+    with pytest.raises(RecipeError, match=message):
+        rewind(checkpoints, tokens, fresh_optimizer=False)
+    with pytest.raises(RecipeError, match="the folder has no checkpoint"):
+        rewind(other, 10, fresh_optimizer=True)
+    assert names(checkpoints) == ["tokens 10", "weights 10", "weights 20"]

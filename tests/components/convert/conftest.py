@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,22 @@ from tests.components.convert.base_section import (
     PLAIN_MLP,
     RMS,
     ROTARY,
+    YARN,
     Section,
     base_section,
+    experts,
+    latent_attention,
     norm_node,
     scale_rotation,
 )
-from tests.components.convert.hybrid_section import HYBRIDS
+from tests.components.convert.hybrid_section import HYBRIDS, SIGMOID
 
 ROOT = Path(__file__).resolve().parents[3]
 PIECES = 300
 CONTEXT_TOKENS = 24
 
 Export = Callable[..., Path]
-
+Trained = tuple[Path, Section]
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "data" / "hugging_face"
 
@@ -92,28 +96,7 @@ def olmoe() -> Section:
     section = base_section(
         positions=ROTARY, norm=RMS, mlp={}, attention={"num_kv_heads": 3, "qk_norm": RMS}
     )
-    section["mlp"] = {
-        "_target_": "components.model.moe.Experts",
-        "_partial_": True,
-        "num_experts": 5,
-        "top_k": 2,
-        "ffn_dim": 20,
-        "activation": "silu",
-        "gated": True,
-        "renormalize": False,
-        "routing": "learned",
-        "auxiliary_loss": 0.0,
-        "auxiliary_scope": "layer",
-        "z_loss": 0.0,
-        "path": "auto",
-    }
-    return section | {"tied_embeddings": False}
-
-
-def olmoe_renormalized() -> Section:
-    section = olmoe()
-    section["mlp"]["renormalize"] = True
-    return section
+    return section | {"mlp": experts(), "tied_embeddings": False}
 
 
 def olmo2() -> Section:
@@ -131,36 +114,15 @@ def qwen3() -> Section:
 
 def qwen3_moe() -> Section:
     """The same with experts, which the routers' weights of a token all sum to 1 for."""
-    heads = {"num_kv_heads": 2, "head_dim": 10, "qk_norm": RMS, "qk_norm_over": "each_head"}
-    section = base_section(positions=ROTARY, norm=RMS, mlp={}, attention=heads)
-    return section | {"mlp": olmoe()["mlp"] | {"renormalize": True}}
+    return qwen3() | {"mlp": experts(renormalize=True)}
 
 
 def deepseek_v3() -> Section:
     """A dense layer, then two with experts in three groups; heads of three widths."""
     section = base_section(positions=ROTARY, norm=RMS, mlp={}, attention={})
-    routed = {"num_experts": 6, "renormalize": True, "scores": "sigmoid", "weight_scale": 2.5}
-    groups = {"num_groups": 3, "top_groups": 2, "shared_ffn_dim": 40, "balance_rate": 0.001}
-    return section | {
-        "num_layers": 3,
-        "tied_embeddings": False,
-        "attention": {
-            "_target_": "components.model.latent_attention.LatentAttention",
-            "_partial_": True,
-            "num_heads": 6,
-            "num_kv_heads": 6,
-            "head_dim": 14,
-            "rotary_dim": 6,
-            "value_dim": 10,
-            "query_rank": 12,
-            "key_value_rank": 9,
-            "latent_norm": RMS | {"eps": 1e-6},
-            "dropout": 0.0,
-            "backends": ["flex"],
-        },
-        "dense_mlp": section["mlp"],
-        "mlp": olmoe()["mlp"] | routed | groups,
-    }
+    section |= {"attention": latent_attention(), "dense_mlp": section["mlp"]}
+    mlp = experts(num_experts=6, renormalize=True, **SIGMOID, weight_scale=2.5)
+    return section | {"num_layers": 3, "tied_embeddings": False, "mlp": mlp}
 
 
 def deepseek_v3_of_experts_alone() -> Section:
@@ -171,15 +133,13 @@ def deepseek_v3_of_experts_alone() -> Section:
 
 def gpt_oss() -> Section:
     """Experts with biases and a clamped SwiGLU, sinks, and windows in every second layer."""
-    numbers = {"original_tokens": 12, "beta_fast": 1.0, "beta_slow": 0.03125, "truncate": False}
     heads = {"num_kv_heads": 2, "head_dim": 10, "bias": True, "sinks": True}
     section = base_section(positions=ROTARY, norm=RMS, mlp={}, attention=heads)
     section["attention"] |= {"windows": [5, "full"]}
     clamped = {"bias": True, "renormalize": True, "swiglu_alpha": 1.7, "swiglu_limit": 0.5}
-    section |= {"mlp": olmoe()["mlp"] | clamped | {"linear_offset": 1.0}}
-    return scale_rotation(
-        section | {"tied_embeddings": False, "num_layers": 3}, "YarnScaling", **numbers
-    )
+    section |= {"mlp": experts(**clamped, linear_offset=1.0)}
+    section |= {"tied_embeddings": False, "num_layers": 3}
+    return scale_rotation(section, "YarnScaling", **YARN, truncate=False)
 
 
 def smollm3() -> Section:
@@ -199,31 +159,9 @@ def apertus() -> Section:
     return section | {"tied_embeddings": False}
 
 
-def llama_slowed() -> Section:
-    return scale_rotation(llama(), "LinearScaling")
-
-
-def llama_slowed_as_llama3() -> Section:
-    """Of five pairs the fastest stays and the next ones are between."""
-    turns = {"low_frequency_factor": 0.125, "high_frequency_factor": 2.0}
-    return scale_rotation(llama(), "Llama3Scaling", **turns, original_tokens=12)
-
-
-def qwen3_slowed() -> Section:
-    numbers = {"original_tokens": 12, "beta_fast": 1.0, "beta_slow": 0.03125}
-    return scale_rotation(qwen3(), "YarnScaling", **numbers)
-
-
-def smollm3_slowed() -> Section:
-    numbers = {"original_tokens": 12, "beta_fast": 1.0, "beta_slow": 0.03125}
-    return scale_rotation(smollm3(), "YarnScaling", **numbers)
-
-
 def olmo3() -> Section:
     """Two layers of three see five keys; of four the last one does, too."""
-    section = scale_rotation(
-        olmo2(), "YarnScaling", original_tokens=12, beta_fast=1.0, beta_slow=0.03125
-    )
+    section = scale_rotation(olmo2(), "YarnScaling", **YARN)
     section["positions"] |= {"local_base": ROTARY["base"]}
     section["attention"] |= {"windows": [5, 5, "full"]}
     return section | {"num_layers": 4}
@@ -269,22 +207,26 @@ def nanochat_with_biases() -> Section:
     return section
 
 
-def apertus_slowed() -> Section:
-    turns = {"low_frequency_factor": 0.125, "high_frequency_factor": 2.0}
-    return scale_rotation(apertus(), "Llama3Scaling", **turns, original_tokens=12)
-
-
-SECTIONS = {
+SECTIONS: dict[str, Callable[[], Section]] = {
     make.__name__: make
     for make in (
         *(llama, llama_with_biases, bloom, gpt2, gpt2_with_exact_gelu, olmo),
-        *(olmoe, olmoe_renormalized, olmo2, qwen3, qwen3_moe, smollm3, apertus),
+        *(olmoe, olmo2, qwen3, qwen3_moe, smollm3, apertus),
         *(deepseek_v3, deepseek_v3_of_experts_alone, olmo3, mistral),
         *HYBRIDS,
         gpt_oss,
         *(gemma3, gemma3_slowed, nanochat, nanochat_with_biases),
-        *(llama_slowed, llama_slowed_as_llama3, qwen3_slowed, smollm3_slowed, apertus_slowed),
     )
+}
+# Of five pairs the fastest stays and the next ones are between.
+LLAMA3 = {"low_frequency_factor": 0.125, "high_frequency_factor": 2.0, "original_tokens": 12}
+SECTIONS |= {
+    "olmoe_renormalized": lambda: olmoe() | {"mlp": experts(renormalize=True)},
+    "llama_slowed": lambda: scale_rotation(llama(), "LinearScaling"),
+    "llama_slowed_as_llama3": lambda: scale_rotation(llama(), "Llama3Scaling", **LLAMA3),
+    "qwen3_slowed": lambda: scale_rotation(qwen3(), "YarnScaling", **YARN),
+    "smollm3_slowed": lambda: scale_rotation(smollm3(), "YarnScaling", **YARN),
+    "apertus_slowed": lambda: scale_rotation(apertus(), "Llama3Scaling", **LLAMA3),
 }
 
 
@@ -326,14 +268,14 @@ def without_target(section: Section) -> Section:
 
 
 @pytest.fixture(scope="session")
-def unigram(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Section]:
+def unigram(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder, section = tmp_path_factory.mktemp("unigram"), unigram_section(1_200)
     Unigram(**without_target(section)).train_on_texts(corpus(), folder)
     return folder, section
 
 
 @pytest.fixture(scope="session")
-def byte_bpe(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Section]:
+def byte_bpe(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     file = ROOT / "conf/tokenizer/bpe_bloom.yaml"
     section = yaml.safe_load(file.read_text("utf-8")) | {"vocab_size": PIECES}
     folder = tmp_path_factory.mktemp("byte_bpe")
@@ -341,20 +283,16 @@ def byte_bpe(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Section]:
     return folder, section
 
 
-@pytest.fixture
-def export(tmp_path: Path, byte_bpe: tuple[Path, Section]) -> Export:
+def export_to(
+    target: Path, byte_bpe: Trained, model: nn.Module, section: Section, **changes: Any
+) -> Path:
     """Write a model as a folder; what a test does not care about is filled in."""
+    options: dict[str, Any] = {"tokenizer": byte_bpe[0], "tokenizer_section": byte_bpe[1]}
+    options |= {"context_tokens": CONTEXT_TOKENS, "rows": "published", "card": "# card\n"}
+    write_folder(target, model=model, section=section, **(options | changes))
+    return target
 
-    def call(model: nn.Module, section: Section, **changes: Any) -> Path:
-        target = tmp_path / "exported"
-        options: dict[str, Any] = {
-            "tokenizer": byte_bpe[0],
-            "tokenizer_section": byte_bpe[1],
-            "context_tokens": CONTEXT_TOKENS,
-            "rows": "published",
-            "card": "# card\n",
-        }
-        write_folder(target, model=model, section=section, **(options | changes))
-        return target
 
-    return call
+@pytest.fixture
+def export(tmp_path: Path, byte_bpe: Trained) -> Export:
+    return partial(export_to, tmp_path / "exported", byte_bpe)

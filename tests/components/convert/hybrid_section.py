@@ -2,169 +2,94 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-NORM: dict[str, Any] = {
-    "_target_": "components.model.norms.Norm",
-    "_partial_": True,
-    "eps": 1e-5,
-    "center": False,
-    "weight": True,
-    "bias": False,
-}
+from tests.components.convert.base_section import (
+    RMS,
+    YARN,
+    Section,
+    base_section,
+    experts,
+    latent_attention,
+    scale_rotation,
+)
+
+SIGMOID = {"scores": "sigmoid", "num_groups": 3, "top_groups": 2}
+SIGMOID |= {"shared_ffn_dim": 40, "balance_rate": 0.001}
+POSITIONS = {"_target_": "components.model.positions.Positions"}
 
 
-def olmo_hybrid() -> dict[str, Any]:
+def olmo_hybrid() -> Section:
     """Three layers of four have gated delta nets, in an order without an interval."""
-    return {
-        "_target_": "components.model.decoder.Decoder",
-        "dim": 48,
-        "num_layers": 4,
-        "vocab_size": 303,
-        "padded_vocab_size": 320,
-        "tied_embeddings": False,
-        "embedding_norm": None,
-        "dropout": 0.0,
-        "positions": {"_target_": "components.model.positions.Positions", "_partial_": True},
-        "attention": {
-            "_target_": "components.model.attention.Attention",
-            "_partial_": True,
-            "num_heads": 6,
-            "num_kv_heads": 3,
-            "head_dim": 8,
-            "bias": False,
-            "qk_norm": NORM,
-            "layer_scaling": False,
-            "dropout": 0.0,
-            "backends": ["flash", "efficient", "overrideable", "flex"],
-        },
-        "mlp": {
-            "_target_": "components.model.mlp.MLP",
-            "_partial_": True,
-            "ffn_dim": 77,
-            "activation": "silu",
-            "gated": True,
-            "bias": False,
-        },
-        "norm": NORM,
-        "norm_placement": "after",
-        "initialization": {
-            "_target_": "components.model.initialization.Normal",
-            "std": 0.2,
-            "residual": "plain",
-            "padding_row": None,
-        },
-        "init_from": "none",
+    heads = {"num_kv_heads": 3, "qk_norm": RMS}
+    return base_section(positions=POSITIONS, norm=RMS, mlp={}, attention=heads) | {
+        "num_layers": 4, "tied_embeddings": False, "norm_placement": "after",
         "pattern": ["delta/mlp", "delta/mlp", "attention/mlp"],
         "mixers": {
             "delta": {
                 "_target_": "components.model.mixers.gated_delta_net.GatedDeltaNet",
-                "_partial_": True,
-                "num_heads": 4,
-                "num_key_heads": 2,
-                "key_dim": 6,
-                "value_dim": 10,
-                "conv_size": 3,
-                "norm": NORM,
-                "negative_eigenvalues": True,
-                "norm_placement": "before",
-                "decay_range": [0.0, 16.0],
+                "_partial_": True, "num_heads": 4, "num_key_heads": 2, "key_dim": 6,
+                "value_dim": 10, "conv_size": 3, "norm": RMS, "negative_eigenvalues": True,
+                "norm_placement": "before", "decay_range": [0.0, 16.0],
             }
         },
-    }
+    }  # fmt: skip
 
 
-def olmo_hybrid_rotated() -> dict[str, Any]:
+def olmo_hybrid_rotated() -> Section:
     """The same with RoPE, as before the last stage of its training."""
     rotary = {"_target_": "components.model.positions.Rotary", "_partial_": True, "base": 5e5}
     return olmo_hybrid() | {"positions": rotary}
 
 
-def qwen3_next() -> dict[str, Any]:
+def qwen3_next() -> Section:
     """Two groups of three states each, gated heads of which some channels rotate, experts."""
     section = olmo_hybrid()
     rotary = {"_target_": "components.model.positions.Rotary", "_partial_": True, "base": 500.0}
     gated = {"head_dim": 10, "num_kv_heads": 2, "output_gate": True}
     delta = section["mixers"]["delta"] | {"num_heads": 6, "negative_eigenvalues": False}
     return section | {
-        "num_layers": 5,
-        "positions": rotary | {"rotary_fraction": 0.4},
+        "num_layers": 5, "positions": rotary | {"rotary_fraction": 0.4},
         "attention": section["attention"] | gated | {"qk_norm_over": "each_head"},
-        "mlp": {
-            "_target_": "components.model.moe.Experts",
-            "_partial_": True,
-            "num_experts": 5,
-            "top_k": 2,
-            "ffn_dim": 20,
-            "shared_ffn_dim": 28,
-            "shared_gate": True,
-            "activation": "silu",
-            "gated": True,
-            "renormalize": True,
-            "routing": "learned",
-            "auxiliary_loss": 0.0,
-            "auxiliary_scope": "layer",
-            "z_loss": 0.0,
-            "path": "auto",
-        },
-        "norm_placement": "before",
-        "pattern": ["delta/mlp", "attention/mlp", "delta/mlp"],
+        "mlp": experts(shared_ffn_dim=28, shared_gate=True, renormalize=True),
+        "norm_placement": "before", "pattern": ["delta/mlp", "attention/mlp", "delta/mlp"],
         "mixers": {"delta": _without(delta, "norm_placement", "decay_range")},
-    }
+    }  # fmt: skip
 
 
-def qwen3_next_slowed() -> dict[str, Any]:
+def qwen3_next_slowed() -> Section:
     """With biases of attention, a state for each key, and tied ends."""
     section = qwen3_next() | {"tied_embeddings": True}
     section["attention"] |= {"bias": True}
     section["mixers"]["delta"] |= {"num_key_heads": 6}
-    section["positions"] |= {
-        "scaling": {
-            "_target_": "components.model.rotary_scaling.YarnScaling",
-            "factor": 4.0,
-            "original_tokens": 12,
-            "beta_fast": 1.0,
-            "beta_slow": 0.03125,
-        }
-    }
-    return section
+    return scale_rotation(section, "YarnScaling", **YARN)
 
 
-def _without(section: dict[str, Any], *keys: str) -> dict[str, Any]:
+def _without(section: Section, *keys: str) -> Section:
     return {key: value for key, value in section.items() if key not in keys}
 
 
-def nemotron_h() -> dict[str, Any]:
+def nemotron_h() -> Section:
     """Seven layers of one part each; three groups of two heads, and many steps are bounded."""
     section = olmo_hybrid()
     return section | {
-        "num_layers": 7,
-        "attention": section["attention"] | {"head_dim": 10, "qk_norm": None},
+        "num_layers": 7, "attention": section["attention"] | {"head_dim": 10, "qk_norm": None},
         "mlp": section["mlp"] | {"activation": "relu_squared", "gated": False},
-        "norm_placement": "before",
-        "pattern": ["mamba", "mlp", "mamba", "attention", "mlp"],
+        "norm_placement": "before", "pattern": ["mamba", "mlp", "mamba", "attention", "mlp"],
         "mixers": {
             "mamba": {
-                "_target_": "components.model.mixers.mamba2.Mamba2",
-                "_partial_": True,
-                "num_heads": 6,
-                "num_key_heads": 3,
-                "key_dim": 5,
-                "value_dim": 7,
-                "conv_size": 3,
-                "conv_bias": True,
-                "norm": NORM,
-                "step_limits": [0.7, None],
+                "_target_": "components.model.mixers.mamba2.Mamba2", "_partial_": True,
+                "num_heads": 6, "num_key_heads": 3, "key_dim": 5, "value_dim": 7,
+                "conv_size": 3, "conv_bias": True, "norm": RMS, "step_limits": [0.7, None],
                 "step_range": [0.7, 0.9],
             }
         },
-    }
+    }  # fmt: skip
 
 
-def nemotron_h_with_mlp_biases() -> dict[str, Any]:
+def nemotron_h_with_mlp_biases() -> Section:
     """Without biases of convolutions and a least step."""
     section = nemotron_h()
     changes = {"conv_bias": False, "step_limits": [0.0, None], "step_range": [0.001, 0.1]}
@@ -176,7 +101,7 @@ def nemotron_h_with_mlp_biases() -> dict[str, Any]:
     }
 
 
-def granitemoehybrid() -> dict[str, Any]:
+def granitemoehybrid() -> Section:
     """Experts, three groups of four heads, bounded steps, multipliers and no positions."""
     section = olmo_hybrid()
     mamba = nemotron_h()["mixers"]["mamba"]
@@ -185,21 +110,17 @@ def granitemoehybrid() -> dict[str, Any]:
     return section | {
         "num_layers": 5,
         "attention": section["attention"] | {"head_dim": 10, "qk_norm": None, "scale_dim": 41},
-        "mlp": experts | {"auxiliary_scope": "model"},
-        "norm_placement": "before",
+        "mlp": experts | {"auxiliary_scope": "model"}, "norm_placement": "before",
         "parametrization": {
-            "_target_": "components.model.parametrization.Multipliers",
-            "_partial_": True,
-            "embedding_multiplier": 3.0,
-            "branch_multiplier": 0.22,
-            "output_multiplier": 1 / 6,
+            "_target_": "components.model.parametrization.Multipliers", "_partial_": True,
+            "embedding_multiplier": 3.0, "branch_multiplier": 0.22, "output_multiplier": 1 / 6,
         },
         "pattern": ["mamba/mlp", "mamba/mlp", "attention/mlp"],
         "mixers": {"mamba": _without(mamba | sizes, "step_range")},
-    }
+    }  # fmt: skip
 
 
-def granitemoehybrid_with_an_mlp() -> dict[str, Any]:
+def granitemoehybrid_with_an_mlp() -> Section:
     """Rotated, tied, with biases of attention, without multipliers or bounds of steps."""
     section, rotary = granitemoehybrid(), olmo_hybrid_rotated()["positions"]
     mamba = section["mixers"]["mamba"] | {"conv_bias": False, "step_limits": [0.0, None]}
@@ -212,74 +133,34 @@ def granitemoehybrid_with_an_mlp() -> dict[str, Any]:
     }
 
 
-def granitemoehybrid_of_attention() -> dict[str, Any]:
+def granitemoehybrid_of_attention() -> Section:
     """No layer has a mixer."""
-    section = granitemoehybrid_with_an_mlp() | granitemoehybrid_multipliers()
-    return _without(section, "pattern", "mixers")
+    section = granitemoehybrid_with_an_mlp()
+    multipliers = {"parametrization": granitemoehybrid()["parametrization"]}
+    return _without(section, "pattern", "mixers") | multipliers
 
 
-def granitemoehybrid_multipliers() -> dict[str, Any]:
-    return {"parametrization": granitemoehybrid()["parametrization"]}
-
-
-def kimi_linear() -> dict[str, Any]:
+def kimi_linear() -> Section:
     """A dense layer with delta attention; experts in groups; heads of four widths."""
     section = olmo_hybrid()
     return section | {
         "norm_placement": "before",
-        "attention": {
-            "_target_": "components.model.latent_attention.LatentAttention",
-            "_partial_": True,
-            "num_heads": 6,
-            "num_kv_heads": 6,
-            "head_dim": 13,
-            "rotary_dim": 5,
-            "value_dim": 9,
-            "query_rank": None,
-            "key_value_rank": 11,
-            "latent_norm": NORM | {"eps": 1e-6},
-            "dropout": 0.0,
-            "backends": ["flex"],
-        },
-        "dense_mlp": section["mlp"],
-        "num_dense_layers": 1,
-        "mlp": {
-            "_target_": "components.model.moe.Experts",
-            "_partial_": True,
-            "num_experts": 6,
-            "top_k": 2,
-            "ffn_dim": 20,
-            "shared_ffn_dim": 40,
-            "activation": "silu",
-            "gated": True,
-            "renormalize": True,
-            "scores": "sigmoid",
-            "weight_scale": 2.446,
-            "num_groups": 3,
-            "top_groups": 2,
-            "balance_rate": 0.001,
-            "routing": "learned",
-            "auxiliary_loss": 0.0,
-            "auxiliary_scope": "layer",
-            "z_loss": 0.0,
-            "path": "auto",
-        },
+        "attention": latent_attention(
+            head_dim=13, rotary_dim=5, value_dim=9, query_rank=None, key_value_rank=11
+        ),
+        "dense_mlp": section["mlp"], "num_dense_layers": 1,
+        "mlp": experts(num_experts=6, renormalize=True, **SIGMOID, weight_scale=2.446),
         "mixers": {
             "delta": {
-                "_target_": "components.model.mixers.kimi_delta.KimiDelta",
-                "_partial_": True,
-                "num_heads": 5,
-                "key_dim": 7,
-                "value_dim": 7,
-                "gate_rank": 7,
-                "conv_size": 3,
-                "norm": NORM,
+                "_target_": "components.model.mixers.kimi_delta.KimiDelta", "_partial_": True,
+                "num_heads": 5, "key_dim": 7, "value_dim": 7, "gate_rank": 7, "conv_size": 3,
+                "norm": RMS,
             }
         },
-    }
+    }  # fmt: skip
 
 
-def kimi_linear_of_low_rank() -> dict[str, Any]:
+def kimi_linear_of_low_rank() -> Section:
     """Queries of low rank, dense layers of both kinds, and experts without groups."""
     section = kimi_linear()
     section["attention"] |= {"query_rank": 8}

@@ -44,6 +44,16 @@ def resolved(section: Section, norm: Section) -> Section:
     }
 
 
+def imported(folder: Path, config: Config, rows: int | None = None) -> Section:
+    """Return the model section of a ``config.json``, checked against the file."""
+    found = read_config(put(folder, config))
+    whole = overlaid(compose_defaults()["model"], found.section)
+    whole |= {"vocab_size": found.vocab_size, "padded_vocab_size": rows or found.vocab_size}
+    whole = resolved(whole, whole["norm"])
+    check_same(found, whole)
+    return whole
+
+
 def computed(spec: DecoderSpec) -> DecoderSpec:
     """Set what no weight or logit depends on, and first weights, to one value."""
     plain: dict[str, Any] = {"init_from": "none", "initialization": DEFAULT.initialization}
@@ -67,24 +77,15 @@ def test_what_is_exported_is_imported_again(section: Section, tmp_path: Path) ->
     assert found.family is family
     assert found.vocab_size == rows
     assert found.context_tokens in {24, 29, None}  # learned positions; linear biases
-    whole = overlaid(compose_defaults()["model"], found.section)
-    whole |= {"vocab_size": rows, "padded_vocab_size": features.padded_vocab_size}
-    whole = resolved(whole, whole["norm"])
-    check_same(found, whole)
-    again = read_decoder(whole)
+    again = read_decoder(imported(tmp_path, config, features.padded_vocab_size))
     assert computed(again) == computed(features)
 
 
-def test_a_family_that_says_too_little_of_its_model_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_family_that_says_too_little_of_its_model_is_refused(tmp_path: Path) -> None:
     types = {"layer_types": ["full_attention"] * 32}
-    found = read_config(put(tmp_path, published("olmo3_7b") | {"rope_scaling": None} | types))
-    whole = overlaid(compose_defaults()["model"], found.section)
-    whole |= {"vocab_size": 8, "padded_vocab_size": 8}
-    whole = resolved(whole, whole["norm"])
+    config = published("olmo3_7b") | {"rope_scaling": None} | types
     with pytest.raises(RecipeError, match="Olmo3ForCausalLM would be exported as Olmo2ForC"):
-        check_same(found, whole)
+        imported(tmp_path, config)
 
 
 def test_every_family_has_a_published_file_among_the_tests() -> None:
@@ -102,11 +103,7 @@ def test_every_family_has_a_published_file_among_the_tests() -> None:
         (LLAMA, {"is_encoder_decoder": True}, "is_encoder_decoder: True: "),
         (LLAMA, {"quantization_config": {"bits": 4}}, "quantization_config: {'bits': 4}"),
         (LLAMA, {"hidden_act": "relu"}, "hidden_act: unsupported 'relu'"),
-        (
-            LLAMA,
-            {"rope_scaling": {"rope_type": "dynamic"}},
-            "rope_type: unsupported 'dynamic'",
-        ),
+        (LLAMA, {"rope_scaling": {"rope_type": "dynamic"}}, "rope_type: unsupported 'dynamic'"),
         (
             LLAMA,
             {"rope_scaling": None, "rope_parameters": {"partial_rotary_factor": 0.5}},
@@ -133,9 +130,7 @@ def test_every_family_has_a_published_file_among_the_tests() -> None:
         ("bloom_560m", {"n_embed": {}}, "n_embed: {} is not an integer"),
     ],
 )
-def test_what_no_recipe_says_is_refused_by_its_key_and_value(
-    name: str, change: Config, said: str, tmp_path: Path
-) -> None:
+def test_what_no_recipe_says_is_refused_by_its_key(name, change, said, tmp_path):
     with pytest.raises(RecipeError) as refusal:
         read_config(put(tmp_path, published(name) | change))
     assert said in str(refusal.value)
@@ -143,16 +138,9 @@ def test_what_no_recipe_says_is_refused_by_its_key_and_value(
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        *("qwen2", "qwen2_moe", "mixtral", "ministral", "mistral3", "phi3"),
-        *("llama4", "gemma", "gemma2", "gemma3n", "gptj", "gpt_neox", "deepseek_v2", "smollm"),
-        "lama",
-    ],
+    "kind", ["qwen2", "mixtral", "mistral3", "phi3", "llama4", "gemma3n", "deepseek_v2", "lama"]
 )
-def test_an_unknown_network_is_never_answered_with_the_name_of_another_one(
-    kind: str, tmp_path: Path
-) -> None:
+def test_an_unknown_network_is_not_answered_with_another(kind: str, tmp_path) -> None:
     with pytest.raises(RecipeError) as refusal:
         read_config(put(tmp_path, published(LLAMA) | {"model_type": kind}))
     families = sorted(family.model_type for family in FAMILIES)
@@ -166,12 +154,9 @@ def test_an_unknown_network_is_never_answered_with_the_name_of_another_one(
         ("LLaMA", "llama"),
         ("deepseek-v3", "deepseek_v3"),
         ("GPT-2", "gpt2"),
-        ("qwen3-moe", "qwen3_moe"),
     ],
 )
-def test_a_type_in_another_spelling_is_answered_with_ours(
-    kind: str, meant: str, tmp_path: Path
-) -> None:
+def test_a_type_in_another_spelling_is_answered_with_ours(kind, meant, tmp_path):
     with pytest.raises(RecipeError) as refusal:
         read_config(put(tmp_path, published(LLAMA) | {"model_type": kind}))
     assert refusal.value.remedy == f"did you mean {meant}?"

@@ -14,13 +14,7 @@ from transformers import AutoModelForCausalLM
 from components.convert.config_json import read_config
 from components.convert.reading import read_folder
 from components.errors import RecipeError
-from tests.components.convert.conftest import (
-    PIECES,
-    Export,
-    deepseek_v3,
-    llama,
-    random_model,
-)
+from tests.components.convert.conftest import PIECES, Export, deepseek_v3, llama, random_model
 from tests.components.convert.test_parity import tokens
 
 MTP = {"_target_": "components.model.mtp.MultiTokenPrediction", "_partial_": True}
@@ -28,7 +22,7 @@ MTP |= {"depth": 1, "loss_weight": 0.3}
 FIRST = "model.layers.3."
 
 
-def test_names_are_the_published_ones_and_the_class_leaves_them_aside(export: Export) -> None:
+def test_names_are_published_and_the_class_leaves_them_aside(export: Export) -> None:
     section = deepseek_v3() | {"mtp": MTP}
     model = random_model(section)
     folder = export(model, section)
@@ -77,7 +71,7 @@ def test_a_class_without_a_place_gets_the_model_alone(export: Export) -> None:
         read_folder(folder, random_model(section), section=section, tokenizer_vocab_size=PIECES)
 
 
-def test_a_folder_that_says_it_predicts_more_than_it_holds_is_refused(export: Export) -> None:
+def test_a_folder_that_holds_less_than_it_says_is_refused(export: Export) -> None:
     section = deepseek_v3()
     folder = export(random_model(section), section)
     config = json.loads((folder / "config.json").read_text())

@@ -48,8 +48,7 @@ def test_what_is_less_than_a_half_comes_back_to_half_a_unit_of_1(export: Export)
     assert 0 < distance <= 2.0**-24
 
 
-def test_a_fresh_norm_is_a_fresh_norm_of_the_class(export: Export) -> None:
-    """Both begin at a factor of 1."""
+def test_a_fresh_norm_is_a_fresh_norm_of_the_class() -> None:
     fresh = Gemma3RMSNorm(48)
     assert not fresh.weight.any()
     model = build_node(gemma3(), "model")
@@ -71,7 +70,7 @@ def test_embeddings_are_multiplied_in_the_precision_of_the_class(dtype: torch.dt
 
 
 @pytest.mark.parametrize("config", [GEMMA3, GEMMA3_27B], ids=["1B", "27B"])
-def test_either_spelling_of_rotations_and_layers_is_the_same_model(config: Section) -> None:
+def test_either_spelling_of_rotations_is_the_same_model(config: Section) -> None:
     features = read_decoder(section_of(config))
     family = choose_family(features)
     newer = AutoConfig.for_model(**config).to_dict()
@@ -86,7 +85,7 @@ def test_either_spelling_of_rotations_and_layers_is_the_same_model(config: Secti
         assert again[key] == newer[key]
 
 
-def test_layers_in_no_order_have_no_interval() -> None:
+def test_layers_in_no_order_have_no_interval(tmp_path: Path) -> None:
     types = [LOCAL, "full_attention", "full_attention", *24 * [LOCAL]]
     family = choose_family(read_decoder(section_of(GEMMA3)))
     assert (
@@ -94,9 +93,6 @@ def test_layers_in_no_order_have_no_interval() -> None:
     )
     short = GEMMA3 | {"layer_types": 4 * [LOCAL], "num_hidden_layers": 4}
     assert family.read_hf_config(short)["sliding_window_pattern"] == 5
-
-
-def test_windows_that_are_slowed_are_another_model(tmp_path: Path) -> None:
     slowed = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
     config = published("gemma3_1b") | {"rope_parameters": {LOCAL: slowed}}
     with pytest.raises(RecipeError, match=r"rope_parameters: .*'linear'.* but recipes"):

@@ -1,4 +1,4 @@
-"""Granite 4.0 in all spellings of its folders, models of muP in its class, and refusals."""
+"""Granite 4.0 and Nemotron-H: all spellings of their folders, models of muP, and refusals."""
 
 import json
 from pathlib import Path
@@ -6,42 +6,34 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GraniteMoeHybridConfig
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GraniteMoeHybridConfig,
+    NemotronHConfig,
+)
 
-from command.composition.conf_groups import compose_defaults
 from components.config.model_spec.mixers import Mamba2Spec
 from components.config.model_spec.parametrization import ForwardFactors
 from components.config.part_nodes import read_decoder
-from components.convert.config_json import check_same, read_config
+from components.convert.config_json import read_config
 from components.convert.family import choose_family
 from components.convert.folder import make_config
+from components.convert.hf_shards import SINGLE
 from components.convert.llama import LLAMA
 from components.errors import RecipeError
-from tests.components.convert.base_section import Section
 from tests.components.convert.conftest import Export, llama, published, random_model
-from tests.components.convert.hybrid_section import granitemoehybrid
-from tests.components.convert.test_config_json import Config, overlaid, put, resolved
+from tests.components.convert.hybrid_section import granitemoehybrid, nemotron_h
+from tests.components.convert.test_config_json import Config, imported, put
 from tests.components.convert.test_parity import LOGITS_TOLERANCE, distance, load, tokens
 from tests.components.convert.test_reading import assert_same_bits, read
 
 DENSE, HYBRID = published("granite_4_0_micro"), published("granite_4_0_h_micro")
 DENSE_PARAMETERS = 3_402_836_480  # "3B", counted in the published weights
-FACTORS = {"residual_multiplier": "branch_multiplier"}
-FACTORS |= {
-    "logits_scaling": "output_multiplier",
-    "embedding_multiplier": "embedding_multiplier",
-}
+FACTORS = {"residual_multiplier": "branch_multiplier", "logits_scaling": "output_multiplier"}
+FACTORS |= {"embedding_multiplier": "embedding_multiplier"}
 ROOM = "components.model.parametrization"
-
-
-def imported(folder: Path, config: Config) -> Section:
-    """Return the model section of a ``config.json``, checked against the file."""
-    found = read_config(put(folder, config))
-    whole = overlaid(compose_defaults()["model"], found.section)
-    whole |= dict.fromkeys(("vocab_size", "padded_vocab_size"), found.vocab_size)
-    whole = resolved(whole, whole["norm"])
-    check_same(found, whole)
-    return whole
 
 
 @pytest.mark.parametrize("config", [DENSE, HYBRID], ids=["attention", "hybrid"])
@@ -73,12 +65,8 @@ def test_published_keys_are_those_of_the_model(tmp_path: Path) -> None:
 
 
 def test_a_configuration_that_transformers_saves_is_understood(tmp_path: Path) -> None:
-    sizes: Config = {
-        "hidden_size": 96,
-        "mamba_n_heads": 6,
-        "mamba_n_groups": 3,
-        "layer_types": None,
-    }
+    sizes: Config = {"hidden_size": 96, "mamba_n_heads": 6, "mamba_n_groups": 3}
+    sizes |= {"layer_types": None}
     GraniteMoeHybridConfig(num_hidden_layers=2, **sizes).save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text("utf-8"))
     assert saved["time_step_limit"] == [0.0, {"__float__": "Infinity"}]
@@ -113,20 +101,14 @@ def test_a_configuration_that_transformers_saves_is_understood(tmp_path: Path) -
         ({"hidden_act": "gelu"}, "hidden_act: unsupported 'gelu'"),
         ({"num_local_experts": None}, "num_local_experts: None is not an integer"),
         ({"attention_multiplier": 0.3}, "attention_multiplier: 0.3, but recipes support only"),
-        (
-            {"attention_multiplier": 2.0},
-            "attention_multiplier: 2.0, but recipes support only 1",
-        ),
+        ({"attention_multiplier": 2.0}, "attention_multiplier: 2.0, but recipes support on"),
         ({"logits_scaling": 0}, "logits_scaling: 0 is not a positive number"),
         ({"residual_multiplier": -0.2}, "residual_multiplier: -0.2 is not a positive number"),
-        (
-            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mscale": 2.0}},
-            "rope_scaling.mscale",
-        ),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "mscale": 2}}, "scaling.mscale"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5: Granite"),
     ],
 )
-def test_what_no_recipe_says_is_refused(change: Config, words: str, tmp_path: Path) -> None:
+def test_what_no_recipe_of_granite_says_is_refused(change, words, tmp_path):
     with pytest.raises(RecipeError, match=words):
         imported(tmp_path, HYBRID | change)
 
@@ -138,9 +120,7 @@ def test_what_no_recipe_says_is_refused(change: Config, words: str, tmp_path: Pa
         {"_target_": f"{ROOM}.CompleteP", "base_dim": 36, "base_layers": 1},
     ],
 )
-def test_a_model_of_a_parametrization_has_its_factors_in_the_class(
-    parametrization: Section, export: Export, tmp_path: Path
-) -> None:
+def test_a_parametrization_has_its_factors_in_the_class(parametrization, export, tmp_path):
     section = llama() | {"parametrization": {"_partial_": True, **parametrization}}
     features = read_decoder(section)
     model = random_model(section)
@@ -164,52 +144,97 @@ def test_weights_of_a_model_with_other_multipliers_are_refused(export: Export) -
             read(folder, section | {"parametrization": factors})
 
 
-def test_a_model_without_multipliers_keeps_its_class() -> None:
+def test_a_model_without_multipliers_keeps_its_class():
     plain = llama() | {
         "parametrization": {"_target_": f"{ROOM}.Multipliers", "_partial_": True}
     }
     assert choose_family(read_decoder(plain)) is LLAMA
-
-
-def granite(part: str, **changes: Any) -> Section:
-    section = granitemoehybrid()
-    return section | {part: section[part] | changes}
-
-
-def changed_mamba(**changes: Any) -> Section:
-    return granite("mixers", mamba=granitemoehybrid()["mixers"]["mamba"] | changes)
-
-
-@pytest.mark.parametrize(
-    ("section", "path", "words"),
-    [
-        (
-            granitemoehybrid() | {"pattern": ["mamba", "attention/mlp"]},
-            "pattern",
-            "and then an",
-        ),
-        (granitemoehybrid() | {"pattern": ["attention+mamba/mlp"]}, "pattern", "one Mamba-2"),
-        (changed_mamba(value_dim=7), "pattern", "a multiple of model.dim"),
-        (changed_mamba(norm=None), "pattern", "the model's norm"),
-        (changed_mamba(norm_before_gate=True), "pattern", "after its gate"),
-        (granite("mlp", renormalize=False), "mlp.renormalize", "sum to 1"),
-        (granite("mlp", shared_ffn_dim=None), "mlp.shared_ffn_dim", "a shared expert"),
-        (granite("mlp", shared_gate=True), "mlp.shared_gate", "must be false"),
-        (granite("mlp", bias=True), "mlp.bias", "must be false"),
-        (granite("mlp", scores="sigmoid"), "mlp.scores", "must be softmax"),
-        (granitemoehybrid() | {"logit_cap": 9.0}, "logit_cap", "must be null"),
-    ],
-)
-def test_what_the_class_lacks_is_named(section: Section, path: str, words: str) -> None:
-    with pytest.raises(RecipeError, match=words) as caught:
-        choose_family(read_decoder(section))
-    assert caught.value.path == f"model.{path}"
-    assert "GraniteMoeHybridForCausalLM" in str(caught.value)
-
-
-def test_a_class_without_mixers_is_valid_at_any_width() -> None:
     section = llama() | {"dim": 42, "parametrization": granitemoehybrid()["parametrization"]}
     features = read_decoder(section)
     family = choose_family(features)
     config = make_config(family, features, rows=300, context_tokens=24, ids={}, dtype="float32")
     GraniteMoeHybridConfig(**config).validate_architecture()
+
+
+LETTERS = "M-M-M*-M-"
+OF_LETTERS: Any = {"hybrid_override_pattern": LETTERS}
+
+
+def earlier() -> Config:
+    """The class's defaults, with a letter for each layer and keys that it no longer reads."""
+    config: Config = NemotronHConfig(**OF_LETTERS).to_diff_dict()
+    del config["layers_block_type"]
+    config |= {"hybrid_override_pattern": LETTERS, "num_hidden_layers": len(LETTERS)}
+    config |= {"attention_head_dim": 128, "rms_norm_eps": 1e-5}
+    return config | {"time_step_limit": [0.0, float("inf")]}
+
+
+def test_an_earlier_configuration_of_letters_is_read(tmp_path):
+    features = read_decoder(imported(tmp_path, earlier()))
+    parts = {"M": "mamba", "-": "mlp", "*": "attention"}
+    kinds = [features.kind_of(layer).text for layer in range(features.num_layers)]
+    assert kinds == [parts[letter] for letter in LETTERS]
+    mixer = features.mixers["mamba"]
+    assert isinstance(mixer, Mamba2Spec)
+    assert (mixer.num_heads, mixer.num_key_heads, mixer.key_dim) == (128, 8, 128)
+    assert (mixer.value_dim, mixer.conv_size, mixer.conv_bias) == (64, 4, True)
+    assert mixer.step_limits == (0.001, None)
+    assert mixer.step_range == (0.001, 0.1)
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(NemotronHConfig(**OF_LETTERS))
+    assert features.total_parameters == theirs.num_parameters()
+
+
+def test_missing_keys_have_the_defaults_of_the_class(tmp_path: Path) -> None:
+    config = earlier()
+    few = ("model_type", "vocab_size", "hybrid_override_pattern")
+    assert imported(tmp_path, {key: config[key] for key in few}) == imported(tmp_path, config)
+    config = {key: value for key, value in earlier().items() if "pattern" not in key}
+    with pytest.raises(RecipeError, match="layers_block_type: unsupported 'moe'"):
+        read_config(put(tmp_path, config))
+
+
+@pytest.mark.parametrize("types", [["mamba", "mlp"], ["linear_attention", "mlp"]])
+def test_both_names_of_layers_are_understood(types: list[str], tmp_path: Path) -> None:
+    section = imported(tmp_path, earlier() | {"layers_block_type": 2 * types})
+    assert section["pattern"] == ["mamba", "mlp"]
+    assert section["num_layers"] == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hybrid_override_pattern": "MEM*"}, "layers_block_type: unsupported 'moe'"),
+        ({"hybrid_override_pattern": "MX"}, "layers_block_type: unsupported 'X'"),
+        ({"use_bias": True}, "use_bias: True: Nemotron"),
+        ({"attention_bias": True}, "attention_bias: True: Nemotron"),
+        ({"mamba_hidden_act": "gelu"}, "mamba_hidden_act: 'gelu'"),
+        ({"num_nextn_predict_layers": 1}, "num_nextn_predict_layers: 1: "),
+        ({"mamba_n_groups": 4}, "mamba_n_groups: 4: "),
+        ({"mlp_hidden_act": "relu"}, "mlp_hidden_act: unsupported 'relu'"),
+        ({"attention_head_dim": 64}, "attention_head_dim: 64 differs from head_dim, 128"),
+        ({"rms_norm_eps": 1e-6}, "rms_norm_eps: 1e-06 differs from layer_norm_epsilon"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings: True, but recipes support onl"),
+    ],
+)
+def test_what_no_recipe_of_nemotron_says_is_refused(change, words, tmp_path):
+    with pytest.raises(RecipeError) as refusal:
+        imported(tmp_path, earlier() | change)
+    assert words in str(refusal.value)
+
+
+def test_the_names_of_earlier_folders_are_understood(export: Export) -> None:
+    section = nemotron_h()
+    model = random_model(section)
+    folder = export(model, section)
+    tensors: dict[str, Any] = load_file(folder / SINGLE)
+    for name in list(tensors):
+        old = name.replace("model.", "backbone.", 1) if name.startswith("model.") else name
+        tensors[old] = tensors.pop(name)
+    assert "backbone.embeddings.weight" in tensors
+    save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    letters = "".join("M-M*-"[layer % 5] for layer in range(section["num_layers"]))
+    del config["layers_block_type"]
+    put(folder, config | {"hybrid_override_pattern": letters, "time_step_limit": [0.0, 1e999]})
+    assert_same_bits(read(folder, section), model, rows=section["vocab_size"])

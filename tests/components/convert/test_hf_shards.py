@@ -22,9 +22,7 @@ def tensors() -> list[tuple[str, Tensor]]:
     return [("a", whole[:10]), ("b", whole[10:]), ("large", large), ("c", torch.ones(10))]
 
 
-def test_shards_stay_within_their_bound_and_a_larger_tensor_stands_alone(
-    tmp_path: Path,
-) -> None:
+def test_shards_stay_within_their_bound_and_a_larger_tensor_stands_alone(tmp_path):
     assert write_shards(tmp_path, tensors(), max_bytes=80) == 520
     index = json.loads((tmp_path / INDEX).read_text())
     assert index["metadata"] == {"total_size": 520}
@@ -59,12 +57,6 @@ def test_what_is_read_is_what_was_written(tmp_path: Path, max_bytes: int) -> Non
         for name, tensor in tensors():
             assert torch.equal(reader.read_tensor(name), tensor)
             assert reader.read_shape(name) == tuple(tensor.shape)
-
-
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / SINGLE).write_bytes(b"\x10\0\0\0\0\0\0\0{}")
-    with pytest.raises(RecipeError, match=r"model\.safetensors: cannot be read"):
-        ShardReader(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}'])
@@ -123,6 +115,9 @@ def test_an_index_names_files_of_the_folder_alone(file: object, tmp_path: Path) 
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": file}}))
     with pytest.raises(RecipeError), ShardReader(tmp_path) as reader:
         reader.read_shape("a")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "../x.safetensors"}}))
+    with pytest.raises(RecipeError, match=r"'\.\./x\.safetensors' is not in this folder"):
+        ShardReader(tmp_path)
 
 
 @pytest.mark.parametrize("target", [None, "/dev/zero", "gone"])
@@ -134,9 +129,3 @@ def test_a_shard_that_is_no_file_is_not_waited_for(target: str | None, tmp_path:
         (tmp_path / "x").symlink_to(target)
     with ShardReader(tmp_path) as reader, pytest.raises(RecipeError, match="/x: "):
         reader.read_tensor("a")
-
-
-def test_an_index_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "../x.safetensors"}}))
-    with pytest.raises(RecipeError, match=r"'\.\./x\.safetensors' is not in this folder"):
-        ShardReader(tmp_path)

@@ -81,12 +81,7 @@ PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
     "olmo3": {"norm_placement": "after", "qk_norm_over": "all_heads"},
     "gpt_oss": {
         "attention": {"sinks": True},
-        "mlp": {
-            "bias": True,
-            "swiglu_alpha": 1.702,
-            "swiglu_limit": 7.0,
-            "linear_offset": 1.0,
-        },
+        "mlp": {"bias": True, "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "linear_offset": 1.0},
     },
     "gemma3_text": {
         "norm_placement": "both",
@@ -98,7 +93,6 @@ PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
 
 
 def section_of(config: Config) -> Section:
-    """Write the model section that a recipe of this configuration would have."""
     parts = PARTS.get(config["model_type"], {})
     if is_gemma := config["model_type"] == "gemma3_text":
         config = GEMMA3 | config  # what a file does not say is the same in all
@@ -123,47 +117,34 @@ def section_of(config: Config) -> Section:
     width = config.get("head_dim", config["hidden_size"] // heads)
     divisor = config.get("query_pre_attn_scalar", width)
     return {
-        "_target_": "components.model.decoder.Decoder",
-        "dim": config["hidden_size"],
-        "num_layers": config["num_hidden_layers"],
-        "vocab_size": config["vocab_size"],
+        "_target_": "components.model.decoder.Decoder", "dim": config["hidden_size"],
+        "num_layers": config["num_hidden_layers"], "vocab_size": config["vocab_size"],
         "padded_vocab_size": config["vocab_size"],
-        "tied_embeddings": config.get("tie_word_embeddings", is_gemma),
-        "embedding_norm": None,
-        "dropout": 0.0,
-        "positions": positions,
-        "norm": norm,
+        "tied_embeddings": config.get("tie_word_embeddings", is_gemma), "embedding_norm": None,
+        "dropout": 0.0, "positions": positions, "norm": norm,
         "norm_placement": parts.get("norm_placement", "before"),
         "embedding_scale": parts.get("embedding_scale", "none"),
         "attention": latent_of(config, norm)
         if "kv_lora_rank" in config
         else {
-            "_target_": "components.model.attention.Attention",
-            "_partial_": True,
-            "num_heads": heads,
-            "num_kv_heads": config["num_key_value_heads"],
-            "head_dim": width,
-            "scale_dim": None if divisor == width else divisor,
+            "_target_": "components.model.attention.Attention", "_partial_": True,
+            "num_heads": heads, "num_kv_heads": config["num_key_value_heads"],
+            "head_dim": width, "scale_dim": None if divisor == width else divisor,
             "bias": config.get("attention_bias", False),
             "qk_norm": norm if "qk_norm_over" in parts else None,
-            "qk_norm_over": parts.get("qk_norm_over", "all_heads"),
-            "layer_scaling": False,
-            "dropout": 0.0,
-            "backends": ["flash"],
-            **parts.get("attention", {}),
+            "qk_norm_over": parts.get("qk_norm_over", "all_heads"), "layer_scaling": False,
+            "dropout": 0.0, "backends": ["flash"], **parts.get("attention", {}),
             "windows": [window if kind == "sliding_attention" else "full" for kind in types],
         },
         "mlp": experts_of(config) if "num_experts_per_tok" in config else mlp_of(config),
         "dense_mlp": mlp_of(config) if config.get("first_k_dense_replace") else None,
         "num_dense_layers": config.get("first_k_dense_replace", 1),
         "initialization": {
-            "_target_": "components.model.initialization.Normal",
-            "std": 0.02,
-            "residual": "plain",
-            "padding_row": None,
+            "_target_": "components.model.initialization.Normal", "std": 0.02,
+            "residual": "plain", "padding_row": None,
         },
         "init_from": "none",
-    }
+    }  # fmt: skip
 
 
 def scaling_of(config: Config) -> Section:
@@ -187,66 +168,48 @@ def scaling_of(config: Config) -> Section:
 def latent_of(config: Config, norm: Section) -> Section:
     rotary = config["qk_rope_head_dim"]
     return {
-        "_target_": "components.model.latent_attention.LatentAttention",
-        "_partial_": True,
+        "_target_": "components.model.latent_attention.LatentAttention", "_partial_": True,
         "num_heads": config["num_attention_heads"],
         "num_kv_heads": config["num_key_value_heads"],
-        "head_dim": config["qk_nope_head_dim"] + rotary,
-        "rotary_dim": rotary,
-        "value_dim": config["v_head_dim"],
-        "query_rank": config["q_lora_rank"],
-        "key_value_rank": config["kv_lora_rank"],
-        "latent_norm": norm,
-        "dropout": 0.0,
+        "head_dim": config["qk_nope_head_dim"] + rotary, "rotary_dim": rotary,
+        "value_dim": config["v_head_dim"], "query_rank": config["q_lora_rank"],
+        "key_value_rank": config["kv_lora_rank"], "latent_norm": norm, "dropout": 0.0,
         "backends": ["flex"],
-    }
+    }  # fmt: skip
 
 
 def mlp_of(config: Config) -> Section:
     return {
-        "_target_": "components.model.mlp.MLP",
-        "_partial_": True,
-        "ffn_dim": config["intermediate_size"],
-        "activation": "silu",
-        "gated": True,
-        "bias": False,
-        **PARTS.get(config["model_type"], {}).get("mlp", {}),
-    }
+        "_target_": "components.model.mlp.MLP", "_partial_": True,
+        "ffn_dim": config["intermediate_size"], "activation": "silu", "gated": True,
+        "bias": False, **PARTS.get(config["model_type"], {}).get("mlp", {}),
+    }  # fmt: skip
 
 
 def experts_of(config: Config) -> Section:
     return {
-        "_target_": "components.model.moe.Experts",
-        "_partial_": True,
+        "_target_": "components.model.moe.Experts", "_partial_": True,
         "num_experts": next(config[name] for name in EXPERTS if name in config),
         "top_k": config["num_experts_per_tok"],
         "ffn_dim": config.get("moe_intermediate_size") or config["intermediate_size"],
-        "activation": "silu",
-        "gated": True,
-        "renormalize": config.get("norm_topk_prob", True),
-        "routing": "learned",
-        "auxiliary_loss": config.get("router_aux_loss_coef", 0.0),
-        "auxiliary_scope": "layer",
-        "z_loss": 0.0,
-        "path": "auto",
+        "activation": "silu", "gated": True, "renormalize": config.get("norm_topk_prob", True),
+        "routing": "learned", "auxiliary_loss": config.get("router_aux_loss_coef", 0.0),
+        "auxiliary_scope": "layer", "z_loss": 0.0, "path": "auto",
         **PARTS.get(config["model_type"], {}).get("mlp", {}),
         **(deepseek_of(config) if "n_shared_experts" in config else {}),
-    }
+    }  # fmt: skip
 
 
 def deepseek_of(config: Config) -> Section:
     return {
-        "scores": "sigmoid",
-        "weight_scale": config["routed_scaling_factor"],
-        "num_groups": config["n_group"],
-        "top_groups": config["topk_group"],
+        "scores": "sigmoid", "weight_scale": config["routed_scaling_factor"],
+        "num_groups": config["n_group"], "top_groups": config["topk_group"],
         "shared_ffn_dim": config["n_shared_experts"] * config["moe_intermediate_size"],
         "balance_rate": 0.001,
-    }
+    }  # fmt: skip
 
 
 def theirs_of(config: Config) -> Any:
-    """Build the class of ``transformers`` that such a ``config.json`` stands for."""
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "torch_dtype"))
     kind = {key: value for key, value in deepcopy(config).items() if key != "model_type"} | ids
     return AutoModelForCausalLM.from_config(
@@ -275,9 +238,7 @@ def test_parameters_are_counted_to_the_unit(model: str) -> None:
     ],
     ids=["olmoe", "qwen3", "deepseek"],
 )
-def test_parameters_that_a_token_meets_are_counted(
-    config: Config, active: int, idle: int
-) -> None:
+def test_parameters_that_a_token_meets_are_counted(config, active, idle):
     shape = read_decoder(section_of(config))
     assert shape.active_parameters == active
     assert shape.total_parameters - idle == active

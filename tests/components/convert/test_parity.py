@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,9 +14,19 @@ from components.config.model_spec.decoder import DecoderSpec
 from components.config.part_nodes import read_decoder
 from components.convert.family import choose_family
 from components.convert.folder import their_tensors
+from components.convert.hf_shards import INDEX
 from tests.components.convert.base_section import Section
-from tests.components.convert.conftest import CONTEXT_TOKENS, PIECES, Export, random_model
+from tests.components.convert.conftest import (
+    CONTEXT_TOKENS,
+    PIECES,
+    SECTIONS,
+    Export,
+    export_to,
+    llama,
+    random_model,
+)
 from tests.components.convert.hybrid_section import rename_tensors
+from tests.components.convert.test_reading import assert_same_bits, read
 
 # Both sum the same float32 numbers, in another order.
 LOGITS_TOLERANCE = 1e-5
@@ -37,25 +47,73 @@ def distance(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-def test_logits_are_the_same(section: Section, export: Export) -> None:
+class Exported(NamedTuple):
+    """A model, and what ``transformers`` loads from its folder of many shards."""
+
+    section: Section
+    model: nn.Module
+    folder: Path
+    theirs: Any
+    loading: Any
+
+
+@pytest.fixture(scope="module", params=SECTIONS)
+def exported(request, byte_bpe, tmp_path_factory) -> Exported:
+    section, target = SECTIONS[request.param](), tmp_path_factory.mktemp("hf") / "exported"
     model = random_model(section)
-    theirs = load(export(model, section))
-    expected = model(tokens())[..., : section["vocab_size"]]
+    folder = export_to(target, byte_bpe, model, section, max_shard_bytes=6_000)
+    theirs: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype="auto", output_loading_info=True
+    )
+    return Exported(section, model, folder, theirs[0].eval(), theirs[1])
+
+
+def test_logits_are_the_same(exported: Exported) -> None:
+    theirs, rows = exported.theirs, exported.section["vocab_size"]
+    expected = exported.model(tokens())[..., :rows]
     found = theirs(tokens()).logits
     assert found.shape == expected.shape
     assert distance(found, expected) < LOGITS_TOLERANCE
+    prompt = tokens()[:1, :5]
+    generated = theirs.generate(prompt, max_new_tokens=1, do_sample=False)
+    assert generated[0, -1] == exported.model(prompt)[0, -1, :rows].argmax()
+
+
+def test_the_folder_has_exactly_the_tensors_of_the_class(exported: Exported) -> None:
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        assert not exported.loading[kind], kind
+    assert exported.theirs.config.vocab_size == exported.section["vocab_size"]
+
+
+def test_a_round_trip_keeps_every_bit(exported: Exported, tmp_path: Path) -> None:
+    """Also written anew by the other side: other keys, other spellings, stacked experts."""
+    section, rows = exported.section, exported.section["vocab_size"]
+    assert (exported.folder / INDEX).exists()
+    assert_same_bits(read(exported.folder, section), exported.model, rows=rows)
+    exported.theirs.save_pretrained(tmp_path)
+    assert_same_bits(read(tmp_path, section), exported.model, rows=rows)
+
+
+def test_text_and_ids_pass_both_ways(exported: Exported) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(exported.folder)
+    text = "Der Müller wiegt 12 Säcke,\n  dann schläft er."
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert tokenizer.eos_token_id == exported.theirs.config.eos_token_id == 2
 
 
 def test_every_gradient_is_the_same(section: Section, export: Export) -> None:
     model = random_model(section)
-    theirs = load(export(model, section, rows="padded"))
+    folder, rows = export(model, section, rows="padded"), section["padded_vocab_size"]
+    assert not (folder / INDEX).exists()
+    assert_same_bits(read(folder, section), model, rows=rows)
+    theirs = load(folder)
+    assert theirs.config.vocab_size == rows
     batch = tokens()
     inputs, targets = batch[:, :-1], batch[:, 1:]
     model.compute_loss(inputs, targets).backward()  # type: ignore[operator]  # a decoder's own method
     F.cross_entropy(theirs(inputs).logits.flatten(0, 1), targets.flatten()).backward()
     features = read_decoder(section)
     gradients = gradients_of(model)
-    rows = section["padded_vocab_size"]
     expected = in_memory(mapped_gradients(gradients, features, rows=rows), section)
     for constant, _ in theirs.named_buffers():
         expected.pop(constant, None)
@@ -66,7 +124,6 @@ def test_every_gradient_is_the_same(section: Section, export: Export) -> None:
 
 
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the gradients by name, and buffers, which have none."""
     gradients: dict[str, Tensor] = {}
     for name, value in model.named_parameters():
         assert value.grad is not None, name
@@ -105,46 +162,6 @@ def in_memory(tensors: dict[str, Tensor], section: Section) -> dict[str, Tensor]
     return stacked
 
 
-def test_the_folder_has_exactly_the_tensors_of_the_class(
-    section: Section, export: Export
-) -> None:
-    folder = export(random_model(section), section)
-    found: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    _, loading = found
-    assert not loading["missing_keys"]
-    assert not loading["unexpected_keys"]
-    assert not loading["mismatched_keys"]
-
-
 def test_the_precision_is_kept(export: Export) -> None:
-    from tests.components.convert.conftest import llama
-
     model = random_model(llama()).to(torch.bfloat16)
     assert next(load(export(model, llama())).parameters()).dtype == torch.bfloat16
-
-
-def test_text_and_ids_pass_both_ways(section: Section, export: Export) -> None:
-    folder = export(random_model(section), section)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    text = "Der Müller wiegt 12 Säcke,\n  dann schläft er."
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    assert tokenizer.eos_token_id == 2
-    assert load(folder).config.eos_token_id == 2
-
-
-def test_greedy_generation_takes_the_likeliest_piece(export: Export, section: Section) -> None:
-    model = random_model(section)
-    theirs = load(export(model, section))
-    prompt = tokens()[:1, :5]
-    generated = theirs.generate(prompt, max_new_tokens=1, do_sample=False)
-    expected = model(prompt)[0, -1, : section["vocab_size"]].argmax()
-    assert generated[0, -1] == expected
-
-
-@pytest.mark.parametrize("rows", ["published", "padded"])
-def test_rows_added_for_training_are_trimmed_unless_asked_for(
-    rows: str, export: Export, section: Section
-) -> None:
-    config = load(export(random_model(section), section, rows=rows)).config
-    kept = {"published": "vocab_size", "padded": "padded_vocab_size"}[rows]
-    assert config.vocab_size == section[kept]

@@ -19,49 +19,24 @@ ROOT = Path(__file__).resolve().parents[3]
 # Excerpts of config.json as published, in the spelling of their time.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "teuken7b": {  # openGPT-X/Teuken-7B-instruct-commercial-v0.4
-        "model_type": "llama",
-        "hidden_size": 4_096,
-        "intermediate_size": 13_440,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 2,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-05,
-        "rope_theta": 10000.0,
-        "rope_scaling": None,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": True,
-        "vocab_size": 250_680,
-        "pretraining_tp": 1,
+        "model_type": "llama", "hidden_size": 4_096, "intermediate_size": 13_440,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 2,
+        "hidden_act": "silu", "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+        "rope_scaling": None, "attention_bias": False, "mlp_bias": False,
+        "tie_word_embeddings": True, "vocab_size": 250_680, "pretraining_tp": 1,
     },
     "bloom7b1": {  # bigscience/bloom-7b1
-        "model_type": "bloom",
-        "hidden_size": 4_096,
-        "n_layer": 30,
-        "n_head": 32,
-        "vocab_size": 250_880,
-        "masked_softmax_fusion": True,
-        "seq_length": 2_048,
+        "model_type": "bloom", "hidden_size": 4_096, "n_layer": 30, "n_head": 32,
+        "vocab_size": 250_880, "masked_softmax_fusion": True, "seq_length": 2_048,
     },
     "mula7b_a1b": {  # allenai/OLMoE-1B-7B-0924, whose shape it has
-        "model_type": "olmoe",
-        "hidden_size": 2_048,
-        "intermediate_size": 1_024,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "num_experts": 64,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": False,
-        "rms_norm_eps": 1e-05,
-        "rope_theta": 10000.0,
-        "rope_scaling": None,
-        "clip_qkv": None,
-        "tie_word_embeddings": False,
-        "vocab_size": 50_304,
+        "model_type": "olmoe", "hidden_size": 2_048, "intermediate_size": 1_024,
+        "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False,
+        "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "rope_scaling": None, "clip_qkv": None,
+        "tie_word_embeddings": False, "vocab_size": 50_304,
     },
-}
+}  # fmt: skip
 
 
 def features(recipe: str, scale: str) -> DecoderSpec:
@@ -70,7 +45,7 @@ def features(recipe: str, scale: str) -> DecoderSpec:
     )
 
 
-@pytest.mark.quick("teuken7b", "mula7b_a1b", "bloom560m", "gpt3b6", "playbook1b")
+@pytest.mark.quick("teuken7b", "bloom560m")
 @pytest.mark.parametrize(
     "recipe", [name for name in published_recipes() if name not in NO_CLASS]
 )
@@ -79,8 +54,7 @@ def test_every_recipe_and_its_miniature_have_the_same_class(recipe: str) -> None
     assert full is mini
 
 
-@pytest.mark.parametrize("recipe", NO_CLASS)
-@pytest.mark.parametrize("scale", ["full", "mini"])
+@pytest.mark.parametrize(("recipe", "scale"), [(NO_CLASS[0], "full"), (NO_CLASS[1], "mini")])
 def test_a_model_without_a_class_is_refused(recipe: str, scale: str) -> None:
     with pytest.raises(RecipeError, match="no Hugging Face class supports this"):
         choose_family(features(recipe, scale))

@@ -15,7 +15,6 @@ from components.data.unigram import Unigram
 from components.errors import RecipeError
 from tests.components.convert.base_section import Section
 from tests.components.convert.conftest import (
-    Export,
     corpus,
     llama,
     random_model,
@@ -36,28 +35,6 @@ def converted(unigram: Trained) -> Tokenizer:
     return convert_sentencepiece(unigram[0] / "tokenizer.model", unigram[1])
 
 
-def ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    return list(tokenizer.encode(text, add_special_tokens=False).ids)
-
-
-def test_every_paragraph_of_24_languages_gets_the_same_ids(
-    reference: Any, converted: Tokenizer
-) -> None:
-    texts = corpus()
-    paragraphs = [paragraph for text in texts for paragraph in text.split("\n\n")]
-    assert len(texts) == 24
-    assert len(paragraphs) == 24 * 12
-    for text in (*texts, *paragraphs):
-        assert ids(converted, text) == reference.encode(text)
-
-
-def test_ids_decode_to_the_same_text(reference: Any, converted: Tokenizer) -> None:
-    for text in corpus():
-        encoded = reference.encode(text)
-        decoded = converted.decode(encoded, skip_special_tokens=False)
-        assert decoded == reference.decode(encoded) == unicodedata.normalize("NFKC", text)
-
-
 ODD = [
     *("", " ", "  two before", "two after  ", "a\n\n\tb", "a   b", "\n"),
     *("1234567 0x3f 3,5", "\ufb01n \u00bd \u2122 \u212b", "e\u0301 \uac00", "\u65e5\u672c"),
@@ -65,9 +42,21 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("text", ODD)
-def test_odd_texts_get_the_same_ids(text: str, reference: Any, converted: Tokenizer) -> None:
-    assert ids(converted, text) == reference.encode(text)
+def ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def test_every_paragraph_of_24_languages_gets_the_same_ids(reference, converted):
+    texts = corpus()
+    paragraphs = [paragraph for text in texts for paragraph in text.split("\n\n")]
+    assert len(texts) == 24
+    assert len(paragraphs) == 24 * 12
+    for text in (*texts, *paragraphs, *ODD):
+        assert ids(converted, text) == reference.encode(text)
+    for text in texts:
+        encoded = reference.encode(text)
+        decoded = converted.decode(encoded, skip_special_tokens=False)
+        assert decoded == reference.decode(encoded) == unicodedata.normalize("NFKC", text)
 
 
 def test_merged_pieces_are_converted_too(tmp_path: Path) -> None:
@@ -82,9 +71,7 @@ def test_merged_pieces_are_converted_too(tmp_path: Path) -> None:
         assert converted.decode(encoded, skip_special_tokens=False) == reference.decode(encoded)
 
 
-def test_after_a_special_piece_text_begins_anew_as_in_training(
-    reference: Any, converted: Tokenizer
-) -> None:
+def test_after_a_special_piece_text_begins_anew_as_in_training(reference, converted):
     """Training encodes each document by itself and puts the piece between them."""
     eod, placeholder = (
         reference.piece_to_id("<eod>"),
@@ -94,9 +81,7 @@ def test_after_a_special_piece_text_begins_anew_as_in_training(
     assert ids(converted, "Brot.<eod>Wein.<placeholder_tok_2>") == expected
 
 
-def test_a_folder_loads_offline_with_the_same_ids(
-    unigram: Trained, reference: Any, export: Export
-) -> None:
+def test_a_folder_loads_offline_with_the_same_ids(unigram, reference, export):
     section = llama() | {"vocab_size": 1_200, "padded_vocab_size": 1_216}
     model = random_model(section)
     folder = export(model, section, tokenizer=unigram[0], tokenizer_section=unigram[1])
@@ -110,11 +95,8 @@ def test_a_folder_loads_offline_with_the_same_ids(
     assert [config[f"{role}_token_id"] for role in ("bos", "eos", "pad")] == [None, 4, 3]
 
 
-@pytest.mark.parametrize("kind", ["unigram", "bpe"])
-@pytest.mark.parametrize("fallback", [True, False])
-def test_a_model_with_control_pieces_gives_the_ids_of_training(
-    kind: str, fallback: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("kind", "fallback"), [("unigram", True), ("bpe", False)])
+def test_a_model_with_control_pieces_gives_the_ids_of_training(kind, fallback, tmp_path):
     """As Llama 2's: a text that spells a control piece is plain text to SentencePiece."""
     (tmp_path / "out").mkdir()
     with (tmp_path / "tokenizer.model").open("wb") as written:
@@ -143,33 +125,22 @@ def test_a_model_with_control_pieces_gives_the_ids_of_training(
     assert loaded.eos_token_id == tokenizer.eod_id == 2
 
 
-def test_a_byte_level_tokenizer_is_copied(byte_bpe: Trained, tmp_path: Path) -> None:
+def test_a_byte_level_tokenizer_is_copied(unigram, byte_bpe, tmp_path):
     source, section = byte_bpe
     found = write_tokenizer(source, section, tmp_path, context_tokens=64)
-    assert (tmp_path / "tokenizer.json").read_bytes() == (
-        source / "tokenizer.json"
-    ).read_bytes()
+    copied, kept = ((one / "tokenizer.json").read_bytes() for one in (tmp_path, source))
+    assert copied == kept
     assert found == {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 3}
-
-
-def test_pieces_are_counted_in_either_format(
-    unigram: Trained, byte_bpe: Trained, tmp_path: Path
-) -> None:
-    assert count_pieces(unigram[0]) == 1_200
-    assert count_pieces(byte_bpe[0]) == 300
-    assert count_pieces(tmp_path) is None
-
-
-def test_a_folder_without_a_tokenizer_is_refused(byte_bpe: Trained, tmp_path: Path) -> None:
+    assert [count_pieces(one) for one in (unigram[0], source)] == [1_200, 300]
+    (tmp_path / "empty").mkdir()
+    assert count_pieces(tmp_path / "empty") is None
     with pytest.raises(RecipeError, match=r"neither tokenizer\.model nor tokenizer\.json"):
-        write_tokenizer(tmp_path, byte_bpe[1], tmp_path, context_tokens=64)
+        write_tokenizer(tmp_path / "empty", section, tmp_path, context_tokens=64)
 
 
 @pytest.mark.parametrize(
     "change", [{"normalization_rule_name": "nmt_nfkc"}, {"remove_extra_whitespaces": True}]
 )
-def test_a_normalization_that_has_no_equal_is_refused(
-    change: Section, unigram: Trained
-) -> None:
+def test_a_normalization_that_has_no_equal_is_refused(change, unigram):
     with pytest.raises(RecipeError, match="cannot be converted exactly"):
         convert_sentencepiece(unigram[0] / "tokenizer.model", unigram[1] | change)

@@ -58,11 +58,6 @@ def trained(family, tmp_path_factory) -> ByteBPE:
     return tokenizer
 
 
-def test_the_settings_are_those_of_the_recipe_file(family):
-    settings = settings_of(family)
-    assert ByteBPE(**settings).get_settings() == settings
-
-
 @pytest.mark.parametrize(
     ("name", "vocab_size", "eod_id"),
     [
@@ -92,9 +87,8 @@ def test_special_pieces_have_their_published_ids(name, ids, tmp_path):
         assert tokenizer.encode([piece])[0].tolist() == [wanted % tokenizer.vocab_size]
         assert tokenizer.decode(tokenizer.encode([piece])[0]) == piece
     bytes_begin = len(settings_of(name)["first_pieces"])
-    assert tokenizer.encode(["!"])[0].tolist() == [
-        bytes_begin
-    ]  # the first byte of GPT-2's alphabet
+    first = tokenizer.encode(["!"])[0].tolist()  # of the bytes in GPT-2's alphabet
+    assert first == [bytes_begin]
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
@@ -113,11 +107,13 @@ def test_composed_and_decomposed_letters_are_one_only_where_normalised(tmp_path)
         assert np.array_equal(one, two) is alike
 
 
-def test_no_special_piece_is_added(trained):
+def test_no_special_piece_is_added(trained, family):
     (ids,) = trained.encode(["abc"])
     assert trained.eod_id not in ids
     assert [each.tolist() for each in trained.encode(["", "abc"])] == [[], ids.tolist()]
     assert trained.encode([]) == []
+    settings = settings_of(family)
+    assert ByteBPE(**settings).get_settings() == settings
 
 
 def test_the_pattern_of_gpt2_cuts_as_the_engines_own(tmp_path):
@@ -181,16 +177,12 @@ def _merge(piece: tuple[bytes, ...], pair: tuple[bytes, bytes]) -> tuple[bytes, 
     return tuple(out)
 
 
-def test_the_same_texts_give_the_same_bytes_in_any_order_and_with_one_thread(tmp_path):
+def test_texts_in_any_order_give_the_same_bytes(tmp_path):
     make("bpe_neox_dolma").train_on_texts(words(), tmp_path)
     (tmp_path / "again").mkdir()
     environment = {**os.environ, "RAYON_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    subprocess.run(
-        [sys.executable, "-c", TRAIN_AGAIN, str(tmp_path / "again")],
-        check=True,
-        env=environment,
-        cwd=ROOT,
-    )
+    command = [sys.executable, "-c", TRAIN_AGAIN, str(tmp_path / "again")]
+    subprocess.run(command, check=True, env=environment, cwd=ROOT)
     files = (tmp_path / "tokenizer.json", tmp_path / "again" / "tokenizer.json")
     assert files[0].read_bytes() == files[1].read_bytes()
 
@@ -227,71 +219,42 @@ def test_a_failure_of_the_reader_is_not_disguised(tmp_path):
 def test_too_many_pieces_name_the_largest_number(family, tmp_path):
     with pytest.raises(RecipeError, match=r"vocab_size: 9,000 pieces.*at most (\d+)") as caught:
         make(family, vocab_size=9000).train_on_texts(words(), tmp_path)
+    # `tokenizer_sample_bytes: all` cannot be raised.
+    assert "add files" in caught.value.remedy
+    assert "tokenizer_sample_bytes if it is a number" in caught.value.remedy
     largest = int(caught.value.remedy.split("=")[1].split(",")[0])
     make(family, vocab_size=largest).train_on_texts(words(), tmp_path)
     with pytest.raises(RecipeError, match="at most"):
         make(family, vocab_size=largest + 1).train_on_texts(words(), tmp_path)
+    with pytest.raises(RecipeError, match=r"pieces, but the text supports at most \d+\n"):
+        make(family).train_on_texts([], tmp_path)
 
 
-def test_the_way_out_of_too_many_pieces_does_not_depend_on_a_sample(tmp_path):
-    """``tokenizer_sample_bytes: all`` cannot be raised."""
-    with pytest.raises(RecipeError) as caught:
-        make(vocab_size=9000).train_on_texts(words(), tmp_path)
-    assert "add files" in caught.value.remedy
-    assert "tokenizer_sample_bytes if it is a number" in caught.value.remedy
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 256}, r"vocab_size: 256 pieces, but bytes and special pieces need 257"),
+        ({"first_pieces": ["<a>"], "last_pieces": ["<a>"]}, r"last_pieces: '<a>' is listed tw"),
+        ({"first_pieces": [""]}, r"last_pieces: a piece is empty"),
+        ({"eod": "</s>"}, r"eod: '</s>' is not a special"),
+        ({"pattern": "("}, r"pattern: cannot be read: .*parenthesis"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(changes, message):
+    with pytest.raises(RecipeError, match=rf"tokenizer\.{message}"):
+        make(**changes)
 
 
-def test_no_text_at_all_supports_bytes_and_special_pieces(tmp_path):
-    with pytest.raises(RecipeError, match=r"400 pieces, but the text supports at most 257\n"):
-        make().train_on_texts([], tmp_path)
-
-
-def test_a_vocabulary_without_room_for_the_bytes_is_refused():
-    message = r"tokenizer\.vocab_size: 256 pieces, but bytes and special pieces need 257\n"
-    with pytest.raises(RecipeError, match=message):
-        make(vocab_size=256)
-
-
-def test_a_piece_named_twice_is_refused():
-    with pytest.raises(RecipeError, match=r"last_pieces: '<a>' is listed twice\n  list each"):
-        make(first_pieces=["<a>"], last_pieces=["<a>", "<|endoftext|>"])
-
-
-def test_an_empty_piece_is_refused():
-    with pytest.raises(RecipeError, match=r"tokenizer\.last_pieces: a piece is empty"):
-        make(first_pieces=[""])
-
-
-def test_an_end_of_document_that_is_no_piece_is_refused():
-    with pytest.raises(RecipeError, match=r"tokenizer\.eod: '</s>' is not a special"):
-        make(eod="</s>")
-
-
-def test_a_pattern_that_is_no_regular_expression_is_refused():
-    with pytest.raises(RecipeError, match=r"tokenizer\.pattern: cannot be read: .*parenthesis"):
-        make(pattern="(")
-
-
-def test_a_missing_file_is_refused(tmp_path):
+def test_a_missing_or_other_file_is_refused(tmp_path):
     with pytest.raises(RecipeError, match=r"tokenizer\.json: does not exist\n  delete"):
         make().load_file(tmp_path)
-
-
-@pytest.mark.parametrize("content", ["", "not a tokenizer", "{}"])
-def test_something_else_in_its_place_is_refused(tmp_path, content):
-    (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(RecipeError, match=r"tokenizer\.json: is not a tokenizer: "):
-        make().load_file(tmp_path)
-
-
-def test_a_tokenizer_of_another_size_is_refused(tmp_path):
+    for content in ("", "not a tokenizer", "{}"):
+        (tmp_path / "tokenizer.json").write_text(content)
+        with pytest.raises(RecipeError, match=r"tokenizer\.json: is not a tokenizer: "):
+            make().load_file(tmp_path)
     make().train_on_texts(words(), tmp_path)
     with pytest.raises(RecipeError, match=r"has 400 pieces, tokenizer\.vocab_size is 399"):
         make(vocab_size=399).load_file(tmp_path)
-
-
-def test_a_tokenizer_with_its_special_pieces_elsewhere_is_refused(tmp_path):
-    make().train_on_texts(words(), tmp_path)
     other = make(first_pieces=["<|endoftext|>"], last_pieces=[])
     with pytest.raises(RecipeError, match=r"does not map <\|endoftext\|> to id 0"):
         other.load_file(tmp_path)

@@ -56,9 +56,7 @@ def tokens_per_word(option: str, text: str, folder: Path) -> float:
 
 
 @pytest.mark.parametrize("script", TEXTS)
-def test_a_word_costs_no_more_tokens_than_by_the_pattern_of_bloom(
-    script: str, tmp_path: Path
-) -> None:
+def test_a_word_costs_no_more_tokens_than_by_the_pattern_of_bloom(script, tmp_path):
     ours, blooms, gpt2s = (
         tokens_per_word(option, TEXTS[script], tmp_path)
         for option in ("bpe", "bpe_bloom", "bpe_gpt2")

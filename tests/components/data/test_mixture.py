@@ -9,20 +9,11 @@ from components.errors import RecipeError
 TOKENS = {"en": 8_000_000, "de": 1_000_000, "mt": 8_000}
 
 
-def test_temperature_one_is_the_natural_proportion():
+def test_temperatures_of_one_three_and_infinity():
     shares = tempered_shares(TOKENS, 1.0)
     assert shares == pytest.approx({n: t / 9_008_000 for n, t in TOKENS.items()})
-
-
-def test_a_temperature_of_three_takes_cube_roots():
-    assert tempered_shares(TOKENS, 3.0) == pytest.approx({
-        "en": 200 / 320,
-        "de": 100 / 320,
-        "mt": 20 / 320,
-    })
-
-
-def test_trillions_of_tokens_and_the_highest_temperature_give_equal_shares():
+    roots = {"en": 200 / 320, "de": 100 / 320, "mt": 20 / 320}
+    assert tempered_shares(TOKENS, 3.0) == pytest.approx(roots)
     shares = tempered_shares({"a": 4 * 10**12, "b": 1}, 1e9)
     assert shares == pytest.approx({"a": 0.5, "b": 0.5})
 
@@ -32,38 +23,18 @@ def one(**shares: float) -> list[Phase]:
 
 
 def limited(phases, samples, most_epochs, total, on_exhausted="redistribute"):
-    return limit_repeats(
-        phases,
-        samples=samples,
-        most_epochs=most_epochs,
-        total_samples=total,
-        on_exhausted=on_exhausted,
-    )
+    given = {"samples": samples, "most_epochs": most_epochs, "total_samples": total}
+    return limit_repeats(phases, on_exhausted=on_exhausted, **given)
 
 
-def test_without_a_source_beyond_its_limit_nothing_changes():
+def test_a_surplus_goes_to_the_others_as_they_share_the_rest():
     phases = one(a=0.9, b=0.1)
     assert limited(phases, {"a": 50, "b": 50}, {"a": 2, "b": 1}, 100) == tuple(phases)
-
-
-def test_the_surplus_goes_to_the_others_as_they_share_the_rest():
     (phase,) = limited(one(a=0.5, b=0.4, c=0.1), {"a": 101, "b": 900, "c": 900}, {"a": 2}, 1000)
     assert phase.shares == pytest.approx({"a": 0.2, "b": 0.64, "c": 0.16})
-
-
-def test_who_is_filled_by_the_surplus_passes_it_on():
     samples = {"a": 101, "b": 451, "c": 10_000}
     (phase,) = limited(one(a=0.5, b=0.4, c=0.1), samples, {"a": 2, "b": 1}, 1000)
     assert phase.shares == pytest.approx({"a": 0.2, "b": 0.449, "c": 0.351})
-
-
-def test_a_limit_counts_all_phases_together():
-    phases = [
-        Phase(first_sample=0, shares={"a": 0.1, "b": 0.9}, path="data.shares"),
-        Phase(first_sample=800, shares={"a": 1.0, "b": 0.0}, path="data.phases.end.shares"),
-    ]
-    with pytest.raises(RecipeError, match=r"a\.most_epochs: 1, but .* 2\.33 times over"):
-        limited(phases, {"a": 120, "b": 2000}, {"a": 1}, 1000, "refuse")
 
 
 @settings(max_examples=60)
@@ -76,13 +47,10 @@ def test_a_limit_counts_all_phases_together():
 def test_no_source_is_drawn_more_often_than_it_may(weights, sizes, epochs, total):
     names = [f"s{i}" for i in range(len(weights))]
     shares = {n: w / sum(weights) for n, w in zip(names, weights, strict=True)}
+    turned = dict(zip(names, reversed(shares.values()), strict=True))
     phases = [
         Phase(first_sample=0, shares=shares, path="data.shares"),
-        Phase(
-            first_sample=total // 2,
-            shares=dict(zip(names, reversed(shares.values()), strict=True)),
-            path="x",
-        ),
+        Phase(first_sample=total // 2, shares=turned, path="x"),
     ]
     samples = dict(zip(names, sizes[: len(names)], strict=True))
     most = dict(zip(names[1:], epochs, strict=False))  # the first source has no limit
@@ -97,16 +65,19 @@ def test_no_source_is_drawn_more_often_than_it_may(weights, sizes, epochs, total
     assert sum(order.count_samples(name, total) for name in names) == total
 
 
-def test_a_source_that_would_repeat_too_often_is_refused_with_the_share_it_could_have():
+def test_a_source_that_would_repeat_too_often_is_refused():
     message = (
         r"data\.sources\.a\.most_epochs: 4, but its shares read the source 5\.00 times over the"
         r" budget\n  set its share to at most 0\.400000.*data\.on_exhausted=redistribute"
     )
     with pytest.raises(RecipeError, match=message):
         limited(one(a=0.5, b=0.5), {"a": 100, "b": 900}, {"a": 4}, 1000, "refuse")
-
-
-def test_a_surplus_that_nobody_can_take_is_refused():
     message = r"data\.shares: all sources reach most_epochs"
     with pytest.raises(RecipeError, match=message):
         limited(one(a=0.5, b=0.5), {"a": 100, "b": 100}, {"a": 4, "b": 4}, 1000)
+    phases = [
+        Phase(first_sample=0, shares={"a": 0.1, "b": 0.9}, path="data.shares"),
+        Phase(first_sample=800, shares={"a": 1.0, "b": 0.0}, path="data.phases.end.shares"),
+    ]
+    with pytest.raises(RecipeError, match=r"a\.most_epochs: 1, but .* 2\.33 times over"):
+        limited(phases, {"a": 120, "b": 2000}, {"a": 1}, 1000, "refuse")

@@ -1,3 +1,5 @@
+"""The order of samples: shares at every prefix, no repeats within an epoch, phases."""
+
 import itertools
 import math
 import random
@@ -9,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.data.order import Phase, SampleId, SampleOrder
+from components.data.order import Phase, SampleId, SampleOrder, permute_index, round_keys
 from components.errors import RecipeError
 
 PREFIXES = 3000
 
 
-def exact(shares):
-    """The shares as they are written, divided by their sum."""
+def exact(shares) -> dict[str, Fraction]:
+    """Return the shares as they are written, divided by their sum."""
     written = {name: Fraction(repr(float(share))) for name, share in shares.items()}
     return {name: share / sum(written.values()) for name, share in written.items()}
 
@@ -63,36 +65,20 @@ def test_every_prefix_keeps_the_shares_within_two_samples(shares):
         counts[order[position].source] += 1
 
 
-@pytest.mark.parametrize("start", [2**20, 2**40, 2**60])
-@pytest.mark.parametrize("shares", MIXTURES.values(), ids=MIXTURES)
-def test_prefixes_far_out_keep_the_shares_within_two_samples(shares, start):
-    order, parts = order_of(shares), exact(shares)
-    for position in range(start, start + 300):
-        for name in shares:
-            assert abs(order.count_samples(name, position) - parts[name] * position) < 2
-
-
 @settings(max_examples=60)
 @given(
-    st.lists(st.integers(0, 10**6), min_size=1, max_size=50).filter(sum), st.integers(0, 2**50)
+    st.lists(st.integers(0, 10**6), min_size=1, max_size=50).filter(sum), st.integers(0, 2**60)
 )
 def test_any_mixture_keeps_the_shares_within_two_samples(weights, start):
     shares = {f"s{i}": weight / sum(weights) for i, weight in enumerate(weights)}
     order, parts = order_of(shares), exact(shares)
+    assert order[np.int64(start)] == order[start]
     for position in itertools.chain(range(40), range(start, start + 20)):
-        for name in shares:
-            assert abs(order.count_samples(name, position) - parts[name] * position) < 2
-
-
-@pytest.mark.parametrize("shares", MIXTURES.values(), ids=MIXTURES)
-@pytest.mark.parametrize("start", [0, 2**41])
-def test_counts_and_draws_agree(shares, start):
-    order = order_of(shares)
-    for position in range(start, start + 200):
         drawn = order[position].source
         for name in shares:
-            step = order.count_samples(name, position + 1) - order.count_samples(name, position)
-            assert step == (name == drawn)
+            count = order.count_samples(name, position)
+            assert abs(count - parts[name] * position) < 2
+            assert order.count_samples(name, position + 1) - count == (name == drawn)
 
 
 def test_each_epoch_of_a_source_draws_every_sample_once_in_another_order():
@@ -123,38 +109,29 @@ def test_the_order_of_the_shares_in_the_recipe_has_no_effect():
     one = one_phase(shares, samples)
     two = one_phase(turned, samples)
     assert [one[p] for p in range(1000)] == [two[p] for p in range(1000)]
-
-
-def test_numpy_positions_do_not_overflow():
-    order = order_of(MIXTURES["46 unequal"])
-    assert order[np.int64(2**40)] == order[2**40]
-    assert order.count_samples("s1", np.int64(2**40)) == order.count_samples("s1", 2**40)
+    shares = {"a": 0.3333334, "b": 0.3333333, "c": 0.3333334}
+    order = order_of(shares)
+    assert sum(order.count_samples(name, 10**12) for name in shares) == 10**12
 
 
 def test_a_source_without_a_share_is_never_counted():
     order = one_phase({"a": 1.0, "b": 0.0}, {"a": 3, "b": 0, "c": 5})
     assert (order.count_samples("b", 100), order.count_samples("c", 100)) == (0, 0)
     assert order[0] == SampleId("a", 0, order[0].index)
-
-
-def test_a_negative_position_is_refused():
     with pytest.raises(IndexError, match="position -1 is before the first sample"):
-        order_of({"a": 1.0})[-1]
+        order[-1]
 
 
-def test_a_share_of_a_source_without_a_sample_is_refused():
+def test_shares_without_samples_and_phases_out_of_order_are_refused():
     message = r"data\.shares\.empty: 0\.5 of the samples, but the source is shorter"
     with pytest.raises(RecipeError, match=message):
         one_phase({"a": 0.5, "empty": 0.5}, {"a": 5, "b": 5, "empty": 0})
+    phases = [phase(0, a=1.0), phase(5, a=1.0), phase(5, b=1.0)]
+    with pytest.raises(RecipeError, match=r"phases\.5: starts at sample 5, not after"):
+        SampleOrder(phases=phases, samples=SAMPLES, seed=0)
 
 
-def test_rounded_shares_are_accepted_and_scaled():
-    shares = {"a": 0.3333334, "b": 0.3333333, "c": 0.3333334}
-    order = order_of(shares)
-    assert sum(order.count_samples(name, 10**12) for name in shares) == 10**12
-
-
-def test_the_shares_at_a_position_are_those_of_its_phase_divided_by_their_sum():
+def test_the_shares_at_a_position_are_those_of_its_phase():
     phases = [
         Phase(first_sample=0, shares={"a": 0.25, "b": 0.75}, path="data.shares"),
         Phase(first_sample=10, shares={"b": 0.3, "c": 0.7000001}, path="data.phases.end"),
@@ -164,3 +141,149 @@ def test_the_shares_at_a_position_are_those_of_its_phase_divided_by_their_sum():
     late = order.shares_at(10)
     assert late == {"a": 0.0, "b": pytest.approx(0.3, abs=1e-6), "c": pytest.approx(0.7)}
     assert sum(late.values()) == pytest.approx(1, abs=1e-15)
+
+
+def permutation(size: int, seed: int = 0, source: str = "a", epoch: int = 0) -> list[int]:
+    keys = round_keys(seed, source, epoch)
+    return [permute_index(index, size, keys) for index in range(size)]
+
+
+@given(st.integers(1, 400), st.integers(0), st.text(max_size=5), st.integers(0, 2**50))
+def test_every_index_is_drawn_once(size, seed, source, epoch):
+    assert sorted(permutation(size, seed, source, epoch)) == list(range(size))
+
+
+@given(st.integers(1, 2**50), st.data())
+def test_images_of_a_huge_range_are_distinct_and_inside(size, data):
+    indices = data.draw(st.sets(st.integers(0, size - 1), max_size=50))
+    keys = round_keys(3, "a", 0)
+    images = {permute_index(index, size, keys) for index in indices}
+    assert len(images) == len(indices)
+    assert all(0 <= image < size for image in images)
+
+
+def test_seed_source_and_epoch_each_give_another_permutation():
+    base = permutation(1000)
+    for other in ({"seed": 1}, {"source": "b"}, {"epoch": 1}):
+        agreements = sum(map(int.__eq__, base, permutation(1000, **other)))
+        assert agreements < 8  # one is expected of unrelated permutations
+
+
+@pytest.mark.parametrize("size", [1000, 1024, 30_011])
+def test_it_looks_shuffled(size):
+    """Compare three statistics with those of a uniform permutation, within four deviations."""
+    order = np.array(permutation(size), dtype=float)
+    tolerance = 4 / math.sqrt(size)
+    displacement = np.abs(order - np.arange(size)).mean() / size
+    assert displacement == pytest.approx(1 / 3, abs=tolerance)
+    for lag in (1, 2, math.isqrt(size), math.isqrt(size) + 1):
+        assert abs(np.corrcoef(order[:-lag], order[lag:])[0, 1]) < tolerance
+    assert abs(np.corrcoef(order, np.arange(size))[0, 1]) < tolerance
+    rises = (np.diff(order) > 0).mean()
+    assert rises == pytest.approx(1 / 2, abs=4 / math.sqrt(12 * size))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_all_permutations_of_a_few_are_equally_frequent(size):
+    draws = 120 * 100
+    counts = Counter(tuple(permutation(size, seed)) for seed in range(draws))
+    kinds = math.factorial(size)
+    assert len(counts) == kinds
+    expected = draws / kinds
+    chi_squared = sum((count - expected) ** 2 / expected for count in counts.values())
+    assert chi_squared < kinds - 1 + 5 * math.sqrt(2 * (kinds - 1))
+
+
+@pytest.mark.parametrize("size", [5, 7, 14, 30])
+def test_each_index_comes_equally_often_at_each_place(size):
+    draws = 3000
+    counts = np.zeros((size, size))
+    for epoch in range(draws):
+        counts[np.arange(size), permutation(size, epoch=epoch)] += 1
+    expected = draws / size
+    freedom = (size - 1) ** 2
+    chi_squared = ((counts - expected) ** 2 / expected).sum()
+    assert chi_squared < freedom + 5 * math.sqrt(2 * freedom)
+
+
+SAMPLES = {"a": 7, "b": 40, "c": 3, "d": 90}
+
+
+def phase(first_sample: int, **shares: float) -> Phase:
+    return Phase(first_sample=first_sample, shares=shares, path=f"data.phases.{first_sample}")
+
+
+@st.composite
+def runs(draw) -> tuple[list[Phase], SampleOrder]:
+    lengths = draw(st.lists(st.integers(1, 120), min_size=1, max_size=5))
+    phases, start = [], 0
+    for length in lengths:
+        weights = draw(st.lists(st.integers(0, 50), min_size=4, max_size=4).filter(sum))
+        shares = {n: w / sum(weights) for n, w in zip(SAMPLES, weights, strict=True)}
+        phases.append(Phase(first_sample=start, shares=shares, path="x"))
+        start += length
+    order = SampleOrder(phases=phases, samples=SAMPLES, seed=draw(st.integers(0, 9)))
+    return phases, order
+
+
+@settings(max_examples=40)
+@given(runs())
+def test_every_prefix_of_each_phase_keeps_its_shares_within_two_samples(run):
+    phases, order = run
+    ends = [phase.first_sample for phase in phases[1:]] + [phases[-1].first_sample + 150]
+    for phase, end in zip(phases, ends, strict=True):
+        shares = exact(phase.shares)
+        counts: Counter[str] = Counter()
+        for position in range(phase.first_sample, end):
+            counts[order[position].source] += 1
+            done = position + 1 - phase.first_sample
+            assert all(abs(counts[name] - shares[name] * done) < 2 for name in shares)
+
+
+@settings(max_examples=40)
+@given(runs())
+def test_a_source_repeats_nothing_before_all_of_it_was_seen_whatever_the_phase(run):
+    phases, order = run
+    drawn: dict[str, list[SampleId]] = {name: [] for name in SAMPLES}
+    for position in range(phases[-1].first_sample + 150):
+        sample = order[position]
+        drawn[sample.source].append(sample)
+    for name, size in SAMPLES.items():
+        for start in range(0, len(drawn[name]), size):
+            epoch = drawn[name][start : start + size]
+            assert {sample.epoch for sample in epoch} == {start // size}
+            assert len({sample.index for sample in epoch}) == len(epoch)
+
+
+@settings(max_examples=20)
+@given(runs())
+def test_counts_add_up_to_what_was_drawn(run):
+    phases, order = run
+    counts: Counter[str] = Counter()
+    for position in range(phases[-1].first_sample + 60):
+        assert all(order.count_samples(name, position) == counts[name] for name in SAMPLES)
+        counts[order[position].source] += 1
+
+
+def test_the_samples_before_a_phase_are_those_without_it():
+    one = SampleOrder(phases=[phase(0, a=0.2, d=0.8)], samples=SAMPLES, seed=3)
+    two = SampleOrder(
+        phases=[phase(0, a=0.2, d=0.8), phase(500, b=1.0)], samples=SAMPLES, seed=3
+    )
+    assert [one[p] for p in range(500)] == [two[p] for p in range(500)]
+    assert {two[p].source for p in range(500, 600)} == {"b"}
+
+
+def test_what_was_drawn_is_put_beside_what_was_promised():
+    order = SampleOrder(
+        phases=[phase(0, a=0.5, d=0.5), phase(100, d=1.0)], samples=SAMPLES, seed=0
+    )
+    drawn = order.summarize_draws(200)
+    promised = {name: one.promised_share for name, one in drawn.items()}
+    assert promised == {"a": 0.25, "b": 0, "c": 0, "d": 0.75}
+    assert {name: one.samples for name, one in drawn.items()} == Counter(
+        order[p].source for p in range(200)
+    ) | {"b": 0, "c": 0}
+    assert drawn["d"].epochs == drawn["d"].samples / 90
+    assert order.summarize_draws(50)["d"].promised_share == 0.5
+    assert order.summarize_draws(0)["d"].share == 0

@@ -10,13 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.data.manifest import SourceRecord
-from components.data.packing import (
-    best_fit,
-    cut_documents,
-    open_rows,
-    pack_source,
-    pack_tokens,
-)
+from components.data.packing import best_fit, cut_documents, open_rows, pack_source, pack_tokens
 from components.data.token_file import OpenFiles, ShardedTokens, write_token_file
 from components.errors import RecipeError
 
@@ -65,7 +59,7 @@ def test_each_piece_goes_where_it_leaves_the_least_room(lengths: list[int]) -> N
     assert sum(40 - sum(lengths[one] for one in row) >= 20 for row in rows) <= 1
 
 
-def test_the_example_of_the_paper_cuts_one_document_and_fills_four_rows() -> None:
+def test_the_example_of_the_paper_fills_four_rows() -> None:
     """Documents of 14, 7, 5, 2 and 3 tokens in rows of 8."""
     pieces = cut_documents(np.cumsum([14, 7, 5, 2, 3]), 0, 8)
     assert pieces[:, 1].tolist() == [8, 6, 7, 5, 2, 3]
@@ -74,7 +68,7 @@ def test_the_example_of_the_paper_cuts_one_document_and_fills_four_rows() -> Non
 
 
 @given(documents_of, st.integers(2, 12), st.integers(1, 9))
-def test_the_pieces_are_all_there_once_and_only_long_documents_are_cut(
+def test_pieces_are_all_there_once_and_long_ones_are_cut(
     tmp_path_factory, documents, length, group
 ) -> None:
     folder = tmp_path_factory.mktemp("packed")
@@ -96,9 +90,7 @@ def test_the_pieces_are_all_there_once_and_only_long_documents_are_cut(
 
 
 @given(documents_of, st.integers(2, 12))
-def test_a_row_has_its_documents_their_ends_and_padding(
-    tmp_path_factory, documents, length
-) -> None:
+def test_a_row_has_its_documents_their_ends_and_padding(tmp_path_factory, documents, length):
     folder = tmp_path_factory.mktemp("packed")
     source = written(folder, documents)
     tokens = tokens_of(folder, source)

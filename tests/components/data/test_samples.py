@@ -1,14 +1,19 @@
+"""Samples of ranks, held-out windows, and Goldfish loss beside the published code's rule."""
+
+import math
 import pickle
 import subprocess
 import sys
 
 import pytest
 import torch
+from torch import Tensor
 
 from components.data.mixture import windows_per_source
 from components.data.order import Phase, SampleId, SampleOrder
 from components.data.samples import (
     HeldOutWindows,
+    LossMask,
     PackedSamples,
     samples_digest,
     step_positions,
@@ -51,14 +56,11 @@ def test_an_epoch_predicts_every_token_once(samples):
     assert sorted(seen) == list(range(1, 97))
 
 
-def test_a_copy_for_a_worker_carries_no_tokens(samples):
+def test_a_worker_s_copy_is_small_and_yields_its_positions(samples):
     expected = samples[0]
     copied = pickle.dumps(samples)
     assert len(copied) < 4000
     assert torch.equal(pickle.loads(copied)[0], expected)
-
-
-def test_a_data_loader_yields_the_positions_of_its_sampler(samples):
     positions = step_positions(first_sample=4, samples_per_step=8, rank=1, ranks=2)
     loader = torch.utils.data.DataLoader(samples, sampler=positions, batch_size=4)
     (batch,) = list(loader)
@@ -72,9 +74,6 @@ def test_the_ranks_of_a_step_share_its_positions_without_gap_or_overlap(ranks):
         for rank in range(ranks)
     ]
     assert [position for block in blocks for position in block] == list(range(24, 36))
-
-
-def test_an_uneven_step_is_a_bug():
     with pytest.raises(AssertionError, match="divide evenly"):
         step_positions(first_sample=0, samples_per_step=10, rank=0, ranks=4)
 
@@ -84,9 +83,6 @@ def test_digests_of_ranks_add_up_in_any_order(samples):
     parts = [samples_digest(ids[rank::4]) for rank in (2, 0, 3, 1)]
     assert sum(parts) % 2**63 == samples_digest(ids) < 2**63
     assert samples_digest([]) == 0
-
-
-def test_the_digest_tells_samples_apart():
     ids = [SampleId("a", 0, 1), SampleId("a", 1, 0), SampleId("a1", 0, 1), SampleId("a", 0, 11)]
     assert len({samples_digest([sample]) for sample in ids}) == len(ids)
     assert samples_digest(ids[:1] * 2) != samples_digest(ids[:1])
@@ -106,21 +102,12 @@ def test_held_out_windows_cover_the_text_and_the_last_is_shorter(prepared):
         "a": [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8], [8, 9, 999]],
         "b": [[500, 501, 502, 503, 999]],
     }
-
-
-def test_a_held_out_window_has_something_to_predict(prepared):
-    windows = held_out(prepared, sequence_length=5)["a"]
+    windows = held_out(prepared, sequence_length=5)["a"]  # each has something to predict
     assert windows == [[0, 1, 2, 3, 4, 5], [5, 6, 7, 8, 9, 999]]
-
-
-def test_few_held_out_windows_are_spread_over_the_text(prepared):
-    whole, few = (
-        held_out(prepared, sequence_length=2),
-        held_out(prepared, sequence_length=2, max_windows=2),
-    )
-    assert len(whole["a"]) == 5
-    assert few["a"] == [whole["a"][0], whole["a"][2]]
-    assert len(few["b"]) == 2
+    whole = held_out(prepared, sequence_length=2)["a"]
+    few = held_out(prepared, sequence_length=2, max_windows=2)  # spread over the text
+    assert (len(whole), len(few["b"])) == (5, 2)
+    assert few["a"] == [whole[0], whole[2]]
 
 
 def test_what_runs_on_a_login_node_does_not_import_torch():
@@ -131,3 +118,86 @@ import data_prep.prepare, data_prep.card
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+EOD = 3
+PUBLISHED = LossMask(one_in=50, window_tokens=50, after_eod=True, eod_id=EOD)
+
+
+def mask(one_in: int, window_tokens: int) -> LossMask:
+    return LossMask(one_in=one_in, window_tokens=window_tokens, after_eod=True, eod_id=EOD)
+
+
+def tokens(*shape: int, seed: int = 0, vocabulary: int = 131_072) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(1, vocabulary, shape, generator=generator)
+
+
+def table() -> list[float]:
+    generator = torch.Generator().manual_seed(2971215073)
+    return torch.rand(1_000_003, generator=generator).tolist()
+
+
+def wrapped(product: int) -> int:
+    return (product + 2**63) % 2**64 - 2**63
+
+
+@pytest.mark.parametrize(("one_in", "window_tokens"), [(50, 50), (4, 13), (2, 1)])
+def test_each_target_is_dropped_by_the_wrapped_product_of_its_window(one_in, window_tokens):
+    numbers, rows = table(), tokens(2, 161)
+    found = mask(one_in, window_tokens)(rows)
+    for row, counted in zip(rows.tolist(), found.tolist(), strict=True):
+        labels = row[1:]
+        for place, counts in enumerate(counted):
+            window = labels[max(0, place + 1 - window_tokens) : place + 1]
+            drawn = numbers[wrapped(math.prod(window)) % 1_000_003]
+            assert counts == (len(window) < window_tokens or drawn >= 1 / one_in)
+
+
+def test_the_dropped_share_is_one_in_k() -> None:
+    counted = mask(4, 13)(tokens(64, 2_049))[:, 12:]
+    share, spread = (~counted).double().mean().item(), math.sqrt(0.25 * 0.75 / counted.numel())
+    assert share == pytest.approx(0.25, abs=4 * spread)
+
+
+def test_windows_whose_product_is_zero_share_the_tables_first_number() -> None:
+    rows = 2 * tokens(4, 2_049, vocabulary=60_000)  # of fifty even ids 64 bits are left with 0
+    assert table()[0] == pytest.approx(0.2337, abs=1e-4)
+    assert PUBLISHED(rows).double().mean() > 0.999
+    assert not mask(4, 65)(rows)[:, 64:].any()
+
+
+def test_the_same_passage_drops_the_same_tokens_wherever_it_stands() -> None:
+    passage, before = tokens(200), tokens(700, seed=1)
+    found = []
+    for first in (0, 37, 500):
+        row = torch.cat([before[:first], passage, before[first:]])
+        found.append(mask(4, 13)(row)[first + 12 : first + 199])
+    assert (~found[0]).sum() > 20
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_what_follows_an_end_of_document_does_not_count() -> None:
+    """As Megatron's ``--eod-mask-loss``: by the token that is read, not by the target."""
+    rows = torch.tensor([[5, EOD, 7, 8, EOD, EOD]])
+    only = LossMask(one_in=0, window_tokens=0, after_eod=False, eod_id=EOD)
+    assert only(rows).tolist() == [[True, False, True, True, False]]
+    assert not only.counts_all
+    both = LossMask(one_in=4, window_tokens=13, after_eod=False, eod_id=EOD)
+    long = tokens(1, 300)
+    long[0, ::7] = EOD
+    assert torch.equal(both(long), only(long) & mask(4, 13)(long))
+
+
+def test_masks_of_short_batched_and_padded_rows():
+    assert PUBLISHED(tokens(2, 50)).all()
+    assert mask(0, 0).counts_all
+    assert mask(0, 0)(tokens(2, 50)).all()
+    rows = tokens(2, 3, 129)
+    whole = PUBLISHED(rows)
+    assert torch.equal(whole[1, 2], PUBLISHED(rows[1, 2]))
+    rows = torch.tensor([[5, EOD, 7, EOD, EOD, EOD]])
+    packed = LossMask(one_in=0, window_tokens=0, after_eod=True, eod_id=EOD, padded=True)
+    assert packed(rows).tolist() == [[True, True, True, False, False]]
+    assert not packed.counts_all

@@ -2,6 +2,7 @@
 
 import json
 import resource
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,14 @@ import pytest
 from components.checkpoint.metadata import RunProgress
 from components.errors import RecipeError
 from components.fault_tolerance.faults import fill_up
-from components.run.event_log import EventLog, _seconds_at_boot, append_line, run_time
+from components.run.event_log import (
+    EventLog,
+    _seconds_at_boot,
+    append_line,
+    job_name,
+    node_name,
+    run_time,
+)
 from components.run.history import read_lines
 
 NOTHING = {"joules": None, "counted_seconds": 0.0, "passed_seconds": 0.0}
@@ -25,22 +33,22 @@ def note(event_log: EventLog, step: int) -> None:
 
 def test_an_event_says_when_where_why_and_for_how_long(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
+    note(EventLog(file=file, writes=False, retry_seconds=0.0), 7)
+    assert read_lines(file) == []
+    assert list(tmp_path.iterdir()) == []
     note(EventLog(file=file, writes=True, retry_seconds=0.0), 7)
     (event,) = read_lines(file)
     assert event.pop("time") > 1.7e9
-    assert event == {
-        "kind": "skip",
-        "step": 7,
-        "tokens": 70,
-        "cause": "why",
-        "seconds": 0.5,
-        "evidence": {"a": [1, 2]},
-    }
+    figures = {"step": 7, "tokens": 70, "seconds": 0.5, "evidence": {"a": [1, 2]}}
+    assert event == {"kind": "skip", "cause": "why", **figures}
 
 
-def test_ranks_that_do_not_write_leave_no_file(tmp_path: Path) -> None:
-    note(EventLog(file=tmp_path / "events.jsonl", writes=False, retry_seconds=0.0), 7)
-    assert list(tmp_path.iterdir()) == []
+def test_an_event_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"be written: Is a directory\n  repair the fi"):
+        note(EventLog(file=tmp_path, writes=True, retry_seconds=0.0), 7)
+    event_log = EventLog(file=tmp_path / "events.jsonl", writes=True, retry_seconds=0.0)
+    with fill_up(10), pytest.raises(RecipeError, match=r"too large\n  raise the file size"):
+        note(event_log, 1)
 
 
 def test_after_a_line_cut_anywhere_the_next_is_whole(tmp_path: Path) -> None:
@@ -53,20 +61,7 @@ def test_after_a_line_cut_anywhere_the_next_is_whole(tmp_path: Path) -> None:
         assert read_lines(file) == [first, following]
 
 
-def test_a_missing_file_has_no_lines(tmp_path: Path) -> None:
-    assert read_lines(tmp_path / "events.jsonl") == []
-
-
-def test_a_journal_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    with pytest.raises(
-        RecipeError, match=r"cannot be written: Is a directory\n  repair the fi"
-    ):
-        note(EventLog(file=tmp_path, writes=True, retry_seconds=0.0), 7)
-
-
-def test_an_event_that_found_no_room_is_whole_once_there_is_some(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_event_is_whole_once_there_is_room(tmp_path, caplog):
     """What fits of the line is written at first, as a disk takes it that fills up within."""
     file = tmp_path / "events.jsonl"
     event_log = EventLog(file=file, writes=True, retry_seconds=60.0)
@@ -84,18 +79,7 @@ def test_an_event_that_found_no_room_is_whole_once_there_is_some(
     assert [event["step"] for event in read_lines(file)] == [1, 2]
 
 
-def test_an_event_for_which_there_is_no_room_says_so(tmp_path: Path) -> None:
-    event_log = EventLog(file=tmp_path / "events.jsonl", writes=True, retry_seconds=0.0)
-    with (
-        fill_up(10),
-        pytest.raises(RecipeError, match=r"File too large\n  raise the file size limit"),
-    ):
-        note(event_log, 1)
-
-
-def test_the_time_of_a_run_never_goes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_of_a_run_never_goes_back(tmp_path, monkeypatch):
     """The second process runs where the clock is an hour behind; then that clock is set."""
     event_log = EventLog(file=tmp_path / "events.jsonl", writes=True, retry_seconds=0.0)
     real = time.time
@@ -116,9 +100,22 @@ def test_the_time_of_a_run_never_goes_back(
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"kind": "skip"}', "\x00"])
-def test_a_damaged_line_does_not_keep_an_event_from_being_written(
-    tmp_path: Path, line: str
-) -> None:
+def test_a_damaged_line_keeps_no_event_from_being_written(tmp_path: Path, line: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
     note(EventLog(file=tmp_path / "events.jsonl", writes=True, retry_seconds=0.0), 7)
     assert read_lines(tmp_path / "events.jsonl")[0]["time"] == pytest.approx(time.time(), 60)
+
+
+@pytest.mark.parametrize(
+    ("seen", "job"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_ID": "80"}, "80"),
+        ({"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_ID": "8"}, "77_3"),
+        ({"PBS_JOBID": "12.pbs-0001"}, "12.pbs-0001"),
+    ],
+)
+def test_job_and_node_have_the_names_of_their_scheduler(seen, job):
+    assert job_name(seen) == job
+    assert node_name({"SLURMD_NODENAME": "jwb0001"}) == "jwb0001"
+    assert node_name({}) == socket.gethostname()

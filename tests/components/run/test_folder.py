@@ -18,9 +18,7 @@ def recipe() -> Recipe:
     return compose_recipe(read_point(["recipe=teuken7b"]))
 
 
-def test_a_folder_that_a_kill_left_without_its_recipe_is_begun_again(
-    recipe: Recipe, tmp_path: Path
-) -> None:
+def test_a_folder_without_its_recipe_is_begun_again(recipe: Recipe, tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
     for name in ("derived.json", ".derived.json.12", ".recipe.json.0bbf-0.partial"):
@@ -29,9 +27,7 @@ def test_a_folder_that_a_kill_left_without_its_recipe_is_begun_again(
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "checkpoints/tokens-1", "recipe.json.bak"])
-def test_a_folder_that_holds_anything_else_is_left_alone(
-    recipe: Recipe, name: str, tmp_path: Path
-) -> None:
+def test_a_folder_of_anything_else_is_left_alone(recipe, name: str, tmp_path) -> None:
     file = tmp_path / "run" / name
     file.parent.mkdir(parents=True)
     file.touch()
@@ -41,9 +37,7 @@ def test_a_folder_that_holds_anything_else_is_left_alone(
 
 
 @pytest.mark.parametrize("name", ["derived.json", "recipe.json", f"recipe.json{SEAL}"])
-def test_a_folder_is_created_again_after_an_interrupt_before_its_recipe_is_sealed(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_an_interrupted_folder_is_created_again(recipe, tmp_path, monkeypatch, name):
     replace = Path.replace
 
     def interrupted(path: Path, target: Path) -> Path:
@@ -59,9 +53,7 @@ def test_a_folder_is_created_again_after_an_interrupt_before_its_recipe_is_seale
     assert read_recipe(create_run_folder(recipe, tmp_path / "run").recipe) == recipe
 
 
-def test_a_working_folder_that_is_no_utf8_text_is_refused_before_anything_is_written(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_working_folder_that_is_no_utf8_text_is_refused(recipe, tmp_path, monkeypatch):
     folder = tmp_path / "b\udcff"
     folder.mkdir()
     monkeypatch.chdir(folder)

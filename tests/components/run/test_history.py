@@ -1,13 +1,28 @@
-"""What is kept of a run that was killed, resumed, went back, or all of that."""
+"""What is kept of a run that was killed, resumed, went back, or all of that.
+
+A file is read from its end, or bisected, with the same result as from its beginning.
+"""
 
 import json
+import math
+import os
+from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from components.errors import RecipeError
-from components.run.history import held_until, read_history
+from components.run import history
+from components.run.history import (
+    Line,
+    held_until,
+    lines_from_end,
+    read_history,
+    read_lines,
+    run_lines,
+)
 from tests.components.report.conftest import energy_line, mark_line, write_history
 
 
@@ -44,14 +59,8 @@ def test_energy_of_steps_thrown_away_was_used_and_takes_no_time(tmp_path):
         energy_line(step, devices=(10.0 * turn, turn, 2 * turn), hosts=(None, 0, turn))
         for turn, step in enumerate((1, 2, 2), start=1)
     ]
-    lines = (
-        _step(1, 5.0),
-        used[0],
-        _step(2, 4.0),
-        used[1],
-        mark_line("resume", 1),
-        _step(2, 3.5),
-    )
+    resumed = mark_line("resume", 1), _step(2, 3.5)
+    lines = (_step(1, 5.0), used[0], _step(2, 4.0), used[1], *resumed)
     without, history = _read(tmp_path, *lines), _read(tmp_path, *lines, used[2])
     devices, hosts = history.energy["devices"], history.energy["hosts"]
     assert (devices.joules, devices.counted_seconds, devices.passed_seconds) == (30, 3, 6)
@@ -62,24 +71,20 @@ def test_energy_of_steps_thrown_away_was_used_and_takes_no_time(tmp_path):
 
 @pytest.mark.parametrize("kind", ["resume", "roll_back"])
 def test_of_a_step_computed_twice_the_last_counts(tmp_path, kind):
-    history = _read(tmp_path, _step(1, 5.0), _step(2, 4.0), mark_line(kind, 1), _step(2, 3.5))
-    assert [s.loss for s in history.steps] == [5.0, 3.5]
-    assert history.repeated_steps == 1
+    lost = _step(2, 4.0), _step(3, 3.9), _held_out(3, 4.1)
+    history = _read(tmp_path, _step(1, 5.0), *lost, mark_line(kind, 1), _step(2, 3.5))
+    assert [(s.step, s.loss) for s in history.steps] == [(1, 5.0), (2, 3.5)]
+    assert (history.held_out, history.repeated_steps) == ((), 2)
+    assert [event.step for event in history.events_of(kind)] == [1]
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path):
     start = mark_line("start", 0)
+    assert len(_read(tmp_path).steps) == 0
+    assert _read(tmp_path).goodput.progress_fraction is None
     history = _read(tmp_path, start, _step(1, 5.0), _step(2, 4.0), start, _step(1, 5.0))
     assert [s.step for s in history.steps] == [1]
     assert history.repeated_steps == 2
-
-
-def test_what_a_resume_threw_away_does_not_outlive_a_second_kill(tmp_path):
-    lost = _step(2, 4.0), _step(3, 3.9), _held_out(3, 4.1)
-    history = _read(tmp_path, _step(1, 5.0), *lost, mark_line("resume", 1), _step(2, 3.5))
-    assert [(s.step, s.loss) for s in history.steps] == [(1, 5.0), (2, 3.5)]
-    assert history.held_out == ()
-    assert [event.step for event in history.events_of("resume")] == [1]
 
 
 def test_a_half_written_last_line_is_left_out_and_counted(tmp_path):
@@ -88,6 +93,8 @@ def test_a_half_written_last_line_is_left_out_and_counted(tmp_path):
         history = _read(tmp_path, _step(1, 5.0), tail=whole[:cut])
         assert [s.step for s in history.steps] == [1]
         assert history.half_written_lines == 1
+    (tmp_path / "metrics.jsonl").write_bytes('{"kind": "held_out", "é'.encode()[:-1])
+    assert read_history(tmp_path).half_written_lines == 1
 
 
 def test_each_start_explains_a_half_written_line(tmp_path):
@@ -98,36 +105,6 @@ def test_each_start_explains_a_half_written_line(tmp_path):
     assert history.half_written_lines == 2
     with pytest.raises(RecipeError, match=r"metrics\.jsonl:4: is not JSON, and a killed"):
         _read(tmp_path, *lines[:2], tail=tail)
-
-
-def test_a_line_cut_inside_a_character_is_half_written(tmp_path):
-    (tmp_path / "metrics.jsonl").write_bytes('{"kind": "held_out", "é'.encode()[:-1])
-    assert read_history(tmp_path).half_written_lines == 1
-
-
-def test_a_run_killed_before_its_first_step_has_an_empty_journal(tmp_path):
-    history = read_history(tmp_path)
-    assert len(history.steps) == 0
-    assert history.goodput.progress_fraction is None
-
-
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ({"kind": "step", "step": 1, "seconds": 0.5}, "tokens is missing"),
-        ({"kind": "news", "step": 1, "tokens": 1, "seconds": 0.0}, "cause is missing"),
-        ({**_step(1, 5.0), "step": None}, "step: input should be a valid integer, got None"),
-        ({**_step(1, 5.0), "time": "noon"}, "time: input should be a valid number, got 'noon'"),
-        (
-            {**_held_out(1, 5.0), "by_source": None},
-            "by_source: input should be a",
-        ),
-    ],
-)
-def test_refuses_a_record_of_another_version(tmp_path, line, problem):
-    with pytest.raises(RecipeError, match=problem) as caught:
-        _read(tmp_path, line)
-    assert caught.value.path.endswith(".jsonl:1")
 
 
 # By hand: 6 s of preflight, 5 s until the ranks begin, 2 s to start and a step of 3 s; after a
@@ -151,9 +128,7 @@ def test_devices_are_held_from_the_preflight_of_a_job_and_not_in_the_queue(tmp_p
     assert account.lost_seconds["between processes"] == 86_400 - 116
     assert account.lost_seconds["starting"] == 2 * (6 + 5 + 2)
     assert account.lost_seconds["elsewhere"] == 0
-
-
-def test_a_process_that_tells_why_another_ended_did_not_hold_its_devices_since(tmp_path):
+    # A process that tells why another ended did not hold its devices since.
     account = _read(tmp_path, *WITHOUT_PREFLIGHT).goodput
     assert account.held_seconds == 2 * (2 + 3)
 
@@ -199,3 +174,154 @@ def test_goodput_is_the_time_of_the_steps_that_count(tmp_path):
         "guards": 2.0,
         "elsewhere": 0.5,
     }
+
+
+HALF = '{"kind": "step", "st'
+
+
+def step(number: int, **changed: object) -> dict[str, Any]:
+    line = {
+        "kind": "step", "time": float(number), "step": number, "tokens": number * 10,
+        "loss": 2.0, "seconds": 0.5, "tokens_per_second": 20.0,
+    }  # fmt: skip
+    return line | changed
+
+
+def event(kind: str, at: float, **evidence: object) -> dict[str, Any]:
+    return {
+        "kind": kind, "time": at, "step": 0, "tokens": 0, "cause": "due", "seconds": 0.0,
+        "evidence": evidence,
+    }  # fmt: skip
+
+
+def write(file: Path, *lines: dict[str, Any] | str) -> Path:
+    texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
+    file.write_text("".join(f"{text}\n" for text in texts))
+    return file
+
+
+def read_run(run: Path) -> tuple[list[Line], int]:
+    """Return the lines of a run and how many others there are."""
+    broken: list[str] = []
+    return list(run_lines(run, broken)), len(broken)
+
+
+def test_half_lines_are_left_out_wherever_they_stand(tmp_path):
+    file = write(tmp_path / "metrics.jsonl", step(1), HALF, step(2), "", '"a text"', step(3))
+    assert [line["step"] for line in read_lines(file)] == [1, 2, 3]
+    write(tmp_path / "metrics.jsonl", step(1), HALF, step(3))
+    write(tmp_path / "events.jsonl", event("start", 0.5), event("skip", 2.0))
+    found, half_written = read_run(tmp_path)
+    assert [record["kind"] for _, record in found] == ["start", "step", "skip", "step"]
+    assert half_written == 1
+    assert found[-1][0] == f"{tmp_path / 'metrics.jsonl'}:3"
+
+
+def test_null_for_a_measured_number_is_read_as_one_that_is_not_finite(tmp_path):
+    held_out = {"loss": None, "weighted_loss": None, "by_source": {"de": None, "en": 2.0}}
+    lines = [step(1, loss=None), {**step(2), "kind": "held_out", **held_out}]
+    energy = {"joules": None, "counted_seconds": 0.0, "passed_seconds": 0.0}
+    lines.append({"kind": "energy", "time": 3.0, "devices": energy, "hosts": energy})
+    first, second, third = read_lines(write(tmp_path / "metrics.jsonl", *lines))
+    assert [math.isnan(first["loss"]), math.isnan(second["loss"])] == [True, True]
+    assert math.isnan(second["weighted_loss"])
+    assert math.isnan(second["by_source"]["de"])
+    assert second["by_source"]["en"] == 2.0
+    assert third["devices"]["joules"] is None
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ({"kind": "step"}, "time is missing; step is missing"),
+        (step(1, loss="low"), "loss: input should be a valid number, got 'low'"),
+        (step(1, time=float("inf")), "time: input should be a finite number"),
+        (step(-1), "step: input should be greater than or equal to 0, got -1"),
+        ({"kind": "energy", "time": 1.0, "devices": {}}, "devices.joules is missing"),
+        (event("restart", 1.0), "evidence.restart is missing"),
+        ({"kind": "step", "step": 1, "seconds": 0.5, "time": 1.0}, "tokens is missing"),
+        ({"kind": "news", "step": 1, "tokens": 1, "time": 1.0}, "cause is missing"),
+        (step(1, step=None), "step: input should be a valid integer, got None"),
+        (step(1, time="noon"), "time: input should be a valid number, got 'noon'"),
+        (_held_out(1, 5.0) | {"time": 1.0, "by_source": None}, "by_source: input should be a"),
+    ],
+)
+def test_a_line_that_is_no_record_is_refused(tmp_path, line, problem):
+    file = write(tmp_path / "metrics.jsonl", step(1), line)
+    with pytest.raises(RecipeError) as caught:
+        read_lines(file)
+    assert caught.value.path == f"{file}:2"
+    assert caught.value.problem.startswith(problem)
+
+
+def test_a_pipe_and_an_endless_line_are_refused(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(RecipeError, match="cannot be read: is not a regular file"):
+        read_run(tmp_path)
+    monkeypatch.setattr(history, "MOST_LINE_BYTES", 100)
+    file = tmp_path / "long.jsonl"
+    file.write_text("x" * 101)
+    with pytest.raises(RecipeError, match=r"long\.jsonl:1: is longer than any line of a run"):
+        read_lines(file)
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 1 << 20])
+def test_lines_from_the_end_are_those_of_the_file(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(history, "BLOCK_BYTES", size)
+    file = write(tmp_path / "metrics.jsonl", step(1), HALF, "", step(2), event("skip", 2.5))
+    with file.open("a") as stream:
+        stream.write(json.dumps(step(3)))  # without the end of its line
+    found = list(lines_from_end(file))
+    assert found == read_lines(file)[::-1]
+    assert [one["kind"] for one in found] == ["step", "skip", "step", "step"]
+    assert list(lines_from_end(tmp_path / "none.jsonl")) == []
+
+
+def test_skipped_lines_still_tell_once_a_block_where_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(history, "BLOCK_BYTES", 10_000)
+    lines = [event("start", 0.0), *(step(number) for number in range(1, 1_000))]
+    file = write(tmp_path / "metrics.jsonl", *lines)
+    found = [one["step"] for one in lines_from_end(file, skipped=(b'{"kind": "step"',))]
+    assert found == sorted(found, reverse=True)
+    assert len(found) == -(-file.stat().st_size // 10_000)
+    assert found[-1] == 0
+
+
+def test_a_file_is_not_read_further_back_than_is_asked_for(tmp_path):
+    """The file is mostly a hole of 3 GiB, which is longer than any line may be."""
+    file = write(tmp_path / "metrics.jsonl", step(1))
+    with file.open("r+b") as stream:
+        stream.seek(3 << 30)
+        stream.write(b"".join(b"\n" + json.dumps(step(n)).encode() for n in range(2, 20_000)))
+    late = islice(lines_from_end(file), 10_000)
+    assert [one["step"] for one in late] == list(range(19_999, 9_999, -1))
+    with pytest.raises(RecipeError, match="is longer than any line of a run"):
+        list(lines_from_end(file))
+
+
+def test_a_line_near_the_end_that_is_no_record_is_refused(tmp_path):
+    file = write(tmp_path / "metrics.jsonl", step(1), step(2, loss="low"))
+    with pytest.raises(RecipeError, match="near its end: loss: input should be a valid number"):
+        list(lines_from_end(file))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_events_alone_give_the_seconds_of_all_lines(tmp_path, seed):
+    """A start tells when the last measurement before it was made."""
+    random = Random(seed)
+    time, metrics, event_log = 0.0, list[dict[str, Any]](), list[dict[str, Any]]()
+    for _ in range(random.randint(1, 6)):
+        time += random.random() * 100
+        if random.random() < 0.5:
+            event_log.append(event("preflight", time := time + 3))
+        told = {"measured_until": metrics[-1]["time"]} if metrics else {}
+        event_log.append(event("resume" if metrics else "start", time := time + 2.5, **told))
+        for number in range(random.choice([0, 1, 3, 50])):
+            metrics.append(step(number, time=(time := time + random.random())))
+        if random.random() < 0.5:
+            event_log.append(event("stop", time))
+    write(tmp_path / "metrics.jsonl", *metrics)
+    write(tmp_path / "events.jsonl", *event_log)
+    every = [record for _, record in read_run(tmp_path)[0]]
+    events = read_lines(tmp_path / "events.jsonl")
+    assert held_until(time + 9, events) == pytest.approx(held_until(time + 9, every))

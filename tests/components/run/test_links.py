@@ -33,32 +33,24 @@ def run(tmp_path: Path) -> Path:
         ("hop", "second"),
     ],
 )
-def test_a_link_that_leads_out_is_refused_with_its_target(
-    run: Path, link: str, target: str
-) -> None:
+def test_a_link_that_leads_out_is_refused(run: Path, link: str, target: str) -> None:
     (run / "second").symlink_to("../outside")
     if link != "hop":
         (run / "second").unlink()
     (run / link).symlink_to(target)
-    with pytest.raises(
-        RecipeError, match=r"is a link that leads out of the run, to /"
-    ) as caught:
+    with pytest.raises(RecipeError, match="leads out of the run, to /") as caught:
         check_links(run, "resume")
     assert caught.value.path == "resume"
     assert str(run) in caught.value.problem
     assert "remove the link" in caught.value.remedy
 
 
-def test_what_is_neither_a_file_nor_a_folder_is_refused(run: Path) -> None:
-    os.mkfifo(run / "checkpoints" / "stop")
-    with pytest.raises(RecipeError, match=r"checkpoints/stop is neither a file nor a folder"):
-        check_links(run, "run")
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "results.json", ".results.json.7", "stop"])
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "results.json", ".results.json.7", "stop", "checkpoints/stop"]
+)
 def test_a_pipe_of_a_name_that_a_run_has_is_refused(run: Path, name: str) -> None:
     os.mkfifo(run / name)
-    with pytest.raises(RecipeError, match="is neither a file nor a folder"):
+    with pytest.raises(RecipeError, match=f"{name} is neither a file nor a folder"):
         check_links(run, "run")
 
 
@@ -83,19 +75,21 @@ def test_no_folder_of_a_run_is_a_link_that_leads_out(run: Path, name: str) -> No
         check_links(run, "run")
 
 
-def test_the_folders_that_a_run_is_described_to_have_are_all_looked_at() -> None:
+def test_the_folders_that_a_run_is_described_to_have_are_all_looked_at(
+    run: Path, tmp_path: Path
+) -> None:
     described = re.findall(r"^(\w+)/ ", folder.__doc__ or "", re.MULTILINE)
     assert set(described) <= FOLDERS
     assert len(described) > 8
+    (run / "metrics.jsonl").unlink(missing_ok=True)
+    (tmp_path / "theirs").write_text("")
+    (run / "metrics.jsonl").hardlink_to(tmp_path / "theirs")
+    with pytest.raises(RecipeError, match=r"metrics\.jsonl is a hard link to another"):
+        check_links(run, "resume")
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["wandb", "tensorboard", "children/branch/wandb", "venv", "hf_cache", ".cache", "tmp"],
-)
-def test_what_other_programs_leave_in_folders_of_their_own_locks_nobody_out(
-    run: Path, name: str
-) -> None:
+@pytest.mark.parametrize("name", ["wandb", "children/branch/wandb", ".cache", "tmp"])
+def test_what_other_programs_leave_locks_nobody_out(run: Path, name: str) -> None:
     place = run / name / "deep"
     place.mkdir(parents=True)
     (place / "debug-core.log").symlink_to("/nowhere/else")
@@ -121,14 +115,6 @@ def test_links_that_stay_inside_and_one_that_leads_to_the_run_are_fine(run: Path
     check_links(scratch, "run")
 
 
-def test_a_file_to_append_to_has_one_name(run: Path, tmp_path: Path) -> None:
-    (run / "metrics.jsonl").unlink(missing_ok=True)
-    (tmp_path / "theirs").write_text("")
-    (run / "metrics.jsonl").hardlink_to(tmp_path / "theirs")
-    with pytest.raises(RecipeError, match=r"metrics\.jsonl is a hard link to another"):
-        check_links(run, "resume")
-
-
 def snapshot(cache: Path, name: str = "datasets--x--y") -> Path:
     """Make a snapshot as huggingface_hub does, with one file."""
     folder, blobs = cache / name / "snapshots" / "abc", cache / name / "blobs"
@@ -140,9 +126,7 @@ def snapshot(cache: Path, name: str = "datasets--x--y") -> Path:
 
 
 @pytest.mark.parametrize("name", ["datasets--x--y", "models--y"])
-def test_links_of_a_snapshot_to_blobs_of_its_repository_are_accepted(
-    tmp_path: Path, name: str
-) -> None:
+def test_links_of_a_snapshot_to_its_blobs_are_accepted(tmp_path: Path, name: str) -> None:
     check_inside(snapshot(tmp_path, name), "data")
 
 

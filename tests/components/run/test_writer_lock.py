@@ -19,10 +19,14 @@ from components.errors import RecipeError
 from components.run import writer_lock
 from components.run.writer_lock import (
     LOCK,
+    SHARES,
     Holder,
     check_free,
+    check_not_trained,
     lock_folder,
+    rank_holds,
     share_lock,
+    train_alone,
     write_holder,
     writer_of,
 )
@@ -37,7 +41,7 @@ with lock_folder(Path(sys.argv[1]), seconds=0, occupied=None, say=None) as lock:
     print(child.pid, flush=True)
     child.wait()
 """
-SHARES = """
+SHARER = """
 import sys, time
 from pathlib import Path
 from components.run.writer_lock import share_lock
@@ -60,6 +64,11 @@ def taken(folder: Path, said: list[str] | None = None) -> Iterator[int]:
         yield lock
 
 
+def take(folder: Path, said: list[str] | None = None) -> None:
+    with taken(folder, said):
+        pass
+
+
 @contextmanager
 def process(program: str, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run a program until it has said a line, and end it afterwards."""
@@ -80,52 +89,43 @@ def lockless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", refuse)
 
 
-def test_who_comes_second_is_refused_and_told_of_the_first_until_that_is_killed(
-    tmp_path: Path,
-) -> None:
+def test_a_second_writer_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
     with process(HOLDS, str(tmp_path), "0") as (first, child):
         who = rf"held by process {first.pid} on host {socket.gethostname()} since \d{{4}}-"
-        with pytest.raises(RecipeError, match=who), taken(tmp_path):
-            pass
+        with pytest.raises(RecipeError, match=who):
+            take(tmp_path)
         with pytest.raises(RecipeError, match=who):
             check_free(tmp_path, occupied=occupied)
         first.kill()
         first.wait()
-        with taken(tmp_path):
-            pass
+        take(tmp_path)
         check_free(tmp_path, occupied=occupied)
         os.kill(int(child), 9)
 
 
-def test_who_inherits_the_lock_holds_it_after_its_parent_was_killed(tmp_path: Path) -> None:
+def test_a_child_holds_the_lock_after_its_parent_was_killed(tmp_path: Path) -> None:
     with process(HOLDS, str(tmp_path), "1") as (first, child):
         first.kill()
         first.wait()
         with pytest.raises(RecipeError, match=f"held by process {first.pid} on"):
             check_free(tmp_path, occupied=occupied)
         os.kill(int(child), 9)
-        with taken(tmp_path):
-            pass
+        take(tmp_path)
 
 
-def test_who_shares_the_lock_holds_it_after_the_first_was_killed_and_is_named(
-    tmp_path: Path,
-) -> None:
+def test_who_shares_the_lock_holds_it_after_the_first_was_killed(tmp_path: Path) -> None:
     with (
         process(HOLDS, str(tmp_path), "0") as (launcher, child),
-        process(SHARES, str(tmp_path)) as (rank, _),
+        process(SHARER, str(tmp_path)) as (rank, _),
     ):
         os.kill(int(child), 9)
         launcher.kill()
         launcher.wait()
-        with (
-            pytest.raises(RecipeError, match=f"held by process {rank.pid} on"),
-            taken(tmp_path),
-        ):
-            pass
+        with pytest.raises(RecipeError, match=f"held by process {rank.pid} on"):
+            take(tmp_path)
 
 
-def test_a_lock_cannot_be_shared_with_somebody_else_who_is_taking_it(tmp_path: Path) -> None:
+def test_a_lock_that_is_being_taken_cannot_be_shared(tmp_path: Path) -> None:
     (tmp_path / LOCK).touch()
     with (tmp_path / LOCK).open() as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -138,43 +138,32 @@ def test_a_copy_of_a_folder_that_is_held_is_free(tmp_path: Path, lockless: None)
     with taken(tmp_path / "run"):
         shutil.copytree(tmp_path / "run", tmp_path / "copy")
         names = (tmp_path / "copy" / LOCK).read_text()
-        (tmp_path / "copy" / LOCK).write_text(
-            names.replace(str(os.getpid()), str(os.getppid()))
-        )
-        with taken(tmp_path / "copy"):
-            pass
+        names = names.replace(str(os.getpid()), str(os.getppid()))
+        (tmp_path / "copy" / LOCK).write_text(names)
+        take(tmp_path / "copy")
 
 
-def test_without_locks_a_process_that_is_seen_to_live_is_refused_and_a_dead_one_not(
-    tmp_path: Path, lockless: None
-) -> None:
+def test_without_locks_a_living_process_is_refused_and_a_dead_one_not(tmp_path, lockless):
     said: list[str] = []
     with process(WAITS) as (other, _):
         with taken(tmp_path, said) as lock:
             write_holder(lock, other.pid)
         name = (tmp_path / LOCK).read_text().splitlines()[-1]
         (tmp_path / LOCK).write_text(f"{name}\n")
-        with (
-            pytest.raises(RecipeError, match=f"held by process {other.pid} on"),
-            taken(tmp_path),
-        ):
-            pass
-    with taken(tmp_path, said):
-        pass
+        with pytest.raises(RecipeError, match=f"held by process {other.pid} on"):
+            take(tmp_path)
+    take(tmp_path, said)
     warning = f"{tmp_path}: its file system has no locks, so other writers cannot be excluded"
     assert said == [warning] * 2
 
 
-def test_without_locks_a_number_that_another_process_got_meanwhile_holds_nothing(
-    tmp_path: Path, lockless: None
-) -> None:
+def test_without_locks_a_process_of_the_same_number_holds_nothing(tmp_path, lockless):
     with taken(tmp_path) as lock:
         write_holder(lock, os.getppid())
         name = json.loads((tmp_path / LOCK).read_text().splitlines()[-1])
     later = name | {"started": name["started"] + 1}
     (tmp_path / LOCK).write_text(json.dumps(later) + "\n")
-    with taken(tmp_path):
-        pass
+    take(tmp_path)
 
 
 @pytest.fixture
@@ -198,13 +187,10 @@ OTHER_CONTAINER = (writer_lock, "_namespace", lambda: 1)
 
 
 @pytest.mark.parametrize("left_elsewhere", [(OTHER_HOST, True)], indirect=True)
-def test_without_locks_the_warning_names_a_job_process_of_another_host(
-    tmp_path: Path, left_elsewhere: None
-) -> None:
+def test_without_locks_the_warning_names_a_job_of_another_host(tmp_path, left_elsewhere):
     """The scheduler starts the next job of a run when the one before has ended."""
     said: list[str] = []
-    with taken(tmp_path, said):
-        pass
+    take(tmp_path, said)
     hint = f"; check that this process has ended: process {os.getpid()} on host jwb0123 since "
     assert hint in said[0]
 
@@ -212,22 +198,17 @@ def test_without_locks_the_warning_names_a_job_process_of_another_host(
 @pytest.mark.parametrize(
     "left_elsewhere", [(OTHER_HOST, False), (OTHER_CONTAINER, False)], indirect=True
 )
-def test_without_locks_a_process_that_cannot_be_seen_from_here_is_refused_with_a_way_out(
-    tmp_path: Path, left_elsewhere: None
-) -> None:
+def test_without_locks_a_process_out_of_sight_is_refused(tmp_path, left_elsewhere):
     way = f"if that process has ended, remove {tmp_path / LOCK}"
-    with pytest.raises(RecipeError, match=way), taken(tmp_path):
-        pass
+    with pytest.raises(RecipeError, match=way):
+        take(tmp_path)
     with pytest.raises(RecipeError, match=way):
         check_free(tmp_path, occupied=occupied)
     (tmp_path / LOCK).unlink()
-    with taken(tmp_path):
-        pass
+    take(tmp_path)
 
 
-def test_without_locks_a_hidden_process_of_another_user_is_refused(
-    tmp_path: Path, lockless: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_locks_a_hidden_process_is_refused(tmp_path, lockless, monkeypatch):
     """As where /proc is mounted with hidepid."""
     with process(WAITS) as (other, _):
         with taken(tmp_path) as lock:
@@ -263,9 +244,7 @@ def test_with_locks_what_a_dead_host_left_keeps_nobody_out(tmp_path: Path) -> No
         assert "jwb0123" not in (tmp_path / LOCK).read_text()
 
 
-def test_of_two_that_begin_at_once_without_locks_the_first_one_named_goes_on(
-    tmp_path: Path, lockless: None
-) -> None:
+def test_without_locks_the_first_of_two_that_is_named_goes_on(tmp_path, lockless):
     """The other is named after this one has looked, and before this one is named."""
     with taken(tmp_path) as lock:
         write_holder(lock, os.getppid())
@@ -295,15 +274,10 @@ def test_of_two_that_begin_at_once_without_locks_the_first_one_named_goes_on(
 @pytest.mark.parametrize(
     "line",
     [
-        "",
-        "{",
-        "[1]",
-        '{"host": "a", "process": 1}',
+        *("", "{", "[1]", '{"host": "a", "process": 1}', "[" * 60_000, "\x00\xff"),
         '{"host": "\\u001b[2J", "process": 1, "started": 1, "since": "2026", "file": 1}',
         '{"host": "a", "process": 1, "started": 1, "since": "\\u001b", "file": 1}',
         '{"host": "a", "process": true, "started": 1, "since": "2026", "file": 1}',
-        "[" * 60_000,
-        "\x00\xff",
     ],
 )
 def test_what_the_file_says_is_data(tmp_path: Path, line: str) -> None:
@@ -315,44 +289,29 @@ def test_what_the_file_says_is_data(tmp_path: Path, line: str) -> None:
             check_free(tmp_path, occupied=occupied)
 
 
-@pytest.mark.parametrize("make", ["link", "folder", "pipe"])
-def test_what_is_no_plain_file_is_refused_and_what_a_link_names_is_left_alone(
-    tmp_path: Path, make: str
-) -> None:
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda it: it.symlink_to("../own")])
+def test_what_is_no_plain_file_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     own = tmp_path / "own"
     own.write_text("mine")
     folder = tmp_path / "run"
     folder.mkdir()
-    if make == "link":
-        (folder / LOCK).symlink_to(own)
-    elif make == "folder":
-        (folder / LOCK).mkdir()
-    else:
-        os.mkfifo(folder / LOCK)
-    with pytest.raises(RecipeError, match=r"writer\.lock: cannot be a lock"), taken(folder):
-        pass
+    make(folder / LOCK)
+    with pytest.raises(RecipeError, match=r"writer\.lock: cannot be a lock"):
+        take(folder)
     assert own.read_text() == "mine"
 
 
-def test_a_full_disk_leaves_the_lock_without_a_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_lock_without_a_name(tmp_path, monkeypatch):
     def full(descriptor: int, text: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
-    with (
-        taken(tmp_path),
-        pytest.raises(RecipeError, match="held by None"),
-        taken(tmp_path),
-    ):
+    with taken(tmp_path), pytest.raises(RecipeError, match="held by None"), taken(tmp_path):
         pass
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_who_may_only_read_the_lock_is_told_who_holds_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_who_may_only_read_the_lock_is_told_who_holds_it(tmp_path, monkeypatch, number):
     """The tests may run as root, who can write everywhere."""
     open_any = os.open
 
@@ -369,8 +328,8 @@ def test_who_may_only_read_the_lock_is_told_who_holds_it(
         monkeypatch.setattr("os.open", open_any)
     monkeypatch.setattr("os.open", open_to_read)
     assert writer_of(tmp_path) is None
-    with pytest.raises(OSError, match=os.strerror(number)), taken(tmp_path):
-        pass
+    with pytest.raises(OSError, match=os.strerror(number)):
+        take(tmp_path)
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o002, 0o022, 0o077])
@@ -381,3 +340,46 @@ def test_a_lock_has_the_mode_of_any_new_file(tmp_path: Path, mask: int) -> None:
             assert (tmp_path / LOCK).stat().st_mode & 0o777 == 0o666 & ~mask
     finally:
         os.umask(before)
+
+
+def test_what_is_trained_here_is_not_handed_to_a_scheduler(tmp_path: Path) -> None:
+    check_not_trained(tmp_path, "run")
+    assert not list(tmp_path.iterdir())
+    with (
+        train_alone(tmp_path, "run"),
+        pytest.raises(RecipeError, match=r"run: \S+ is being trained by process"),
+    ):
+        check_not_trained(tmp_path, "run")
+    check_not_trained(tmp_path, "run")
+
+
+def test_ranks_of_the_command_that_holds_the_run_are_let_in(tmp_path: Path) -> None:
+    with (
+        train_alone(tmp_path, "run"),
+        rank_holds(tmp_path, {SHARES: "1", "RANK": "0"}),
+        rank_holds(tmp_path, {SHARES: "1", "RANK": "1"}),
+    ):
+        pass
+
+
+def test_the_first_rank_of_a_job_holds_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer_lock, "DEAD_NODE_SECONDS", 0.2)
+    with (
+        rank_holds(tmp_path, {"RANK": "0"}),
+        rank_holds(tmp_path, {"RANK": "1"}),
+        pytest.raises(RecipeError, match="is being trained by process"),
+        rank_holds(tmp_path, {"RANK": "0"}),
+    ):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path, monkeypatch):
+    def read_only(*words: object) -> None:
+        raise OSError(30, "Read-only file system", str(tmp_path / "writer.lock"))
+
+    monkeypatch.setattr("components.run.writer_lock.os.open", read_only)
+    with (
+        pytest.raises(RecipeError, match=r"writer\.lock: cannot be written: Read-only"),
+        train_alone(tmp_path, "run"),
+    ):
+        pass

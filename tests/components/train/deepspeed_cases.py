@@ -100,10 +100,7 @@ def engine_of(name: str, *words: str) -> Engine:
     if name == "mesh":
         return _mesh_engine(recipe, mesh, decoder, make, dtype)
     return DeepSpeedEngine(
-        recipe=recipe,
-        decoder=decoder,
-        compute=compute_in(dtype),
-        device=cpu,
+        recipe=recipe, decoder=decoder, compute=compute_in(dtype), device=cpu
     )
 
 

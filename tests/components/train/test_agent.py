@@ -57,7 +57,7 @@ def ended(rank: int, exitcode: int, *, at: float) -> ProcessFailure:
     return failure
 
 
-def test_within_one_second_the_error_that_was_raised_first_counts(raised: Raised) -> None:
+def test_the_error_that_was_raised_first_counts(raised: Raised) -> None:
     lost = RuntimeError("Connection closed by peer")
     failures = {0: raised(0, lost, at=NOW + 0.4), 1: raised(1, KeyError("cause"), at=NOW + 0.2)}
     assert min(failures, key=lambda rank: failures[rank].timestamp) == 0  # torchrun's choice
@@ -80,16 +80,11 @@ def test_what_the_agent_ended_counts_last(raised: Raised) -> None:
     cause = raised(2, ValueError("cause"), at=NOW)
     for exitcode, later in ((-SIGTERM, 0.1), (-SIGKILL, 10.2)):
         assert first_failure({0: ended(0, exitcode, at=NOW + later), 2: cause})[0] == 2
-
-
-def test_an_exit_status_alone_is_said() -> None:
     assert describe_failure(ended(0, 3, at=NOW))["message"] == "ended with exit status 3"
     assert describe_failure(ended(0, -SIGSEGV, at=NOW))["message"] == "ended by SIGSEGV"
 
 
-def test_an_error_file_that_a_full_disk_cut_short_still_tells(
-    raised: Raised, tmp_path: Path
-) -> None:
+def test_an_error_file_that_was_cut_short_still_tells(raised: Raised, tmp_path) -> None:
     raised(1, RecipeError("/r", "cannot be written", "make room"), at=NOW)
     file = (tmp_path / "1.json").rename(error_file(tmp_path, 1))
     file.write_bytes(file.read_bytes()[:90])
@@ -103,9 +98,7 @@ def test_an_error_file_that_a_full_disk_cut_short_still_tells(
 
 
 @pytest.mark.long
-def test_where_nothing_can_be_written_the_status_tells(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nothing_can_be_written_the_status_tells(tmp_path, capfd, monkeypatch):
     """A full disk leaves a rank's error file empty, and takes none of the agent's."""
     monkeypatch.setattr("components.train.agent.logging.disable", lambda level: None)
     # This rank needs nothing of what ranks that train are forked with.
@@ -133,10 +126,6 @@ def test_log_folders_of_earlier_starts_are_removed_but_for_the_newest(tmp_path: 
         (tmp_path / name / "attempt_0").mkdir(parents=True)
         os.utime(tmp_path / name, (place, place))
     (tmp_path / "error_1.json").touch()
+    assert _raised(tmp_path) == _raised(tmp_path / "removed") == {}
     _remove_old_logs(tmp_path)
     assert {one.name for one in tmp_path.iterdir()} == {"cc_3", "error_1.json"}
-
-
-def test_without_log_folders_no_rank_raised(tmp_path: Path) -> None:
-    assert _raised(tmp_path) == {}
-    assert _raised(tmp_path / "removed") == {}

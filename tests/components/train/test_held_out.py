@@ -28,11 +28,14 @@ def test_each_figure_is_a_mean_weighted_as_the_mixture_and_a_plain_one() -> None
     assert found["shares"] == SHARES
 
 
-def test_a_source_that_is_not_drawn_does_not_count_in_the_weighted_mean() -> None:
+def test_the_weighted_mean_and_the_trend_are_those_of_the_mixture():
     evaluations = [Evaluation(1, 100, {"a": 2.0, "b": math.nan})]
     found = summarize_held_out(evaluations, {"a": 1.0, "b": 0.0}, UNIGRAM)
     assert found["final"] == 2.0
     assert math.isnan(found["final_unweighted"])
+    losses = [{"a": 3.0, "b": 8.0}, {"a": 3.5, "b": 5.0}]
+    evaluations = [Evaluation(at, at, one) for at, one in enumerate(losses, 9)]
+    assert summarize_held_out(evaluations, {"a": 0.9, "b": 0.1}, UNIGRAM)["rising"]
 
 
 def test_the_loss_before_training_is_never_a_final_one_and_shows_no_trend() -> None:
@@ -43,43 +46,20 @@ def test_the_loss_before_training_is_never_a_final_one_and_shows_no_trend() -> N
     assert found["by_source"] == {}
 
 
-def test_one_evaluation_in_the_last_quarter_shows_no_trend() -> None:
-    assert summarize_held_out(taken(9.0, 8.0), SHARES, UNIGRAM)["rising"] is None
-    assert summarize_held_out(taken(9.0, 8.0, 9.0), SHARES, UNIGRAM)["rising"] is None
-
-
-def test_a_loss_that_falls_to_the_end_is_not_rising() -> None:
-    found = summarize_held_out(taken(9.0, 8.0, 7.0, 6.5, 6.2), SHARES, UNIGRAM)
-    assert found["rising"] is False
-    assert found["slope_last_quarter"] < 0
-
-
-def test_a_loss_that_turns_in_the_last_quarter_is_rising() -> None:
-    assert summarize_held_out(taken(9.0, 7.0, 6.0, 6.1, 6.4), SHARES, UNIGRAM)["rising"]
-
-
-def test_an_early_rise_does_not_count() -> None:
-    found = summarize_held_out(taken(6.0, 9.0, 8.0, 7.5, 7.0), SHARES, UNIGRAM)
-    assert found["rising"] is False
-
-
-def test_the_trend_is_that_of_the_mixture_not_of_the_plain_mean() -> None:
-    losses = [{"a": 3.0, "b": 8.0}, {"a": 3.5, "b": 5.0}]
-    evaluations = [Evaluation(at, at, one) for at, one in enumerate(losses, 9)]
-    assert summarize_held_out(evaluations, {"a": 0.9, "b": 0.1}, UNIGRAM)["rising"]
-
-
-def test_a_run_without_evaluations_has_no_figures() -> None:
-    assert summarize_held_out([], SHARES, UNIGRAM) == {}
-
-
-def test_data_without_a_unigram_model_have_none() -> None:
-    found = summarize_held_out(taken(9.0, 8.0), SHARES, {})
+@pytest.mark.parametrize(
+    ("means", "rising"),
+    [
+        *(((9.0, 8.0), None), ((9.0, 8.0, 9.0), None)),  # one evaluation in the last quarter
+        ((9.0, 8.0, 7.0, 6.5, 6.2), False),
+        ((9.0, 7.0, 6.0, 6.1, 6.4), True),
+        ((6.0, 9.0, 8.0, 7.5, 7.0), False),  # an early rise does not count
+        ((9.0, 8.0, 7.0, math.nan, math.nan), None),
+        ((math.inf, 8.0, 7.0, 6.5, 6.2), False),
+    ],
+)
+def test_the_last_quarter_says_whether_a_loss_rises(means, rising):
+    found = summarize_held_out(taken(*means), SHARES, {})
+    assert found["rising"] is rising
+    assert rising is None or (found["slope_last_quarter"] > 0) == rising
     assert (found["unigram"], found["unigram_unweighted"]) == (None, None)
-
-
-def test_where_the_last_losses_are_not_finite_nobody_knows_whether_they_rise() -> None:
-    found = summarize_held_out(taken(9.0, 8.0, 7.0, math.nan, math.nan), SHARES, UNIGRAM)
-    assert found["rising"] is None
-    early = taken(math.inf, 8.0, 7.0, 6.5, 6.2)
-    assert summarize_held_out(early, SHARES, UNIGRAM)["rising"] is False
+    assert summarize_held_out([], SHARES, UNIGRAM) == {}

@@ -2,13 +2,10 @@
 
 import logging
 import time
-from pathlib import Path
 
 import pytest
 from lightning.pytorch.utilities import rank_zero_only
-from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]  # it has no types
-    EventAccumulator,
-)
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]  # it has no types
 
 from components.checkpoint.metadata import RunProgress
 from components.fault_tolerance.faults import fill_up
@@ -23,12 +20,7 @@ STEP = {"loss": 2.0, "seconds": 0.5, "tokens_per_second": 20.0}
 @pytest.mark.filterwarnings(  # Python tells of it once more when the thread is collected
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )
-def test_curves_go_on_in_a_new_file_once_there_is_room_and_print_no_traceback(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_curves_go_on_in_a_new_file_once_there_is_room(tmp_path, caplog, capfd, monkeypatch):
     monkeypatch.setattr(rank_zero_only, "rank", 0)  # a trainer of another test may have set it
     folder = tmp_path / "tensorboard"
     curves = TensorBoardCurves(folder=RunFolder(tmp_path))
@@ -47,9 +39,10 @@ def test_curves_go_on_in_a_new_file_once_there_is_room_and_print_no_traceback(
     assert [(one.step, one.value) for one in found] == [(2, 2.0)]
 
 
-def test_a_number_that_a_callback_logs_is_recorded_beside_those_of_the_step(
-    tmp_path: Path,
-) -> None:
+def test_what_a_callback_logs_is_recorded_beside_the_step(tmp_path):
+    file = MetricsFile(file=tmp_path / "metrics.jsonl", writes=False, retry_seconds=0.0)
+    file.append_record("step", RunProgress(step=3, tokens=30), STEP)
+    assert not list(tmp_path.iterdir())
     file = MetricsFile(file=tmp_path / "metrics.jsonl", writes=True, retry_seconds=0.0)
     file.append_record("step", RunProgress(step=3, tokens=30), STEP)
     file.log_metrics({"loss": 2.0, "lr": 0.1, "epoch": 0.0}, step=3)
@@ -58,9 +51,3 @@ def test_a_number_that_a_callback_logs_is_recorded_beside_those_of_the_step(
     assert [line["kind"] for line in lines] == ["step", "logged"]
     assert (lines[1]["step"], lines[1]["my_norm"]) == (3, 7.5)
     assert "loss" not in lines[1]
-
-
-def test_other_ranks_record_nothing(tmp_path: Path) -> None:
-    file = MetricsFile(file=tmp_path / "metrics.jsonl", writes=False, retry_seconds=0.0)
-    file.append_record("step", RunProgress(step=3, tokens=30), {"loss": 2.0})
-    assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""A cluster whose GPUs are gone is not computed on by its CPUs."""
+"""A cluster whose GPUs are gone is not computed on by its CPUs; which devices have float8."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.schema.sections import Cluster
-from components.distributed.devices import check_devices
+from components.distributed.devices import check_devices, check_float8_device, compute_dtype
 from components.errors import RecipeError
 
 JUWELS = ("cluster=juwels", "scale=mini", "cluster.nodes=1", "cluster.devices_per_node=1")
@@ -51,3 +51,29 @@ def test_auto_never_falls_to_the_cpu_of_a_cluster_whose_hardware_is_a_gpu() -> N
 @pytest.mark.usefixtures("see")
 def test_auto_takes_what_there_is_where_no_profile_misses_it(words: tuple[str, ...]) -> None:
     check_devices(cluster(*words))
+
+
+@pytest.mark.parametrize(
+    ("capability", "has"), [((8, 0), False), ((8, 9), True), ((9, 0), True)]
+)
+def test_a_gpu_without_products_in_float8_is_named(monkeypatch, capability, has):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A GPU")
+    if has:
+        check_float8_device(torch.device("cuda", 0))
+        return
+    message = (
+        r"precision\.compute: float8, but A GPU of compute capability 8\.0 has no float8 "
+        r"products\n"
+        r"  set precision\.compute=bfloat16, or cluster\.device=cpu, which emulates float8"
+    )
+    with pytest.raises(RecipeError, match=message):
+        check_float8_device(torch.device("cuda", 0))
+
+
+def test_an_intel_gpu_has_no_products_in_float8_and_a_cpu_emulates_them():
+    with pytest.raises(RecipeError, match=r"float8, but an xpu device has no float8 products"):
+        check_float8_device(torch.device("xpu", 0))
+    check_float8_device(torch.device("cpu"))
+    for kind in ("cpu", "cuda", "xpu"):
+        assert compute_dtype("float8", torch.device(kind)) is torch.bfloat16

@@ -57,7 +57,6 @@ def build(*words: str, recipe: str = "teuken7b") -> Pretraining:
 
 
 def take(module: Pretraining, steps: int) -> list[Taken]:
-    """Take steps, and note what the engine is given and what is recorded."""
     found: list[Taken] = []
     engine_step, optimizer = module.engine.step, module.engine.optimizer
 

@@ -47,13 +47,7 @@ def fourth_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
     [((), 1, 0), (("cluster.site.rank_environment={}",), 8, 3)],
     ids=["shown its own", "shown all"],
 )
-def test_a_rank_that_is_shown_one_device_takes_that(
-    plant: Plant,
-    monkeypatch: pytest.MonkeyPatch,
-    words: tuple[str, ...],
-    seen: int,
-    index: int,
-) -> None:
+def test_a_rank_that_is_shown_one_device_takes_that(plant, monkeypatch, words, seen, index):
     chosen = plant(cuda=seen)
     asked: dict[str, Any] = {}
 
@@ -73,7 +67,7 @@ def test_a_rank_that_is_shown_one_device_takes_that(
     assert (trainer.local_rank, trainer.num_devices, trainer.world_size) == (3, 8, 512)
 
 
-def test_deepspeed_which_counts_devices_by_ranks_is_refused_where_they_are_hidden() -> None:
+def test_deepspeed_is_refused_where_devices_are_hidden() -> None:
     words = ("recipe=mula1b", "parallelism.engine=deepspeed", "parallelism.data=512")
     with pytest.raises(RecipeError, match=r"engine: DeepSpeed .* but ROCR_VISIBLE_DEVICES hid"):
         recipe_on(*words)
@@ -81,17 +75,12 @@ def test_deepspeed_which_counts_devices_by_ranks_is_refused_where_they_are_hidde
     assert shown.cluster.rank_mask is None
 
 
-def test_a_profile_s_rocm_is_torch_s_cuda(
-    plant: Plant, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_s_rocm_is_torch_s_cuda(plant: Plant, monkeypatch) -> None:
     plant(cuda=1)
     assert (device_type("rocm"), device_type("auto")) == ("cuda", "cuda")
     assert [device_kind(one) for one in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
     monkeypatch.setattr(torch.version, "hip", "7.0.51831")
     assert [device_kind(one) for one in ("auto", "rocm", "cpu")] == ["rocm", "rocm", "cpu"]
-
-
-def test_its_caches_are_miopens_and_its_allocator_is_left_alone() -> None:
     assert {"MIOPEN_USER_DB_PATH", "TRITON_CACHE_DIR"} <= set(cache_variables("rocm"))
     assert "CUDA_CACHE_PATH" not in cache_variables("rocm")
     assert allocator_variables("rocm", {}) == {}
@@ -103,9 +92,7 @@ CASE = AttentionCase(
 )
 
 
-def test_attention_takes_every_kernel_of_torch_s_own_and_not_cudnn(
-    plant: Plant, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_of_torch_s_own_are_taken_and_not_cudnn(plant: Plant, monkeypatch) -> None:
     assert select_backends(ORDER, CASE) == ("flash", "efficient", "flex")
     assert select_backends(ORDER, CASE._replace(device="cuda"))[0] == "cudnn"
     plant(cuda=1)
@@ -113,17 +100,7 @@ def test_attention_takes_every_kernel_of_torch_s_own_and_not_cudnn(
     assert _lacking("cuda") == ()
     monkeypatch.setattr(torch.version, "hip", "7.0.51831")
     assert _lacking("cuda") == ("cudnn",)
-
-
-@pytest.mark.usefixtures("amd")
-def test_experts_are_multiplied_one_after_the_other() -> None:
     assert not has_grouped_kernel("cuda")
-
-
-@pytest.mark.usefixtures("amd")
-def test_float8_is_refused_whatever_the_capability_says(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     with pytest.raises(RecipeError, match=r"float8, but an? \w+ device has no float8 products"):
         check_float8_device(torch.device("cuda", 0))

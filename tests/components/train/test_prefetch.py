@@ -54,7 +54,7 @@ class Loop:
             self.taken += 1
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def recipe() -> Recipe:
     return compose_recipe(read_point(["recipe=teuken7b", "scale=parity"]))
 
@@ -78,7 +78,7 @@ def wait_for_readers() -> None:
         thread.join(SECONDS)
 
 
-def test_the_next_step_is_read_by_a_thread_and_none_after_it(batches: Watched) -> None:
+def test_the_next_step_is_read_by_a_thread(batches: Watched) -> None:
     steps = iter(Loop(batches))
     next(steps)
     wait_for_readers()
@@ -86,20 +86,15 @@ def test_the_next_step_is_read_by_a_thread_and_none_after_it(batches: Watched) -
     next(steps)
     wait_for_readers()
     assert [positions for _, positions in batches.reads][2:] == [batches.list_sample_numbers(2)]
-
-
-def test_a_step_does_not_wait_for_the_batch_after_it(batches: Watched) -> None:
-    steps = iter(Loop(batches))
-    next(steps)
-    wait_for_readers()
     batches.may_read.clear()
-    assert torch.equal(next(steps), late(batches, 1))  # while that of step 2 cannot be read
+    assert torch.equal(next(steps), late(batches, 2))  # while that of step 3 cannot be read
     assert len(readers()) == 1
     batches.may_read.set()
     steps.close()  # type: ignore[attr-defined]  # a generator
+    assert not readers()  # of a run that ends midway
 
 
-def test_every_batch_is_that_of_its_step_and_no_thread_is_left(batches: Watched) -> None:
+def test_every_batch_is_that_of_its_step(batches: Watched) -> None:
     found = list(Loop(batches, steps=5))
     assert len(found) == 5
     assert all(torch.equal(one, late(batches, step)) for step, one in enumerate(found))
@@ -109,14 +104,12 @@ def test_every_batch_is_that_of_its_step_and_no_thread_is_left(batches: Watched)
     assert not readers()
 
 
-def test_what_a_guard_leaves_out_is_dropped_though_it_was_read_ahead(batches: Watched) -> None:
+def test_what_a_guard_leaves_out_is_dropped_though_read(batches: Watched) -> None:
     loop = Loop(batches)
     steps = iter(loop.reader)
     next(steps)
     wait_for_readers()
-    batches.set_skipped([
-        batches.find_window(0, 2)
-    ])  # the step was bad, and so was the one read ahead
+    batches.set_skipped([batches.find_window(0, 2)])  # the bad step and the one read ahead
     assert torch.equal(next(steps).tokens, late(batches, 0))
     wait_for_readers()
     assert [positions for _, positions in batches.reads][2:] == [
@@ -124,9 +117,7 @@ def test_what_a_guard_leaves_out_is_dropped_though_it_was_read_ahead(batches: Wa
     ]
 
 
-def test_what_was_read_for_the_next_step_is_taken_where_the_guard_leaves_out_one(
-    batches: Watched,
-) -> None:
+def test_what_was_read_ahead_is_taken_after_a_bad_step(batches: Watched) -> None:
     after = batches.list_sample_numbers(1)
     steps = iter(Loop(batches).reader)
     next(steps)
@@ -138,26 +129,12 @@ def test_what_was_read_for_the_next_step_is_taken_where_the_guard_leaves_out_one
 
 def test_a_run_that_goes_back_reads_from_there(batches: Watched) -> None:
     loop = Loop(batches)
-    loop.taken = 7
     steps = iter(loop.reader)
-    assert torch.equal(next(steps).tokens, late(batches, 7))
-    loop.taken = 3
-    assert torch.equal(next(steps).tokens, late(batches, 3))
-    loop.taken = 4
-    assert torch.equal(next(steps).tokens, late(batches, 4))
+    for loop.taken in (7, 3, 4):
+        assert torch.equal(next(steps).tokens, late(batches, loop.taken))
 
 
-def test_a_run_that_goes_on_reads_what_one_that_never_stopped_does(batches: Watched) -> None:
-    whole = list(Loop(batches, steps=6))
-    loop = Loop(batches, steps=6)
-    loop.taken = 4
-    for ours, theirs in zip(loop, whole[4:], strict=True):
-        assert torch.equal(ours, theirs)
-
-
-def test_a_read_error_is_said_as_it_is_without_a_thread(
-    batches: Watched, tmp_path: Path
-) -> None:
+def test_a_read_error_is_said_as_it_is_without_a_thread(batches: Watched, tmp_path) -> None:
     for source in Manifest.from_folder(tmp_path / "data").sources.values():
         for record in source.train:
             file = tmp_path / "data" / record.name
@@ -170,9 +147,7 @@ def test_a_read_error_is_said_as_it_is_without_a_thread(
     assert not readers()
 
 
-def test_an_error_in_reading_ahead_is_raised_once_its_batch_is_due_or_never(
-    batches: Watched,
-) -> None:
+def test_an_error_in_reading_ahead_is_raised_once_it_is_due(batches: Watched) -> None:
     bad = batches.list_sample_numbers(1)
 
     def fail(positions: Sequence[int], *, pinned: bool) -> Tensor:
@@ -191,10 +166,3 @@ def test_an_error_in_reading_ahead_is_raised_once_its_batch_is_due_or_never(
     batches.set_skipped([])
     with pytest.raises(RecipeError, match=r"^data\.folder: cannot be read"):
         next(steps)
-
-
-def test_a_run_that_ends_midway_leaves_no_thread(batches: Watched) -> None:
-    steps = iter(Loop(batches).reader)
-    next(steps)
-    steps.close()  # type: ignore[attr-defined]  # a generator
-    assert not readers()

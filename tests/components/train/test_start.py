@@ -104,9 +104,7 @@ def start(folder: Path, rank: int, monkeypatch: pytest.MonkeyPatch) -> list[str]
     return [name for name in OPENED if name.startswith(str(folder))]
 
 
-def test_of_512_ranks_the_first_alone_opens_the_history_of_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_512_ranks_the_first_alone_opens_the_history(tmp_path, monkeypatch):
     sys.addaudithook(note_opened)
     monkeypatch.setattr(lifecycle, "gather_results", lambda task: [task()])
     monkeypatch.setattr(lifecycle, "emulation_of", lambda *words: None)
@@ -119,9 +117,7 @@ def test_of_512_ranks_the_first_alone_opens_the_history_of_a_run(
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_part_of_the_history_gives_the_summary_that_all_of_it_gives(
-    tmp_path: Path, seed: int
-) -> None:
+def test_a_part_of_the_history_gives_the_same_summary(tmp_path, seed: int) -> None:
     """Runs go back to earlier steps, and take them again with other losses."""
     random, step, lines = Random(seed), 0, [held_out_line(0, 9.0)]
     for number in count(1):

@@ -14,9 +14,7 @@ SUMMED = 0 + 1 + 2 + 3  # of the numbers of the ranks
 
 
 @pytest.mark.parametrize("asks", [None, 2])
-def test_every_rank_has_the_same_sums_to_the_last_bit(
-    four_ranks: Ranks, asks: int | None
-) -> None:
+def test_every_rank_has_the_same_sums_to_the_last_bit(four_ranks, asks: int | None) -> None:
     for found in four_ranks(agreed, DIGESTS, asks, True):
         assert found == {
             "loss": SUMMED,

@@ -64,28 +64,14 @@ def cluster(
     device: str, *, devices_per_node: int, scheduler: str = "none", ranks: int = 1
 ) -> Cluster:
     return Cluster.model_validate({
-        "name": "here",
-        "scheduler": scheduler,
-        "device": device,
-        "devices_per_node": devices_per_node,
-        "nodes": 1,
-        "ranks": ranks,
-        "hardware": "none",
+        "name": "here", "scheduler": scheduler, "device": device, "smoke": False,
+        "devices_per_node": devices_per_node, "nodes": 1, "ranks": ranks, "queues": (),
+        **dict.fromkeys(("hardware", "accounting", "site", "preflight"), "none"),
+        "waiting_hours": 0.0, "hours": "auto", "jobs": "auto", "imports": "shared",
+        "spare_nodes": 0, "spare_fraction": 0.0, "failures": {"node_hours_between": None},
         "storage": dict.fromkeys(Storage.model_fields),
-        "failures": {"node_hours_between": None},
-        "accounting": "none",
-        "queues": (),
-        "waiting_hours": 0.0,
-        "hours": "auto",
-        "jobs": "auto",
-        "smoke": False,
-        "site": "none",
-        "spare_nodes": 0,
-        "spare_fraction": 0.0,
-        "preflight": "none",
-        "imports": "shared",
         "electricity": {"power_usage_effectiveness": None, "grams_co2e_per_kwh": None},
-    })
+    })  # fmt: skip
 
 
 def recipe_on(device: str, *words: str) -> Recipe:
@@ -97,16 +83,10 @@ def recipe_on(device: str, *words: str) -> Recipe:
     [({"cuda": 1, "xpu": 1}, "cuda"), ({"xpu": 2}, "xpu"), ({}, "cpu")],
     ids=["cuda before xpu", "xpu before cpu", "cpu"],
 )
-def test_auto_is_the_best_device_that_torch_sees(
-    plant: Plant, seen: dict[str, int], kind: str
-) -> None:
+def test_auto_is_the_best_device_that_torch_sees(plant, seen, kind):
     plant(**seen)
     assert device_type("auto") == kind
-
-
-def test_a_device_that_is_named_is_taken_as_it_is(plant: Plant) -> None:
-    plant(cuda=1)
-    assert [device_type(kind) for kind in ("cpu", "xpu")] == ["cpu", "xpu"]
+    assert [device_type(named) for named in ("cpu", "xpu")] == ["cpu", "xpu"]
 
 
 @pytest.mark.parametrize("device", ["cuda", "xpu"])
@@ -116,9 +96,7 @@ def test_an_accelerator_computes_in_bfloat16_unless_told_otherwise(device: str) 
 
 
 @pytest.mark.parametrize("hierarchy", ["COMPOSITE", "composite", "tiles"])
-def test_gpus_whose_tiles_are_no_devices_are_refused(
-    plant: Plant, monkeypatch: pytest.MonkeyPatch, hierarchy: str
-) -> None:
+def test_gpus_whose_tiles_are_no_devices_are_refused(plant, monkeypatch, hierarchy):
     plant(xpu=12)
     monkeypatch.setenv("ZE_FLAT_DEVICE_HIERARCHY", hierarchy)
     with pytest.raises(RecipeError) as caught:
@@ -130,59 +108,38 @@ def test_gpus_whose_tiles_are_no_devices_are_refused(
 
 
 @pytest.mark.parametrize("hierarchy", ["FLAT", "COMBINED", "flat", None])
-def test_a_whole_node_of_tiles_passes(
-    plant: Plant, monkeypatch: pytest.MonkeyPatch, hierarchy: str | None
-) -> None:
+def test_a_whole_node_of_tiles_passes(plant: Plant, monkeypatch, hierarchy: str | None) -> None:
     plant(xpu=12)
     if hierarchy is not None:
         monkeypatch.setenv("ZE_FLAT_DEVICE_HIERARCHY", hierarchy)
     check_devices(cluster("xpu", devices_per_node=12, scheduler="pbs"))
-
-
-def test_a_cpu_needs_no_devices(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_devices(cluster("xpu", devices_per_node=2))  # without a scheduler some may be left
     plant()
     monkeypatch.setenv("ZE_FLAT_DEVICE_HIERARCHY", "COMPOSITE")
     check_devices(cluster("cpu", devices_per_node=64))
-
-
-def test_devices_may_be_left_over_where_no_scheduler_gave_the_node(plant: Plant) -> None:
-    plant(xpu=12)
-    check_devices(cluster("xpu", devices_per_node=2))
 
 
 @pytest.mark.parametrize(
     ("kind", "seen", "wanted", "scheduler", "message"),
     [
         (
-            "xpu",
-            6,
-            12,
-            "pbs",
+            *("xpu", 6, 12, "pbs"),
             "cluster.devices_per_node: 12 xpu devices, one a rank, but torch sees 6 here\n"
             "  export ZE_FLAT_DEVICE_HIERARCHY=FLAT, under which each tile is a device, or "
             "report this to the site if other nodes have 12, or set cluster.devices_per_node=6",
         ),
         (
-            "xpu",
-            16,
-            8,
-            "slurm",
+            *("xpu", 16, 8, "slurm"),
             "cluster.devices_per_node: 8 xpu devices, one a rank, but torch sees 16 here\n"
             "  set cluster.devices_per_node=16",
         ),
         (
-            "cuda",
-            1,
-            2,
-            "none",
+            *("cuda", 1, 2, "none"),
             "cluster.devices_per_node: 2 cuda devices, one a rank, but torch sees 1 here\n"
             "  set cluster.ranks=1, or set cluster.device=cpu",
         ),
         (
-            "xpu",
-            0,
-            1,
-            "none",
+            *("xpu", 0, 1, "none"),
             f"cluster.device: xpu, but torch {torch.__version__} sees no such device here\n"
             "  leave cluster.device=auto, or load a torch built for the device",
         ),
@@ -195,7 +152,7 @@ def test_devices_may_be_left_over_where_no_scheduler_gave_the_node(plant: Plant)
     ],
     ids=["whole GPUs", "another machine", "too few", "none", "none of a cluster's"],
 )
-def test_devices_that_are_not_those_of_the_recipe_are_refused(
+def test_other_devices_than_the_recipe_s_are_refused(
     plant: Plant, kind: str, seen: int, wanted: int, scheduler: str, message: str
 ) -> None:
     plant(**{kind: seen})
@@ -208,39 +165,26 @@ def test_devices_that_are_not_those_of_the_recipe_are_refused(
     ("kind", "mask", "value"),
     [("xpu", "ZE_AFFINITY_MASK", "3.1"), ("cuda", "CUDA_VISIBLE_DEVICES", "0")],
 )
-def test_a_mask_that_hides_devices_is_named(
-    plant: Plant, monkeypatch: pytest.MonkeyPatch, kind: str, mask: str, value: str
-) -> None:
+def test_a_mask_that_hides_devices_is_named(plant, monkeypatch, kind, mask, value):
     plant(**{kind: 1})
     monkeypatch.setenv(mask, value)
     with pytest.raises(RecipeError, match=rf"sees 1 here\n  unset {mask} \(now {value}\): a"):
         check_devices(cluster(kind, devices_per_node=4))
-
-
-def test_a_mask_that_names_all_devices_hides_none_of_them(
-    plant: Plant, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant(cuda=3)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")  # as a profile may set it
-    with pytest.raises(RecipeError) as caught:
-        check_devices(cluster("cuda", devices_per_node=4, scheduler="slurm"))
-    assert str(caught.value) == (
-        "cluster.devices_per_node: 4 cuda devices, one a rank, but torch sees 3 here\n"
-        "  report this to the site if other nodes have 4, or set cluster.devices_per_node=3"
-    )
+    names_all = "0,1,2,3"  # as a profile may set it, which hides no device
+    monkeypatch.setenv(mask, names_all)
+    with pytest.raises(
+        RecipeError, match=r"sees 1 here\n  .*report this to the site"
+    ) as caught:
+        check_devices(cluster(kind, devices_per_node=4, scheduler="slurm"))
+    assert mask not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("kind", "backend"), [("cpu", "gloo"), ("cuda", "nccl"), ("xpu", "xccl")]
 )
-def test_ranks_are_joined_by_what_torch_joins_such_devices_with(
-    monkeypatch: pytest.MonkeyPatch, kind: str, backend: str
-) -> None:
+def test_ranks_are_joined_by_torch_s_backend_of_their_devices(monkeypatch, kind, backend):
     monkeypatch.setattr(dist, "is_backend_available", lambda name: True)
     assert group_backend(kind) == dist.Backend.default_device_backend_map[kind] == backend
-
-
-def test_a_torch_without_xccl_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_backend_available", lambda name: name != "xccl")
     with pytest.raises(RecipeError, match=r"^cluster\.device: xpu ranks need xccl.*\n  load a"):
         group_backend("xpu")
@@ -250,36 +194,29 @@ def test_a_torch_without_xccl_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     ("kind", "missing", "backend"),
     [("cpu", "nccl", "gloo"), ("cuda", "xccl", "nccl"), ("cuda", "nccl", "gloo")],
 )
-def test_a_rank_alone_has_what_joins_its_devices_where_torch_has_it(
-    monkeypatch: pytest.MonkeyPatch, kind: str, missing: str, backend: str
-) -> None:
+def test_a_rank_alone_has_the_backend_of_its_devices(monkeypatch, kind, missing, backend):
     monkeypatch.setattr(dist, "is_backend_available", lambda name: name != missing)
     assert lone_backend(kind) == backend
 
 
-def test_the_memory_of_a_cpu_rank_is_what_it_held_at_most() -> None:
+def test_the_memory_of_a_cpu_rank_is_what_it_held_at_most(monkeypatch) -> None:
     held = torch.zeros(256, 2**20, dtype=torch.uint8)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     del held
     resident_bytes = pages * os.sysconf("SC_PAGE_SIZE")
     assert peak_memory_bytes(torch.device("cpu")) >= resident_bytes * COUNTED_FRACTION
+    monkeypatch.setattr(devices, "Path", lambda name: Path("/no/such/file"))
+    assert peak_memory_bytes(torch.device("cpu")) > 0  # as the system says without /proc
 
 
 @pytest.mark.parametrize("module", [torch.cuda, torch.xpu], ids=["cuda", "xpu"])
-def test_the_memory_of_a_device_is_its_allocators(
-    monkeypatch: pytest.MonkeyPatch, module: Any
-) -> None:
+def test_the_memory_of_a_device_is_its_allocators(monkeypatch, module: Any) -> None:
     kind = module.__name__.removeprefix("torch.")
     monkeypatch.setattr(module, "max_memory_allocated", lambda device: 1000 + device.index)
     assert peak_memory_bytes(torch.device(kind, 3)) == 1003
 
 
-def test_without_a_proc_folder_the_system_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "Path", lambda name: Path("/no/such/file"))
-    assert peak_memory_bytes(torch.device("cpu")) > 0
-
-
-def test_lightning_finds_our_accelerator_under_its_name(plant: Plant) -> None:
+def test_lightning_finds_our_accelerator_under_its_name(plant: Plant, monkeypatch) -> None:
     plant(xpu=2)
     register_xpu()
     register_xpu()
@@ -287,15 +224,13 @@ def test_lightning_finds_our_accelerator_under_its_name(plant: Plant) -> None:
     trainer = Trainer(accelerator="xpu", devices="auto", strategy=strategy)
     assert isinstance(trainer.accelerator, XPUAccelerator)
     assert strategy.parallel_devices == [torch.device("xpu", 0), torch.device("xpu", 1)]
-
-
-def test_the_accelerator_reports_the_allocators_figures(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     monkeypatch.setattr(torch.xpu, "memory_stats", lambda device: {"of": device})
     device = torch.device("xpu", 1)
     assert XPUAccelerator().get_device_stats(device) == {"of": device}
     assert XPUAccelerator.parse_devices([3, 1]) == [3, 1]
+    plant()
+    with pytest.raises(RecipeError, match=r"cluster\.device: xpu, but torch .* sees no such"):
+        make_trainer(recipe=recipe_on("xpu"), callbacks=[], most_steps=1)
 
 
 @pytest.fixture
@@ -313,9 +248,7 @@ class Connected(Exception):  # noqa: N818  # no error: it ends what a test needs
 
 @pytest.mark.usefixtures("second_of_two")
 @pytest.mark.parametrize(("kind", "bound"), [("cuda", True), ("xpu", False)])
-def test_a_rank_takes_the_device_of_its_number_and_the_backend_of_its_kind(
-    plant: Plant, monkeypatch: pytest.MonkeyPatch, kind: str, bound: bool
-) -> None:
+def test_a_rank_takes_the_device_of_its_number(plant, monkeypatch, kind, bound):
     chosen = plant(**{kind: 2})
     asked: dict[str, Any] = {}
 
@@ -340,9 +273,7 @@ def test_a_rank_takes_the_device_of_its_number_and_the_backend_of_its_kind(
     }
 
 
-def test_alone_on_an_xpu_lightning_asks_nothing_of_the_group(
-    plant: Plant, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_alone_on_an_xpu_lightning_asks_nothing_of_the_group(plant: Plant, monkeypatch) -> None:
     def refuse(*given: Any, **settings: Any) -> None:
         raise AssertionError("gloo knows no tensor on an Intel GPU")
 
@@ -362,17 +293,7 @@ def test_alone_on_an_xpu_lightning_asks_nothing_of_the_group(
     assert chosen == [torch.device("xpu", 0)]
 
 
-def test_a_machine_without_the_device_is_refused_before_the_trainer_is_made(
-    plant: Plant,
-) -> None:
-    plant()
-    with pytest.raises(RecipeError, match=r"cluster\.device: xpu, but torch .* sees no such"):
-        make_trainer(recipe=recipe_on("xpu"), callbacks=[], most_steps=1)
-
-
-def test_the_program_refuses_a_missing_device_before_it_writes_anything(
-    plant: Plant, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_program_refuses_a_missing_device_first(plant: Plant, tmp_path, capsys) -> None:
     plant()
     run = tmp_path / "run"
     words = ["recipe=teuken7b", "cluster.device=xpu", f"run={run}"]

@@ -14,9 +14,7 @@ from components.terminal import create_console
 from components.train.callbacks.display import RunProgressBar
 
 
-def test_a_signal_is_answered_also_in_the_middle_of_a_line_or_an_import(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_is_answered_also_in_the_middle_of_a_line_or_an_import(capfd, monkeypatch):
     """Rich imports its emoji with the first colon that it prints: a handler may find half."""
     monkeypatch.setitem(sys.modules, "rich._emoji_codes", ModuleType("half"))
     display = RunProgressBar(create_console(stderr=True))

@@ -35,9 +35,7 @@ def counted(joules: float, seconds: float, passed: float | None = None) -> Energ
 
 
 @pytest.mark.parametrize(("cards", "tiles"), [(6, 12), (4, 8), (1, 1)])
-def test_the_cards_of_a_node_are_counted_by_its_first_rank_for_all_tiles(
-    plant: Plant, tmp_path: Path, cards: int, tiles: int
-) -> None:
+def test_the_first_rank_counts_the_cards_of_a_node(plant, tmp_path, cards, tiles):
     plant(xpu=tiles)
     for number in range(cards):
         write_card(tmp_path, number, microjoules=10**number * 1_000_000)
@@ -71,9 +69,7 @@ def test_cards_that_count_more_than_our_ranks_count_nothing(
     assert source.text.startswith(f"no counter: {said}")
 
 
-def test_a_gpu_of_nvidia_is_its_own_ranks_and_without_a_driver_says_no_counter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_without_a_driver_says_no_counter(tmp_path, monkeypatch):
     properties = SimpleNamespace(uuid="00000000-0000-0000-0000-000000000000")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     source = source_of(torch.device("cuda", 3), rank=3, ranks=4, sysfs=tmp_path)
@@ -112,7 +108,7 @@ def test_a_run_that_goes_on_adds_to_what_it_used_before(tmp_path: Path) -> None:
     assert lines[-1]["hosts"]["passed_seconds"] == 2
 
 
-def test_a_token_has_a_share_only_if_all_devices_were_always_counted() -> None:
+def test_a_token_has_a_share_if_all_devices_were_counted() -> None:
     whole = {"devices": counted(3_000, 10), "hosts": counted(0, 0, 5)}
     found = summarize_energy(whole, tokens=1_500, sources=SOURCES, electricity=FRANCE)
     assert found["joules_per_token"] == 2
@@ -130,7 +126,7 @@ def test_a_token_has_a_share_only_if_all_devices_were_always_counted() -> None:
     assert found["emissions"] == site | unknown
 
 
-def test_a_run_s_emissions_are_its_devices_energy_times_what_its_site_says() -> None:
+def test_emissions_are_energy_times_what_the_site_says() -> None:
     whole = {"devices": counted(7.2e6, 10), "hosts": counted(0, 0, 5)}  # 2 kWh
     found = summarize_energy(whole, tokens=1, sources=SOURCES, electricity=FRANCE)["emissions"]
     assert found["site_kwh"] == pytest.approx(2.4)

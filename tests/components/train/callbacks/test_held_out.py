@@ -25,18 +25,11 @@ def test_every_turn_has_one_shape_on_all_ranks_and_every_batch_counts_once() -> 
     assert counted == list(range(6))
 
 
-def test_the_loss_of_a_source_is_the_mean_over_its_tokens_not_over_its_batches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    windows = [
-        torch.tensor([0, 1, 2, 3, 4]),
-        torch.tensor([0, 9, 9, 9, 9]),
-        torch.tensor([7, 6]),
-    ]
+def test_the_loss_of_a_source_is_the_mean_over_its_tokens_not_over_its_batches(monkeypatch):
+    windows = [*map(torch.tensor, ([0, 1, 2, 3, 4], [0, 9, 9, 9, 9], [7, 6]))]
     predicted = torch.cat([window[1:] for window in windows]).double()
-    recipe = compose_recipe(
-        read_point(["recipe=teuken7b", "parallelism.microbatch_sequences=2"])
-    )
+    words = ["recipe=teuken7b", "parallelism.microbatch_sequences=2"]
+    recipe = compose_recipe(read_point(words))
     data: Any = SimpleNamespace(
         source_names=("any",), batches=SimpleNamespace(shares_after=lambda step: {"any": 1.0})
     )
