@@ -73,18 +73,11 @@ TARGETS: Mapping[str, tuple[str, Sequence[str], Sequence[str]]] = {
     ),
     "submitted": (
         "submitted",
-        [
-            *("submitted/jobs/chain.jsonl", "submitted/recipe.json"),
-            "submitted/metrics.jsonl",
-        ],
+        [*("submitted/jobs/chain.jsonl", "submitted/recipe.json"), "submitted/metrics.jsonl"],
         OF_RUN,
     ),
     "site": ("r.yaml", ["site.yaml"], ("recipe=./{} action=render cluster=juwels",)),
-    "calibration": (
-        "measured",
-        ["measured/results.json"],
-        ("action=plan calibrate=[{}]",),
-    ),
+    "calibration": ("measured", ["measured/results.json"], ("action=plan calibrate=[{}]",)),
 }
 # Commands to garble; none of them trains, whatever is left of it.
 LINES = (

@@ -79,11 +79,7 @@ def test_every_attack_is_refused_by_line_and_nothing_is_run_imported_or_written(
     assert sorted(path.name for path in folder.iterdir()) == ["linked"]
 
 
-@pytest.mark.quick(
-    "environment_resolver",
-    "key_of_instantiation",
-    "text_behind_a_link",
-)
+@pytest.mark.quick("environment_resolver", "key_of_instantiation", "text_behind_a_link")
 @pytest.mark.parametrize("one", GUARDED, ids=names(GUARDED))
 def test_without_its_guard_the_attack_is_not_refused_so(
     one: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -71,10 +71,7 @@ def test_the_record_changes_with_the_files_the_split_and_the_column(folder):
     ("change", "message"),
     [
         ({"split": "test"}, r"mine\.dataset: .*data cannot be read: .*split"),
-        (
-            {"column": "tekst"},
-            r"mine\.column: .*data has no column 'tekst'\n.*text, body",
-        ),
+        ({"column": "tekst"}, r"mine\.column: .*data has no column 'tekst'\n.*text, body"),
         ({"column": "id"}, r"mine\.dataset: .*data row 1 has no text\n  set another column"),
     ],
 )
@@ -240,8 +237,7 @@ def test_an_archive_is_not_unpacked_whatever_its_name_is(mode, streaming, folder
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [("a.png", b"x"), ("a.tar", b"x"), ("a.h5", b"x"), ("a.zip", None)],
+    ("name", "content"), [("a.png", b"x"), ("a.tar", b"x"), ("a.h5", b"x"), ("a.zip", None)]
 )
 def test_a_folder_of_other_things_than_tables_is_refused(name, content, folder):
     (folder / "train.jsonl").unlink()

@@ -231,10 +231,7 @@ def test_a_text_without_a_held_out_part_is_refused(run, sources, tmp_path):
     one.write_text("abc" * 200)
     message = r"data\.sources\.tiny: has 0 held-out tokens, one sample needs 2"
     with pytest.raises(RecipeError, match=message):
-        run(
-            sources={**sources, "tiny": Source(files=(str(one),))},
-            held_out_fraction=1e-20,
-        )
+        run(sources={**sources, "tiny": Source(files=(str(one),))}, held_out_fraction=1e-20)
 
 
 def test_a_root_that_cannot_be_written_to_is_refused(run, tmp_path):

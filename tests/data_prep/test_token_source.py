@@ -219,11 +219,7 @@ def test_text_is_encoded_by_the_tokenizer_that_is_given(
     said: list[str] = []
     fresh = new_tokenizer(tokenizer.vocab_size)
     given, again = run(
-        tmp_path / "b",
-        said,
-        sources=texts,
-        tokenizer=fresh,
-        tokenizer_folder=str(trained),
+        tmp_path / "b", said, sources=texts, tokenizer=fresh, tokenizer_folder=str(trained)
     )
     assert not any(line.startswith("tokenizer:") for line in said)
     assert again.sources["first"].train == manifest.sources["first"].train

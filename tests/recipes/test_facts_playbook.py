@@ -30,10 +30,7 @@ GIGAFLOPS = {
     "playbook8b": 59.63,
     "playbook80b": 512.2,
 }
-ASSUMED = {
-    "shares": "recipe.data.shares",
-    "held_out_fraction": "recipe.data.held_out_fraction",
-}
+ASSUMED = {"shares": "recipe.data.shares", "held_out_fraction": "recipe.data.held_out_fraction"}
 
 
 @pytest.mark.parametrize("name", NAMES)
