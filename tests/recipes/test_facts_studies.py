@@ -20,6 +20,7 @@ from command.study.request import StudyRequest, read_study_request
 from command.study.runs import plan_point
 from command.study.schema import ListedStudy, Point, SearchStudy
 from components.planner.plan import plan_recipe
+from tests.recipes.test_facts_campaigns import TABLE_3
 
 FILES = sorted((ROOT / "studies").glob("*.yaml"))
 DATA, TENSOR, PIPELINE = (f"parallelism.{name}" for name in ("data", "tensor", "pipeline"))
@@ -111,13 +112,6 @@ def test_weak_scaling_of_mula() -> None:
     assert sequences == [384, 768, 1_536, 3_072, 6_144, 12_288] * 2
 
 
-# Of arXiv 2604.00785, table 3: FSMOE's passes and step, EPSO's optimizer and step, both.
-TABLE_3: dict[str, tuple[float | None, ...]] = {
-    "mula7b_a1b": (2.83, 1.71, None, None, 1.71),
-    "mula20b_a2b": (1.33, 1.11, 1.36, 1.19, 1.35),
-    "mula100b_a7b": (1.51, 1.31, 1.23, 1.06, 1.41),
-    "mula220b_a10b": (1.66, 1.48, 1.07, 1.01, 1.51),
-}
 PATH, AWARE = "model.mlp.path", "parallelism.expert_aware"
 
 

@@ -1,7 +1,7 @@
 """Scripts of all recipes, at home and abroad: chains where a queue takes them, limits told.
 
-Each recipe goes to its home and to a seventh of the other profiles, each profile gets a seventh
-of the recipes: all pairs would be six hundred, of which neighbours tell the same.
+Each recipe goes to its home and to one or two other profiles, each profile gets some of the
+recipes: all pairs would be a thousand, of which neighbors tell the same.
 """
 
 import re
@@ -36,7 +36,7 @@ QUICK = (
     "bloom560m-jean_zay_h100",
     "gpt175b-jean_zay",
 )
-SHARE = 7
+SHARE = 15
 ABROAD = [
     (name, cluster)
     for number, name in enumerate(RECIPES)
