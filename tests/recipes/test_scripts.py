@@ -66,8 +66,8 @@ def general_lines(name: str) -> list[str]:
 def list_hunks(base: Sequence[str], lines: Sequence[str]) -> Iterator[list[str]]:
     """Yield the lines removed and added, hunk by hunk.
 
-    A removed line that is unique in the base locates a hunk; otherwise ``@N LINE`` does: it begins
-    N lines after the start of a unique line.
+    A removed line that is unique in the base locates a hunk; otherwise ``@N LINE`` does: the
+    hunk begins N lines after the start of a unique line.
     """
     matcher = SequenceMatcher(None, base, lines, autojunk=False)
     for kind, start, end, first, last in matcher.get_opcodes():
