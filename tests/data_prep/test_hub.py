@@ -129,17 +129,12 @@ def described(folder, configs, name="README.md"):
 @pytest.mark.parametrize(
     "place",
     [
-        "OUTSIDE/secret.jsonl",
-        "../outside/secret.jsonl",
-        "data/../../outside/*.jsonl",
-        "~/secret.jsonl",
-        "https://example.org/x.jsonl",
-        "hf://datasets/somebody/else/x.jsonl",
-        "file:///OUTSIDE/secret.jsonl",
-        "zip://x.jsonl::https://example.org/x.zip",
+        "OUTSIDE/secret.jsonl", "../outside/secret.jsonl", "data/../../outside/*.jsonl",
+        "~/secret.jsonl", "https://example.org/x.jsonl", "hf://datasets/somebody/else/x.jsonl",
+        "file:///OUTSIDE/secret.jsonl", "zip://x.jsonl::https://example.org/x.zip",
         "x.jsonl::OUTSIDE/secret.jsonl",
     ],
-)
+)  # fmt: skip
 def test_a_folder_that_names_files_elsewhere_is_refused(place, name, folder, outside):
     place = place.replace("OUTSIDE", str(outside))
     forms = (place, [place], [{"split": "train", "path": ["train.jsonl", place]}])
@@ -253,22 +248,16 @@ def test_a_folder_of_other_things_than_tables_is_refused(name, content, folder):
 @pytest.mark.parametrize(
     "card",
     [
-        "configs: 7",
-        "configs: [7]",
-        "configs: [{}]",
+        "configs: 7", "configs: [7]", "configs: [{}]",
         "configs: [{config_name: a, data_files: {a: 1}}]",
         "configs: [{config_name: a, data_files: [[x]]}]",
         "configs: [{config_name: a, data_files: '*.jsonl', nothing: 1}]",
-        "configs: [{config_name: a, data_files: [&a '*.jsonl', *a]}]",
-        "configs: [",
-        "[" * 5000,
-        "a: !!python/object/apply:os.system [id]",
-        "dataset_info: 7",
+        "configs: [{config_name: a, data_files: [&a '*.jsonl', *a]}]", "configs: [", "[" * 5000,
+        "a: !!python/object/apply:os.system [id]", "dataset_info: 7",
         "dataset_info: {features: [{name: text, dtype: nothing}]}",
-        "dataset_info: {features: {text: {_type: os.system}}}",
-        "- 1",
+        "dataset_info: {features: {text: {_type: os.system}}}", "- 1",
     ],
-)
+)  # fmt: skip
 def test_a_card_of_another_form_is_refused_in_one_message(card, folder):
     (folder / "README.md").write_text(f"---\n{card}\n---\n")
     with suppress(RecipeError):  # anything else is a fault

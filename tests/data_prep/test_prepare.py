@@ -50,18 +50,11 @@ def run(
 ) -> Callable[..., Any]:
     def call(**changes: Any) -> tuple[Path, Manifest]:
         arguments: dict[str, Any] = {
-            "sources": sources,
-            "tokenizer": tokenizer,
-            "root": tmp_path / "prepared",
-            "name": "mix",
-            "held_out_fraction": 0.1,
-            "tokenizer_sample_bytes": "all",
-            "sequence_length": 16,
-            "tokenizer_folder": "none",
-            "verify": "contents",
-            "tokenise": LocalTokenise(),
-            "say": said.append,
-        }
+            "sources": sources, "tokenizer": tokenizer, "root": tmp_path / "prepared",
+            "name": "mix", "held_out_fraction": 0.1, "tokenizer_sample_bytes": "all",
+            "sequence_length": 16, "tokenizer_folder": "none", "verify": "contents",
+            "tokenise": LocalTokenise(), "say": said.append,
+        }  # fmt: skip
         return prepare_folder(**{**arguments, **changes})
 
     return call

@@ -43,17 +43,11 @@ class Declared:
 def run(root: Path, said: list[str] | None = None, **changes):
     arguments = {
         "sources": {"mine": Source(tokens=(str(GOLDEN / "uint16_whole"),))},
-        "tokenizer": Declared(),
-        "tokenizer_folder": "none",
-        "root": root,
-        "name": "mix",
-        "held_out_fraction": 0.3,
-        "tokenizer_sample_bytes": "all",
-        "sequence_length": 4,
-        "verify": "contents",
-        "tokenise": LocalTokenise(),
+        "tokenizer": Declared(), "tokenizer_folder": "none", "root": root, "name": "mix",
+        "held_out_fraction": 0.3, "tokenizer_sample_bytes": "all", "sequence_length": 4,
+        "verify": "contents", "tokenise": LocalTokenise(),
         "say": (said if said is not None else []).append,
-    }
+    }  # fmt: skip
     return prepare_folder(**{**arguments, **changes})
 
 

@@ -17,15 +17,10 @@ from tests.recipes.golden_files import Row
 
 TRAINING = ("budget", "optimizer", "schedule", "precision", "phases", "start")
 PARTS = {
-    "model": "model",
-    "tokenizer": "data",
-    "data": "data",
-    "parallelism": "layout",
-    **dict.fromkeys(TRAINING, "training"),
-    "cluster": "machine",
-    "derived": "derived",
+    "model": "model", "tokenizer": "data", "data": "data", "parallelism": "layout",
+    **dict.fromkeys(TRAINING, "training"), "cluster": "machine", "derived": "derived",
     **dict.fromkeys(("name", *CITED), "record"),
-}
+}  # fmt: skip
 REST = "rest"  # of the sections that no part names
 
 

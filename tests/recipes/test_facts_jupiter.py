@@ -28,18 +28,11 @@ OPENSCI = {
 QWEN3 = "qwen3_1b7_jupiter"
 # oellm_autoexp/postprocess/resources/qwen3/config.json, to which the run is converted
 QWEN3_CONFIG: dict[str, Any] = {
-    "attention_bias": False,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 2_048,
-    "intermediate_size": 6_144,
-    "num_attention_heads": 16,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
+    "attention_bias": False, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2_048,
+    "intermediate_size": 6_144, "num_attention_heads": 16, "num_hidden_layers": 28,
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
     "vocab_size": 151_936,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OPENSCI)

@@ -10,13 +10,8 @@ from tests.recipes.compositions import RECIPES, at_home, compose
 
 AXES = ("data", "tensor", "pipeline", "expert", "context")
 KEPT = (
-    "zero",
-    "sequence_parallel",
-    "schedule",
-    "stages_per_rank",
-    "stage_balance",
-    "rank_order",
-)
+    "zero", "sequence_parallel", "schedule", "stages_per_rank", "stage_balance", "rank_order",
+)  # fmt: skip
 
 
 # Axes of all kinds: tensor and pipeline, experts, context, data alone.

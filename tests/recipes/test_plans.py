@@ -22,18 +22,9 @@ from tests.recipes.golden_files import check_table
 ROOT = Path(__file__).resolve().parents[2]
 PLANS = Path(__file__).parent / "plans.csv"
 COLUMNS = (
-    "recipe",
-    "cluster",
-    "nodes",
-    "peak_gib",
-    "usable_gib",
-    "verdict",
-    "step_seconds",
-    "mfu",
-    "device_hours",
-    "energy_kwh",
-    "days",
-)
+    "recipe", "cluster", "nodes", "peak_gib", "usable_gib", "verdict", "step_seconds", "mfu",
+    "device_hours", "energy_kwh", "days",
+)  # fmt: skip
 
 
 def plan_row(name: str) -> dict[str, str]:

@@ -88,19 +88,13 @@ def test_a_later_phase_is_compared_with_its_own_recipe() -> None:
 @pytest.mark.parametrize(
     ("expected", "ours", "equal"),
     [
-        (1e-5 / 3e-4, 0.03333333333333333, True),
-        (0.0333, 0.03333333333333333, False),
-        (10_000, 10_000.0, True),
-        (1_106_552_650_752, 1_106_552_650_753, False),
-        (1, True, False),
-        (0, None, False),
-        ([1.0, "a"], [1, "a"], True),
-        ([1], [1, 2], False),
-        ({"a": 1.0}, {"a": 1}, True),
-        ({"a": 1}, {"a": 1, "b": 2}, False),
+        (1e-5 / 3e-4, 0.03333333333333333, True), (0.0333, 0.03333333333333333, False),
+        (10_000, 10_000.0, True), (1_106_552_650_752, 1_106_552_650_753, False),
+        (1, True, False), (0, None, False), ([1.0, "a"], [1, "a"], True), ([1], [1, 2], False),
+        ({"a": 1.0}, {"a": 1}, True), ({"a": 1}, {"a": 1, "b": 2}, False),
         ("1e-5", 1e-5, False),
     ],
-)
+)  # fmt: skip
 def test_floats_are_equal_up_to_rounding_and_all_else_exactly(
     expected: object, ours: object, equal: bool
 ) -> None:

@@ -29,13 +29,9 @@ PROFILES = {
 }
 SHELLCHECK = shutil.which("shellcheck")
 QUICK = (
-    "teuken7b-aurora",
-    "gpt20b-frontier",
-    "mula1b-jupiter",
-    "mula1b-juwels",
-    "bloom560m-jean_zay_h100",
-    "gpt175b-jean_zay",
-)
+    "teuken7b-aurora", "gpt20b-frontier", "mula1b-jupiter", "mula1b-juwels",
+    "bloom560m-jean_zay_h100", "gpt175b-jean_zay",
+)  # fmt: skip
 SHARE = 15
 ABROAD = [
     (name, cluster)
