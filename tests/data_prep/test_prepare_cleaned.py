@@ -11,7 +11,6 @@ from command.main import main
 from components.data.manifest import Manifest
 from components.data.unigram import Unigram
 from components.errors import RecipeError
-from data_prep.prepare import prepare_folder
 from data_prep.stages.runner import Executor
 from data_prep.stages.tokens import StagedTokenise
 from data_prep.tokenise import LocalTokenise, Tokenise
@@ -29,24 +28,14 @@ def tokenise(new_tokenizer: Callable[[int], Unigram], tmp_path: Path) -> Prepare
     sources = write_corpus(tmp_path / "texts")
 
     def act(how: Tokenise, *, root: str = "prepared", **changes: Any) -> tuple[Path, Manifest]:
-        arguments: dict[str, Any] = {
-            "tokenizer_folder": "none",
-            "tokenizer": new_tokenizer(700),
-        }
-        arguments |= {key: changes.pop(key) for key in arguments if key in changes}
+        given = {key: changes.pop(key) for key in [*changes] if key.startswith("tokenizer")}
         cleaned = clean(sources, tmp_path / "stages", **changes)
-        return prepare_folder(
+        return prepare(
             sources=cleaned.sources,
             stages=cleaned.stages,
             tokenise=how,
             root=tmp_path / root,
-            name="mix",
-            held_out_fraction=0.1,
-            tokenizer_sample_bytes="all",
-            sequence_length=16,
-            verify="contents",
-            say=list[str]().append,
-            **arguments,
+            **{"tokenizer": new_tokenizer(700), **given},
         )
 
     return act

@@ -19,14 +19,13 @@ from components.data.order import Phase, SampleOrder
 from components.data.samples import HeldOutWindows, PackedSamples
 from components.data.token_file import OpenFiles, ShardedTokens
 from components.errors import RecipeError
-from data_prep.prepare import prepare_folder
 from data_prep.tokenise import (
-    LocalTokenise,
     held_out_documents,
     open_token_source,
     sample_texts,
     write_megatron,
 )
+from tests.data_prep.corpora import prepare
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "megatron"
 
@@ -41,14 +40,9 @@ class Declared:
 
 
 def run(root: Path, said: list[str] | None = None, **changes):
-    arguments = {
-        "sources": {"mine": Source(tokens=(str(GOLDEN / "uint16_whole"),))},
-        "tokenizer": Declared(), "tokenizer_folder": "none", "root": root, "name": "mix",
-        "held_out_fraction": 0.3, "tokenizer_sample_bytes": "all", "sequence_length": 4,
-        "verify": "contents", "tokenise": LocalTokenise(),
-        "say": (said if said is not None else []).append,
-    }  # fmt: skip
-    return prepare_folder(**{**arguments, **changes})
+    sources = {"mine": Source(tokens=(str(GOLDEN / "uint16_whole"),))}
+    arguments = {"sources": sources, "tokenizer": Declared(), "held_out_fraction": 0.3}
+    return prepare(said=said, root=root, sequence_length=4, **{**arguments, **changes})
 
 
 def golden(name: str) -> list[list[int]]:
