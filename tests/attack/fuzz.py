@@ -46,11 +46,7 @@ TARGETS: Mapping[str, tuple[str, Sequence[str], Sequence[str]]] = {
         ("action=verify file={}", "action=diff a={} b=bloom560m", "recipe=./{} action=show"),
     ),
     "bundle": ("./x.recipe.yaml", ["x.recipe.yaml"], (*RECIPES, "action=verify file={}")),
-    "study": (
-        "./s.yaml",
-        ["s.yaml"],
-        STUDIES,
-    ),
+    "study": ("./s.yaml", ["s.yaml"], STUDIES),
     "run": (
         "run",
         [

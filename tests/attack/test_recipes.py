@@ -55,9 +55,7 @@ def test_every_file_is_in_the_index_and_attacks_come_in_many_kinds() -> None:
     assert len({one["guard"] for one in GUARDED}) >= 9
 
 
-def test_every_attack_is_refused_by_line_and_nothing_is_run_imported_or_written(
-    folder: Path,
-) -> None:
+def test_every_attack_is_refused_by_line_and_does_nothing(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.attack.composed"],
         cwd=folder,
@@ -93,17 +91,13 @@ def test_without_its_guard_the_attack_is_not_refused_so(
     assert one["message"] not in refusal
 
 
-def test_a_resolver_that_survives_stays_plain_text(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_surviving_resolver_stays_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("components.config.part_nodes.refuse_reference", lambda *_: None)
     survived = composed(ATTACKS / "resolver_that_survives.yaml").model["init_from"]
     assert survived == "${oc.env:HOME}"  # plain text, which nothing resolves later
 
 
-def test_without_the_gate_of_references_the_environment_is_still_not_read(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ungated_environment_is_unread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("command.recipe.recipe_file.check_interpolations", lambda *_: None)
     monkeypatch.setenv("HOME", "/home/of/somebody")
     assert "has an unresolved reference" in attack(ATTACKS / "environment_resolver.yaml")

@@ -156,9 +156,7 @@ def test_a_folder_may_describe_its_own_files(folder):
 
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("target", ["secret.jsonl", ".", "/"])
-def test_a_link_out_of_the_folder_is_refused_before_it_is_followed(
-    target, streaming, folder, outside
-):
+def test_a_link_out_of_the_folder_is_never_followed(target, streaming, folder, outside):
     (folder / "train-2.jsonl").symlink_to(outside / target)
     with pytest.raises(RecipeError, match="leads out of the folder"):
         opened(folder, streaming=streaming)
@@ -181,9 +179,7 @@ def test_a_pipe_in_the_folder_is_refused(folder):
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("by", ["schema", "card"])
 @pytest.mark.parametrize("column", ["text", "picture"])
-def test_files_that_values_name_are_not_opened(
-    by, column, streaming, folder, outside, monkeypatch
-):
+def test_files_named_by_values_stay_closed(by, column, streaming, folder, outside, monkeypatch):
     """The library opens what a column of pictures names, at an address too."""
     import datasets
     import pyarrow.parquet

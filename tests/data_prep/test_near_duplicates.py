@@ -81,9 +81,7 @@ def test_a_pair_is_found_with_the_probability_of_the_bands(tmp_path, pairs):
         assert abs(found[inside].sum() - expected) <= 4 * error + 0.5
 
 
-def test_of_pairs_above_the_threshold_99_percent_are_found_and_of_far_ones_hardly_any(
-    tmp_path, pairs
-):
+def test_pairs_above_the_threshold_are_found_and_far_ones_not(tmp_path, pairs):
     texts, similarity = pairs
     _, copies = removed(tmp_path, texts, settings(0.8))
     found = np.isin(np.arange(len(similarity)), copies)

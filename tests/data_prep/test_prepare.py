@@ -81,9 +81,7 @@ def test_the_manifest_on_disk_is_the_one_returned(run, tokenizer):
     ])
 
 
-def test_a_second_preparation_reuses_the_first_and_loads_its_tokenizer(
-    run, said, new_tokenizer, tokenizer
-):
+def test_a_second_preparation_reuses_files_and_tokenizer(run, said, new_tokenizer, tokenizer):
     folder, manifest = run()
     before = state(folder)
     said.clear()

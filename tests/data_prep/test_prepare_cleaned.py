@@ -75,9 +75,7 @@ def test_whoever_tokenises_the_folder_is_the_same_byte_for_byte(
     assert len(list(folder.glob("*.train.tokens"))) > len(LANGUAGES)
 
 
-def test_a_tokenizer_that_is_given_is_used_and_none_is_trained(
-    tokenise: Prepare, tmp_path: Path
-) -> None:
+def test_a_given_tokenizer_is_used_and_none_trained(tokenise: Prepare, tmp_path: Path) -> None:
     trained, manifest = tokenise(LocalTokenise())
     how = StagedTokenise(runner=runner_of(tmp_path / "tokens"))
     folder, again = tokenise(how, root="given", tokenizer_folder=str(trained))
@@ -88,9 +86,7 @@ def test_a_tokenizer_that_is_given_is_used_and_none_is_trained(
     ).read_bytes()
 
 
-def test_only_shards_without_tokens_are_tokenised_again(
-    tokenise: Prepare, tmp_path: Path
-) -> None:
+def test_only_shards_without_tokens_are_done_again(tokenise: Prepare, tmp_path: Path) -> None:
     said: list[str] = []
     how = StagedTokenise(runner=runner_of(tmp_path / "tokens", said=said))
     first, _ = tokenise(how, **MANY_TASKS)

@@ -172,9 +172,7 @@ def test_a_pattern_without_an_index_is_refused(tmp_path):
         open_token_source("mine", Source(tokens=(f"{tmp_path}/x*",)))
 
 
-def test_what_was_prepared_can_be_written_for_megatron_and_read_back(
-    tmp_path, sources, tokenizer
-):
+def test_prepared_files_are_written_for_megatron_and_read(tmp_path, sources, tokenizer):
     texts = {"first": sources["first"]}
     folder, manifest = run(tmp_path, sources=texts, tokenizer=tokenizer)
     prefixes = write_megatron(folder, manifest)
@@ -202,9 +200,7 @@ def test_without_second_names_the_tokens_are_copied(tmp_path, sources, tokenizer
     assert not list(folder.glob(".*"))
 
 
-def test_text_is_encoded_by_the_tokenizer_that_is_given(
-    tmp_path, sources, tokenizer, new_tokenizer
-):
+def test_text_is_encoded_by_a_given_tokenizer(tmp_path, sources, tokenizer, new_tokenizer):
     texts = {"first": sources["first"]}
     trained, manifest = run(tmp_path / "a", sources=texts, tokenizer=tokenizer)
     said: list[str] = []
@@ -218,9 +214,7 @@ def test_text_is_encoded_by_the_tokenizer_that_is_given(
     assert given.name != trained.name
 
 
-def test_a_folder_without_a_tokenizer_or_with_another_is_refused(
-    tmp_path, sources, tokenizer, new_tokenizer
-):
+def test_a_folder_lacking_the_tokenizer_is_refused(tmp_path, sources, tokenizer, new_tokenizer):
     texts = {"first": sources["first"]}
     with pytest.raises(RecipeError, match=r"tokenizer_folder: .* none of tokenizer\.json"):
         run(tmp_path, sources=texts, tokenizer=tokenizer, tokenizer_folder=str(tmp_path))

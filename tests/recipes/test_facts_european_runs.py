@@ -32,9 +32,7 @@ def test_euromoes_parameters_follow_from_its_script() -> None:
         (533_497, 0.0),
     ],
 )
-def test_euromoes_three_phases_have_the_rates_of_their_scripts(
-    step: int, expected: float
-) -> None:
+def test_euromoes_phases_have_the_rates_of_their_scripts(step: int, expected: float) -> None:
     assert rate("euromoe_2b6_a0b6", step) == pytest.approx(expected, rel=1e-6)
 
 
@@ -67,9 +65,7 @@ def test_preludes_decay_branches_off_where_its_configuration_says() -> None:
 
 
 @pytest.mark.parametrize(("size", "warmup", "peak"), [("8b", 150, 1.1e-5), ("70b", 75, 1e-6)])
-def test_apertus_long_stages_start_over_from_weights(
-    size: str, warmup: int, peak: float
-) -> None:
+def test_apertus_long_stages_start_from_weights(size: str, warmup: int, peak: float) -> None:
     names = [f"apertus_{size}", *(f"apertus_{size}_{length}" for length in LENGTHS)]
     for before, name in pairwise(names):
         stage, parent = recipe(name), recipe(name).start

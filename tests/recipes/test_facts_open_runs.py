@@ -91,9 +91,7 @@ def test_nanochats_parameters_follow_from_its_script() -> None:
     ("name", "card", "digit"),
     [("eurollm_1b7", 1_657_000_000, 1_000_000), ("eurollm_9b", 9_154_000_000, 2_000_000)],
 )
-def test_cards_state_the_count_to_the_digits_that_they_have(
-    name: str, card: int, digit: int
-) -> None:
+def test_cards_state_the_count_to_their_digits(name: str, card: int, digit: int) -> None:
     assert abs(recipe(name).derived_numbers.parameters.total - card) < digit
 
 
@@ -147,9 +145,7 @@ def test_rates_are_those_of_the_configurations(name: str) -> None:
         (753_851, 3_121_742_086_144, 2.9999999242136255e-05),
     ],
 )
-def test_lucies_ramp_and_rates_are_those_of_its_log(
-    step: int, tokens: int, logged: float
-) -> None:
+def test_lucies_ramp_and_rates_follow_its_log(step: int, tokens: int, logged: float) -> None:
     found = recipe("lucie_7b")
     assert found.batch_ramp.consumed_after(step) * found.budget.sequence_length == tokens
     schedule: Any = build_node(to_plain(found.schedule), "schedule")
@@ -166,9 +162,7 @@ def test_lucies_ramp_and_rates_are_those_of_its_log(
         ("lucie_7b_annealed", 1_220, 1.727999965339677e-08),
     ],
 )
-def test_lucies_later_stages_have_the_rates_of_their_logs(
-    name: str, step: int, logged: float
-) -> None:
+def test_lucies_later_stages_follow_their_logs(name: str, step: int, logged: float) -> None:
     assert rate(name, step) == pytest.approx(logged, rel=1e-6)
 
 

@@ -22,9 +22,7 @@ ACROSS_NODES = {"playbook469b"}
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_published_layout_keeps_every_rule_and_tensor_groups_inside_nodes(
-    name: str,
-) -> None:
+def test_the_published_layout_keeps_rules_and_tensor_groups_inside_nodes(name: str) -> None:
     recipe = at_home(name)
     assert recipe.cluster.ranks == recipe.cluster.nodes * recipe.cluster.devices_per_node
     told = ["span several nodes" in warning for warning in warnings_of(recipe)]
@@ -59,9 +57,7 @@ def test_a_miniature_takes_its_ranks_and_keeps_the_schedule_busy(name: str, rank
         ("mula1b", (8, 1, 1, 1, 1)),
     ],
 )
-def test_eight_ranks_go_to_the_axes_that_the_recipe_uses(
-    name: str, expected: tuple[int, ...]
-) -> None:
+def test_eight_ranks_go_to_the_axes_in_use(name: str, expected: tuple[int, ...]) -> None:
     degrees = compose(name, "cluster.ranks=8").parallelism
     assert tuple(getattr(degrees, axis) for axis in AXES) == expected
 

@@ -87,9 +87,7 @@ def test_the_json_object_has_what_is_promised(capsys: pytest.CaptureFixture[str]
     assert {"assumed", "missing"} <= tree.keys()
 
 
-def test_without_a_cluster_the_plan_is_of_the_home_at_full_size(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_without_a_cluster_the_plan_is_of_the_home(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["recipe=teuken7b", "action=plan"]
     assert run_action("plan", read_point([*words, "output=json"])).status == 0
     tree = json.loads(capsys.readouterr().out)
@@ -113,9 +111,7 @@ def test_what_a_plan_counts_stands_beside_what_is_published() -> None:
 
 
 @pytest.mark.parametrize("name", ["bloom176b", "mula7b_a1b"])
-def test_plan_and_show_print_every_published_figure(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_published_figures_are_printed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = at_home(name)
     words = [f"recipe={name}", f"cluster={recipe.cluster.name}"]
     for asked in (["action=plan"], ["action=show"], ["action=show", "full=true"]):
@@ -124,9 +120,7 @@ def test_plan_and_show_print_every_published_figure(
         assert set(recipe.published) <= shown, asked
 
 
-def test_the_tables_show_every_stage_and_what_is_missing(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_tables_show_stages_and_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["recipe=bloom1b7", "cluster=jean_zay_v100", "action=plan"]
     run(read_point([*words, "cluster.hardware.gemm_teraflops={}"]))
     shown = capsys.readouterr().out
@@ -153,7 +147,7 @@ def what_was_done(out: str, figure: str) -> str:
     return " ".join(" ".join(cells).split())
 
 
-def test_emissions_follow_from_energy_or_the_plan_says_what_is_missing(
+def test_emissions_follow_from_energy_or_are_missing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     tree = plan_tree(at_home("bloom176b"))

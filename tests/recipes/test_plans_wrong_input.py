@@ -65,9 +65,7 @@ def test_a_profile_without_a_needed_figure_leaves_memory_and_says_how_to_measure
     assert set(tree["bill"].values()) == {None}
 
 
-def test_a_bad_layout_of_a_sweep_is_reported_and_the_good_one_planned(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_sweep_plans_its_legal_layouts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", *TEUKEN, "parallelism.tensor=2,3", "output=json"]) == 2
     seen = capsys.readouterr()
     assert json.loads(seen.out)["layout"]["tensor"] == 2

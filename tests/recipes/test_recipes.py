@@ -80,9 +80,7 @@ def test_a_recipe_is_named_like_its_file_and_lives_on_a_known_cluster(name: str)
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_published_figure_has_a_source_and_every_assumed_value_a_reason(
-    name: str,
-) -> None:
+def test_published_figures_have_sources_and_assumed_values_reasons(name: str) -> None:
     recipe = composed(name, "full")
     assert all(figure.source for figure in recipe.published.values())
     assert all(len(value.reason) > 20 for value in recipe.assumed.values())

@@ -95,15 +95,13 @@ def test_a_later_phase_is_compared_with_its_own_recipe() -> None:
         ("1e-5", 1e-5, False),
     ],
 )  # fmt: skip
-def test_floats_are_equal_up_to_rounding_and_all_else_exactly(
+def test_only_floats_may_differ_by_rounding(
     expected: object, ours: object, equal: bool
 ) -> None:
     assert is_equal(expected, ours) is equal
 
 
-def test_the_ledger_has_the_counts_and_a_dash_without_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ledger_has_counts_or_a_dash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = compare_values(NAME, facts_of(NAME))
     assert script_cell(NAME) == f"{found.equal} of {found.compared}"
     monkeypatch.setattr(script_values, "FACTS", tmp_path)

@@ -126,9 +126,7 @@ NODES = [("aurora", 16), ("aurora", 17), ("aurora", 255), ("aurora", 256), ("juw
 
 @pytest.mark.quick("aurora-17", "aurora-256")
 @pytest.mark.parametrize(("cluster", "nodes"), NODES)
-def test_at_the_border_of_a_queue_the_script_and_the_plan_say_the_same(
-    cluster: str, nodes: int
-) -> None:
+def test_at_a_border_of_queues_script_and_plan_agree(cluster: str, nodes: int) -> None:
     ranks = nodes * PROFILES[cluster]["devices_per_node"]
     batch = f"budget.global_batch_tokens={ranks * 2_048}"
     words = ("recipe=mula1b", f"cluster={cluster}", f"parallelism.data={ranks}", batch)

@@ -68,9 +68,7 @@ def test_no_search_is_left_without_its_recipe() -> None:
 
 
 @pytest.mark.long
-def test_the_plan_prints_the_best_ten_beside_the_published_layout(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_plans_print_the_best_ten(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "plan.html"
     words = ["recipe=teuken7b", "cluster=juwels", "parallelism=auto", "action=plan"]
     assert run_action("plan", read_point([*words, f"file={file}"])).status == 0
@@ -84,7 +82,7 @@ def test_the_plan_prints_the_best_ten_beside_the_published_layout(
     assert "waiting in the pipeline" in page
 
 
-def test_json_has_the_search_and_its_best_layout_is_the_planned_one(
+def test_json_has_the_search_with_the_planned_layout(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ["recipe=bloom176b", "cluster=jean_zay", "parallelism=auto", "action=plan"]
