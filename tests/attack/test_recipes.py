@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -135,53 +136,15 @@ def test_a_wide_mapping_is_read_in_linear_time(folder: Path) -> None:
     assert "wide.yaml:1: k0: unknown section" in attack(Path("wide.yaml"))
 
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
-KEYS = st.sampled_from([
-    *(
-        "name",
-        "defaults",
-        "model",
-        "data",
-        "optimizer",
-        "_target_",
-        "sources",
-        "files",
-        "hydra",
-    ),
-    *("override /model", "folder", "cluster", "${", "<<", "_args_", "published"),
-]) | st.text(max_size=5)
-TREES = st.recursive(
-    SCALARS | st.sampled_from(["${oc.env:HOME}", "os.system", "../x", "/x", "${name}"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
-    max_leaves=12,
-)
-FUZZED = settings(
+@settings(
     deadline=None,
     derandomize=True,
     max_examples=50,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-
-
-def read_or_refuse(content: bytes) -> None:
-    """Read a file as a recipe; anything but a refusal propagates."""
-    file = Path("fuzzed.yaml")
-    file.write_bytes(content)
-    try:
-        sent = read_data(file, "recipe")
-        check_recipe_file(sent)
-    except RecipeError:
-        return
-    assert "${oc." not in json.dumps(sent.tree)
-
-
-@FUZZED
 @given(content=st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_any_bytes_are_read_or_refused(folder: Path, content: bytes) -> None:
-    read_or_refuse(content)
-
-
-@FUZZED
-@given(tree=st.dictionaries(KEYS, TREES, max_size=4))
-def test_any_tree_is_read_or_refused(folder: Path, tree: dict[str, Any]) -> None:
-    read_or_refuse(json.dumps(tree).encode())
+    file = Path("fuzzed.yaml")
+    file.write_bytes(content)
+    with suppress(RecipeError):  # anything else propagates
+        check_recipe_file(read_data(file, "recipe"))

@@ -125,7 +125,6 @@ def described(folder, configs, name="README.md"):
     (folder / name).write_text(f"---\n{text}\n---\n" if name == "README.md" else text)
 
 
-@pytest.mark.parametrize("name", ["README.md", ".huggingface.yaml"])
 @pytest.mark.parametrize(
     "place",
     [
@@ -135,10 +134,18 @@ def described(folder, configs, name="README.md"):
         "x.jsonl::OUTSIDE/secret.jsonl",
     ],
 )  # fmt: skip
-def test_a_folder_that_names_files_elsewhere_is_refused(place, name, folder, outside):
+def test_a_folder_that_names_files_elsewhere_is_refused(place, folder, outside):
     place = place.replace("OUTSIDE", str(outside))
-    forms = (place, [place], [{"split": "train", "path": ["train.jsonl", place]}])
-    for files in forms:
+    files = [{"split": "train", "path": ["train.jsonl", place]}]
+    described(folder, [{"config_name": "default", "data_files": files}])
+    with pytest.raises(RecipeError, match="which is not in the folder"):
+        opened(folder)
+
+
+@pytest.mark.parametrize("name", ["README.md", ".huggingface.yaml"])
+def test_files_elsewhere_are_refused_in_every_form(name, folder, outside):
+    place = str(outside / "secret.jsonl")
+    for files in (place, [place], [{"split": "train", "path": place}]):
         described(folder, [{"config_name": "default", "data_files": files}], name)
         with pytest.raises(RecipeError, match="which is not in the folder"):
             opened(folder)
