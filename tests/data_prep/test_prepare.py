@@ -114,15 +114,6 @@ def test_whatever_decides_the_content_changes_the_folder(run, new_tokenizer, sou
     assert len(folders | {run()[0]}) == 6
 
 
-@pytest.mark.parametrize("side", ["train", "held_out"])
-def test_a_truncated_token_file_is_named_by_the_next_preparation(run, side):
-    folder, manifest = run()
-    path = folder / getattr(manifest.sources["first"], side)[0].name
-    path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(RecipeError, match=rf"{path.name}: is truncated.*\n  delete its folder"):
-        run()
-
-
 def test_an_edited_file_is_named_by_the_next_preparation(run):
     folder, manifest = run()
     for record in manifest.list_files():

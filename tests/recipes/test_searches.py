@@ -11,12 +11,11 @@ import yaml
 
 from command.actions.plan import run
 from command.arguments import read_point
-from command.composition.compose import compose_recipe, compose_run
+from command.composition.compose import compose_run
 from command.composition.layout_search import SearchResult
 from command.perform import run_action
 from components.planner.plan import plan_layouts, plan_recipe, step_parts
 from components.planner.result import LayoutPlans
-from components.planner.search import describe_layout
 from tests.recipes.compositions import at_home
 from tests.recipes.golden_files import check_text
 
@@ -129,11 +128,3 @@ def test_the_published_layout_found_best_is_said_to_be_so() -> None:
     words += ["parallelism.schedule=1f1b", "parallelism.recompute=none"]
     why = found_abroad("teuken7b", "juwels", *words).why
     assert why[0] == "the published layout is the best one found"
-
-
-def test_a_layout_is_described_by_what_it_uses() -> None:
-    recipe = compose_recipe(read_point(["recipe=mula220b_a10b", "cluster=aurora"]))
-    assert describe_layout(recipe.parallelism) == (
-        "data 32 x pipeline 8 x expert 12, ZeRO 1, microbatches of 1, 1f1b, "
-        "recomputes attention and mlp and norms"
-    )
