@@ -15,7 +15,15 @@ from data_prep.stages.runner import Executor
 from data_prep.stages.tokens import StagedTokenise
 from data_prep.tokenise import LocalTokenise, Tokenise
 from tests.cluster.programs import Programs
-from tests.data_prep.corpora import EXACT, LANGUAGES, MANY_TASKS, clean, runner_of, write_corpus
+from tests.data_prep.corpora import (
+    EXACT,
+    LANGUAGES,
+    MANY_TASKS,
+    clean,
+    prepare,
+    runner_of,
+    write_corpus,
+)
 from tests.data_prep.test_task import Elements
 from tests.life.conftest import TINY
 
