@@ -20,28 +20,24 @@ def test_tokenizers_and_files_are_trained_on_whole_or_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_tokenizer", "documents", "child", "statuses", "output", "problem"),
+    ("ended", "problem"),
     [
-        (True, ["a"], 0, [0, 0, 0, 0], "", ""),
-        (True, ["a"], 0, [2], "why", ""),
-        (True, ["a"], 0, [0, 2], "why", "prepare refuses what new accepted"),
-        (True, ["a"], 0, [0, 0, 4], "why", "train ended with status 4"),
-        (True, ["a"], -1, [0], "", "prepare took more than"),
-        (True, ["a"], -9, [0], "", "the process ended with -9 in prepare"),
-        (False, ["a"], 0, [2], "why", "new refuses a sound file"),
-        (False, None, 0, [0, 2], "why", ""),
-        (False, None, 0, [0, 0, 2], "why", "train refuses what prepare accepted"),
-        (False, None, 0, [2], "Traceback (most recent call last):", "prints a traceback"),
+        ((True, ["a"], 0, [0, 0, 0, 0], ""), ""),
+        ((True, ["a"], 0, [2], "why"), ""),
+        ((True, ["a"], 0, [0, 2], "why"), "prepare refuses what new accepted"),
+        ((True, ["a"], 0, [0, 0, 4], "why"), "train ended with status 4"),
+        ((True, ["a"], -1, [0], ""), "prepare took more than"),
+        ((True, ["a"], -9, [0], ""), "the process ended with -9 in prepare"),
+        ((False, ["a"], 0, [2], "why"), "new refuses a sound file"),
+        ((False, None, 0, [0, 2], "why"), ""),
+        ((False, None, 0, [0, 0, 2], "why"), "train refuses what prepare accepted"),
+        ((False, None, 0, [2], "Traceback (most recent call last):"), "prints a traceback"),
     ],
 )
 def test_what_must_not_be_is_seen(
-    is_tokenizer: bool,
-    documents: list[str] | None,
-    child: int,
-    statuses: list[int],
-    output: str,
-    problem: str,
+    ended: tuple[bool, list[str] | None, int, list[int], str], problem: str
 ) -> None:
+    is_tokenizer, documents, child, statuses, output = ended
     case = InputCase(commands=(), documents=documents, is_tokenizer=is_tokenizer)
     found = find_problem(case, child, statuses, output)
     assert problem in found
