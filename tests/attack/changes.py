@@ -38,7 +38,10 @@ def apply(changes: list[Change], here: Path, main: str) -> None:
         name = str(change.get("in", main))
         file = next(here.glob(name)) if "*" in name else here / name
         for verb in change:
-            if verb not in {"in", "seal"}:
+            if verb in REPLACEMENTS:
+                _free(file)
+                REPLACEMENTS[verb](file, change[verb])
+            elif verb not in {"in", "seal"}:
                 VERBS[verb](file, change[verb])
         if _is_lock(file, change) and change.get("seal", True):
             _seal_anew(file)
@@ -144,57 +147,13 @@ def _replace(file: Path, texts: Mapping[str, str]) -> None:
     file.write_text(text, "utf-8")
 
 
-def _text(file: Path, text: str) -> None:
-    _free(file)
-    file.write_text(text, "utf-8")
-
-
-def _bytes(file: Path, text: str) -> None:
-    _free(file)
-    file.write_bytes(text.encode("latin-1"))
-
-
 def _append(file: Path, text: str) -> None:
     with file.open("ab") as stream:
         stream.write(text.encode("latin-1"))
 
 
-def _cut(file: Path, length: int) -> None:
-    file.write_bytes(file.read_bytes()[:length])
-
-
-def _link(file: Path, target: str) -> None:
-    """Put a link in the place of a file or a folder."""
-    _free(file)
-    file.symlink_to(target)
-
-
-def _hard_link(file: Path, target: str) -> None:
-    _free(file)
-    file.hardlink_to(file.parent / target)
-
-
-def _pipe(file: Path, _: bool) -> None:
-    _free(file)
-    os.mkfifo(file)
-
-
-def _folder(file: Path, _: bool) -> None:
-    _free(file)
-    file.mkdir()
-
-
-def _gone(file: Path, _: bool) -> None:
-    _free(file)
-
-
-def _brackets(file: Path, count: int) -> None:
-    _text(file, "[" * count)
-
-
 def _zeros(file: Path, count: int) -> None:
     """Make a file of zeros that takes no room on the disk."""
-    _free(file)
     file.touch()
     os.truncate(file, count)
 
@@ -212,12 +171,7 @@ def _bomb(file: Path, depth: int) -> None:
 
 def _held(file: Path, _: bool) -> None:
     """Hold a run's lock, as its writer does, from the process that forks the cases."""
-    _free(file)
     fcntl.flock(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_EX)
-
-
-def _mode(file: Path, mode: int) -> None:
-    file.chmod(mode)
 
 
 def _free(file: Path) -> None:
@@ -228,25 +182,28 @@ def _free(file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
 
 
-VERBS: Mapping[str, Callable[[Path, Any], None]] = {
+# What takes the place of a file or a folder.
+REPLACEMENTS: Mapping[str, Callable[[Path, Any], object]] = {
+    "text": lambda file, text: file.write_text(text, "utf-8"),
+    "bytes": lambda file, text: file.write_bytes(text.encode("latin-1")),
+    "link": lambda file, target: file.symlink_to(target),
+    "hard_link": lambda file, target: file.hardlink_to(file.parent / target),
+    "pipe": lambda file, _: os.mkfifo(file),
+    "folder": lambda file, _: file.mkdir(),
+    "gone": lambda *_: None,
+    "brackets": lambda file, count: file.write_text("[" * count, "utf-8"),
+    "zeros": _zeros,
+    "held": _held,
+}
+VERBS: Mapping[str, Callable[[Path, Any], object]] = {
     "set": _set,
     "copy": _copy,
     "mutate": mutate,
     "swap": _swap,
     "drop": _drop,
     "replace": _replace,
-    "text": _text,
-    "bytes": _bytes,
     "append": _append,
-    "cut": _cut,
-    "link": _link,
-    "hard_link": _hard_link,
-    "pipe": _pipe,
-    "folder": _folder,
-    "gone": _gone,
-    "brackets": _brackets,
-    "zeros": _zeros,
+    "cut": lambda file, length: file.write_bytes(file.read_bytes()[:length]),
     "bomb": _bomb,
-    "mode": _mode,
-    "held": _held,
+    "mode": lambda file, mode: file.chmod(mode),
 }

@@ -17,15 +17,7 @@ HERE = Path(__file__).resolve().parent
 ATTACKS = HERE / "recipes"
 # What would be an act: code that runs, another program, the network, the file system changed.
 ACTS = (
-    "exec",
-    "import",
-    "subprocess",
-    "os.",
-    "socket",
-    "shutil",
-    "ctypes",
-    "pty",
-    "webbrowser",
+    *("exec", "import", "subprocess", "os.", "socket", "shutil", "ctypes", "pty", "webbrowser"),
 )
 LOOKS = frozenset({"os.listdir", "os.scandir"})
 

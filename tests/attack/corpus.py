@@ -1,7 +1,7 @@
-"""The attacks as data: ``cases/KIND.yaml`` says what is done to which file and by which action.
+"""The attacks as data: a line of ``cases/KIND.yaml`` for each, by its name.
 
-An attack by several actions is a case for each. Its ``status`` is 2 unless it says otherwise,
-``says`` is a piece of what is told.
+``do`` changes the files, each action of ``by`` reads them in a case of its own, ``status``
+is 2 unless given, ``says`` is a piece of the message.
 """
 
 import json
@@ -69,16 +69,17 @@ def _by_recipe() -> Iterator[Expected]:
 def _of_file(file: Path) -> Iterator[Expected]:
     tree: dict[str, Any] = yaml.safe_load(file.read_text("utf-8"))
     actions: Mapping[str, Any] = tree["actions"]
+    kinds: Mapping[str, str] = tree.get("kinds", {})
     yield from _swapped(tree.get("fields", {}), actions)
     for attack, told in tree["attacks"].items():
-        for action in told.get("by", list(actions)):
+        for action in told.get("by", " ".join(actions)).split():
             words = [*_words(actions[action]), *told.get("words", [])]
             yield Expected(
                 case=Case(
                     name=f"{file.stem}-{attack}-{action}",
-                    kind=told.get("kind", tree["kind"]),
+                    kind=told.get("kind") or kinds.get(action) or tree["kind"],
                     words=words,
-                    changes=told.get("do", []),
+                    changes=_listed(told.get("do", [])),
                     env=told.get("env", {}),
                     limits=told.get("limits", {}),
                 ),

@@ -32,15 +32,7 @@ MOST_MEMORY = 8 << 30  # beyond what the program has already mapped
 TOO_LONG, BROKEN = -1, -2
 # A fake scheduler knows one job of nobody's and says nothing else.
 FAKES = (
-    "squeue",
-    "scancel",
-    "sbatch",
-    "scontrol",
-    "sacct",
-    "qstat",
-    "qselect",
-    "qdel",
-    "qsub",
+    *("squeue", "scancel", "sbatch", "scontrol", "sacct", "qstat", "qselect", "qdel", "qsub"),
     "qalter",
 )
 FAKE = "#!/bin/sh\nexit 0\n"

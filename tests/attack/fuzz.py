@@ -23,21 +23,19 @@ from tests.attack.mutations import mutate_words
 MOST_STATUS = 3  # 4 is a fault of the program
 RAW = re.compile("[\x1b\x9b\u202a-\u202e\u2066-\u2069]")
 RECIPES = (
-    "recipe={} action=show",
-    "recipe={} action=plan cluster=jean_zay scale=full",
-    "recipe={} action=pack file=out.lock.yaml",
-    "recipe={} action=pack file=out.recipe.yaml",
-    "recipe={} action=render cluster=juwels",
-    "action=diff a={} b=teuken7b",
+    *("recipe={} action=show", "recipe={} action=plan cluster=jean_zay scale=full"),
+    *("recipe={} action=pack file=out.lock.yaml", "recipe={} action=pack file=out.recipe.yaml"),
+    *("recipe={} action=render cluster=juwels", "action=diff a={} b=teuken7b"),
 )
 OF_RUN = (
-    "action=status run={}",
-    "action=report run={}",
-    "action=pack run={} file=out.lock.yaml",
-    "action=pack run={} file=out.recipe.yaml",
-    "action=diff a={} b=bloom560m",
-    "action=cancel run={}",
-    "action=status runs=[{}]",
+    *("action=status run={}", "action=report run={}", "action=pack run={} file=out.lock.yaml"),
+    *("action=pack run={} file=out.recipe.yaml", "action=diff a={} b=bloom560m"),
+    *("action=cancel run={}", "action=status runs=[{}]"),
+)
+STUDIES = (
+    "-m study={} action=plan",
+    "study={} action=report",
+    "-m study={} action=plan output=json",
 )
 # By kind of file: the files that may be changed, and the commands that read them.
 TARGETS: Mapping[str, tuple[str, Sequence[str], Sequence[str]]] = {
@@ -48,43 +46,23 @@ TARGETS: Mapping[str, tuple[str, Sequence[str], Sequence[str]]] = {
         ("action=verify file={}", "action=diff a={} b=bloom560m", "recipe=./{} action=show"),
     ),
     "bundle": ("./x.recipe.yaml", ["x.recipe.yaml"], (*RECIPES, "action=verify file={}")),
-    "study": (
-        "./s.yaml",
-        ["s.yaml"],
-        (
-            "-m study={} action=plan",
-            "study={} action=report",
-            "-m study={} action=plan output=json",
-        ),
-    ),
+    "study": ("./s.yaml", ["s.yaml"], STUDIES),
     "run": (
         "run",
         [
-            *(
-                "run/recipe.json",
-                "run/results.json",
-                "run/derived.json",
-                "run/environment.json",
-            ),
-            *("run/software.json", "run/data.json", "run/metrics.jsonl", "run/events.jsonl"),
+            *("run/recipe.json", "run/results.json", "run/derived.json", "run/software.json"),
+            *("run/environment.json", "run/data.json", "run/metrics.jsonl", "run/events.jsonl"),
             "run/checkpoints/tokens-000000000008192/progress.json",
         ],
         (*OF_RUN, "resume=run"),
     ),
     "submitted": (
         "submitted",
-        [
-            *("submitted/jobs/chain.jsonl", "submitted/recipe.json"),
-            "submitted/metrics.jsonl",
-        ],
+        [*("submitted/jobs/chain.jsonl", "submitted/recipe.json"), "submitted/metrics.jsonl"],
         OF_RUN,
     ),
     "site": ("r.yaml", ["site.yaml"], ("recipe=./{} action=render cluster=juwels",)),
-    "calibration": (
-        "measured",
-        ["measured/results.json"],
-        ("action=plan calibrate=[{}]",),
-    ),
+    "calibration": ("measured", ["measured/results.json"], ("action=plan calibrate=[{}]",)),
 }
 # Commands to garble; none of them trains, whatever is left of it.
 LINES = (

@@ -24,14 +24,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from command.main import main as main_of_command
-from tests.attack.driver import (
-    LIMIT_SECONDS,
-    TOO_LONG,
-    Room,
-    enter_folder,
-    run_words,
-    wait_for,
-)
+from tests.attack.driver import LIMIT_SECONDS, TOO_LONG, Room, enter_folder, run_words, wait_for
 from tests.attack.input_files import TextFiles, write_files
 from tests.attack.input_tokenizers import EOD, write_tokenizer
 

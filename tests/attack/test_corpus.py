@@ -21,7 +21,7 @@ from tests.attack.traced import TRACER, acts_by_case
 
 ALL = "ATTACK_ALL"  # `make attack` asks for every attack with every action
 # Without it, one action of each: every so many of these. Only `make long` traces.
-EVERY = {"a sample": 40, "a third, traced": 3}
+EVERY = {"a sample": 40, "a quarter, traced": 4}
 # Control characters, those of the second page and those that turn text round.
 RAW = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"
@@ -75,9 +75,10 @@ def run_cases(
     return results, acts_by_case(trace) if traced else None
 
 
-@pytest.fixture(
-    scope="module", params=["a sample", pytest.param("a third, traced", marks=pytest.mark.long)]
-)
+TRACED_LONG = pytest.param("a quarter, traced", marks=pytest.mark.long)
+
+
+@pytest.fixture(scope="module", params=["a sample", TRACED_LONG])
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Told:
     traced = TRACED and request.param != "a sample"
     every = 1 if traced and os.environ.get(ALL) else EVERY[request.param]
@@ -144,3 +145,28 @@ def test_detectors_see_what_acts_on_purpose(tmp_path: Path) -> None:
             assert any(call in act for act in calls[name]), (name, calls)
     assert "outside/ran" in results["acting-writer"].stray
     assert "outside/ran" in results["acting-import"].stray
+
+
+# The table of attacks in the documentation names cases that there are.
+ROW = re.compile(
+    r"^\| (?P<file>[^|]+) \| [^|]+ \| [^|]+ \| (?P<cases>`[^|]+) \|$", re.MULTILINE
+)
+
+
+def rows() -> list[tuple[str, list[str]]]:
+    text = (ROOT / "docs" / "external_files.md").read_text("utf-8")
+    found = ROW.finditer(text)
+    return [(row["file"], re.findall("`([^`]+)`", row["cases"])) for row in found]
+
+
+def test_every_named_case_is_in_the_corpus() -> None:
+    known = [one.case.name for one in corpus()]
+    named = [name for _, names in rows() for name in names]
+    assert len(named) > 60
+    assert [n for n in named if not any(one.startswith(f"{n}-") for one in known)] == []
+
+
+def test_every_kind_of_file_has_its_row() -> None:
+    files = " ".join(file for file, _ in rows())
+    for kind in ("recipe", "lock", "bundle", "study", "task", "run folder", "site", "weights"):
+        assert kind in files

@@ -18,7 +18,7 @@ from components.errors import RecipeError
 from tests.recipes.golden_files import AGAIN, is_update
 
 PAGE = Path(__file__).with_name("mistakes.md")
-COMMAND = re.compile(r"^\$ python run\.py (.*)\n((?:.+\n)*?)\[\d+\]\n", re.M)
+COMMAND = re.compile(r"^\$ python run\.py (.*)\n((?:(?!```).+\n)*)", re.M)
 FILE = re.compile(r"^```yaml (\S+)\n(.*?)^```$", re.M | re.S)
 # Ways out as they are written: a whole word, the key that is meant, names alike, numbers near.
 WORD = re.compile(r"'([a-z][\w.]*=[^']*)'|(?<![\w'.{])([a-z][\w.]*=[^\s,;()'?:]+)")

@@ -10,9 +10,12 @@ from typing import Any
 import yaml
 
 from components.config.schema.data import Preparation, Source
+from components.data.manifest import Manifest
 from data_prep.corpus import CleanCorpus, Corpus
+from data_prep.prepare import prepare_folder
 from data_prep.stages.runner import Executor, Local, StageRunner
 from data_prep.stages.shards import CleanShard
+from data_prep.tokenise import LocalTokenise
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "conf" / "preparation" / "engine.yaml"
@@ -65,6 +68,16 @@ def clean(
     runner = runner_of(root, executor=executor, said=said)
     preparation = preparation_of(**changes)
     return Corpus(sources=sources, preparation=preparation, runner=runner).run_stages()
+
+
+def prepare(*, said: list[str] | None = None, **changes: Any) -> tuple[Path, Manifest]:
+    """Write the folder of a small mixture, with text as it is unless told otherwise."""
+    arguments: dict[str, Any] = {
+        "tokenizer_folder": "none", "name": "mix", "held_out_fraction": 0.1,
+        "tokenizer_sample_bytes": "all", "sequence_length": 16, "verify": "contents",
+        "tokenise": LocalTokenise(), "say": (said if said is not None else []).append,
+    }  # fmt: skip
+    return prepare_folder(**{**arguments, **changes})
 
 
 def runner_of(

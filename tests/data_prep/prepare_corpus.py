@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from components.config.schema.data import Source
-from data_prep.prepare import prepare_folder
 from data_prep.stages.runner import Executor, Local
 from data_prep.stages.tokens import StagedTokenise
 from data_prep.tokenise import Tokenise
 from tests.data_prep.conftest import make_tokenizer
-from tests.data_prep.corpora import LANGUAGES, MANY_TASKS, clean, runner_of
+from tests.data_prep.corpora import LANGUAGES, MANY_TASKS, clean, prepare, runner_of
 
 
 def prepared(
@@ -23,19 +22,12 @@ def prepared(
 ) -> str:
     """Clean and tokenise, in stages unless told otherwise; hash the folder that comes of it."""
     cleaned = clean(sources, root, executor=executor, **MANY_TASKS)
-    folder, _ = prepare_folder(
+    folder, _ = prepare(
         sources=cleaned.sources,
         stages=cleaned.stages,
         tokenise=how or StagedTokenise(runner=runner_of(root, executor=executor)),
         tokenizer=make_tokenizer(700),
-        tokenizer_folder="none",
         root=root / "prepared",
-        name="mix",
-        held_out_fraction=0.1,
-        tokenizer_sample_bytes="all",
-        sequence_length=16,
-        verify="contents",
-        say=list[str]().append,
     )
     digest = hashlib.sha256(folder.name.encode())
     for path in sorted(folder.iterdir()):

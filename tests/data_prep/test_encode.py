@@ -4,10 +4,12 @@ import random
 import numpy as np
 import pytest
 import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer as Engine
 
 from components.data import token_file as module
-from components.data.token_file import encode_to_file, open_token_file
+from components.data.token_file import encode_to_file, iter_batches, open_token_file
 from tests.components.data import test_byte_bpe as byte_bpe
 from tests.data_prep.conftest import make_paragraphs, make_tokenizer
 
@@ -72,3 +74,13 @@ def test_a_text_that_cannot_be_read_leaves_no_file(tmp_path, unigram):
     with pytest.raises(ValueError, match="torn"):
         encode_to_file(tmp_path / "a", texts(), unigram[0])
     assert list(tmp_path.iterdir()) == []
+
+
+@given(st.lists(st.text("a", max_size=6)), st.integers(1, 12))
+def test_batches_are_the_items_in_order_and_each_is_closed_at_once(items, size):
+    found = list(iter_batches(iter(items), size))
+    assert [item for batch in found for item in batch] == items
+    sizes = [[len(item) + 1 for item in batch] for batch in found]
+    assert all(sum(each) >= size for each in sizes[:-1])
+    assert all(sum(each[:-1]) < size for each in sizes)
+    assert all(sizes)

@@ -274,16 +274,10 @@ def test_the_fields_of_records_that_hold_text_are_listed(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (
-            {"id": [1], "body": ["x"]},
-            r"mine\.column: .*parquet has no column 'text'\n.*id, b",
-        ),
+        ({"id": [1], "body": ["x"]}, r"mine\.column: .*parquet has no column 'text'\n.*id, b"),
         ({"text": [1, 2]}, r"mine\.column: .*'text' of .*a\.parquet has type int64, not"),
         ({"text": [b"x"]}, r"mine\.column: .*'text' .* has type binary, not"),
-        (
-            {"text": [["a"]]},
-            r"mine\.column: .*'text' .* has type list<",
-        ),
+        ({"text": [["a"]]}, r"mine\.column: .*'text' .* has type list<"),
         ({"text": [{"a": "b"}]}, r"mine\.column: .*'text' .* has type struct<"),
         ({"text": ["x", None]}, r"mine\.files: .*a\.parquet row 2 has no text"),
         ({"text": [" ", ""]}, r"mine\.files: .*a\.parquet has no text"),

@@ -162,9 +162,7 @@ def test_a_line_that_is_no_entry_is_passed_over(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["python/source", "python/docs"])
-def test_the_library_is_drawn_again_only_once_a_module_or_the_code_has_changed(
-    tmp_path, monkeypatch, name
-):
+def test_the_library_is_drawn_again_once_it_or_the_code_changes(tmp_path, monkeypatch, name):
     library = open_embedded(name, "data.sources.python.embedded")
     assert isinstance(library, Library)
     expected = library.hash_input(cache(tmp_path))

@@ -71,10 +71,7 @@ def test_the_record_changes_with_the_files_the_split_and_the_column(folder):
     ("change", "message"),
     [
         ({"split": "test"}, r"mine\.dataset: .*data cannot be read: .*split"),
-        (
-            {"column": "tekst"},
-            r"mine\.column: .*data has no column 'tekst'\n.*text, body",
-        ),
+        ({"column": "tekst"}, r"mine\.column: .*data has no column 'tekst'\n.*text, body"),
         ({"column": "id"}, r"mine\.dataset: .*data row 1 has no text\n  set another column"),
     ],
 )
@@ -128,25 +125,27 @@ def described(folder, configs, name="README.md"):
     (folder / name).write_text(f"---\n{text}\n---\n" if name == "README.md" else text)
 
 
-@pytest.mark.parametrize("name", ["README.md", ".huggingface.yaml"])
 @pytest.mark.parametrize(
     "place",
     [
-        "OUTSIDE/secret.jsonl",
-        "../outside/secret.jsonl",
-        "data/../../outside/*.jsonl",
-        "~/secret.jsonl",
-        "https://example.org/x.jsonl",
-        "hf://datasets/somebody/else/x.jsonl",
-        "file:///OUTSIDE/secret.jsonl",
-        "zip://x.jsonl::https://example.org/x.zip",
+        "OUTSIDE/secret.jsonl", "../outside/secret.jsonl", "data/../../outside/*.jsonl",
+        "~/secret.jsonl", "https://example.org/x.jsonl", "hf://datasets/somebody/else/x.jsonl",
+        "file:///OUTSIDE/secret.jsonl", "zip://x.jsonl::https://example.org/x.zip",
         "x.jsonl::OUTSIDE/secret.jsonl",
     ],
-)
-def test_a_folder_that_names_files_elsewhere_is_refused(place, name, folder, outside):
+)  # fmt: skip
+def test_a_folder_that_names_files_elsewhere_is_refused(place, folder, outside):
     place = place.replace("OUTSIDE", str(outside))
-    forms = (place, [place], [{"split": "train", "path": ["train.jsonl", place]}])
-    for files in forms:
+    files = [{"split": "train", "path": ["train.jsonl", place]}]
+    described(folder, [{"config_name": "default", "data_files": files}])
+    with pytest.raises(RecipeError, match="which is not in the folder"):
+        opened(folder)
+
+
+@pytest.mark.parametrize("name", ["README.md", ".huggingface.yaml"])
+def test_files_elsewhere_are_refused_in_every_form(name, folder, outside):
+    place = str(outside / "secret.jsonl")
+    for files in (place, [place], [{"split": "train", "path": place}]):
         described(folder, [{"config_name": "default", "data_files": files}], name)
         with pytest.raises(RecipeError, match="which is not in the folder"):
             opened(folder)
@@ -164,9 +163,7 @@ def test_a_folder_may_describe_its_own_files(folder):
 
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("target", ["secret.jsonl", ".", "/"])
-def test_a_link_out_of_the_folder_is_refused_before_it_is_followed(
-    target, streaming, folder, outside
-):
+def test_a_link_out_of_the_folder_is_never_followed(target, streaming, folder, outside):
     (folder / "train-2.jsonl").symlink_to(outside / target)
     with pytest.raises(RecipeError, match="leads out of the folder"):
         opened(folder, streaming=streaming)
@@ -189,9 +186,7 @@ def test_a_pipe_in_the_folder_is_refused(folder):
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("by", ["schema", "card"])
 @pytest.mark.parametrize("column", ["text", "picture"])
-def test_files_that_values_name_are_not_opened(
-    by, column, streaming, folder, outside, monkeypatch
-):
+def test_files_named_by_values_stay_closed(by, column, streaming, folder, outside, monkeypatch):
     """The library opens what a column of pictures names, at an address too."""
     import datasets
     import pyarrow.parquet
@@ -240,8 +235,7 @@ def test_an_archive_is_not_unpacked_whatever_its_name_is(mode, streaming, folder
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [("a.png", b"x"), ("a.tar", b"x"), ("a.h5", b"x"), ("a.zip", None)],
+    ("name", "content"), [("a.png", b"x"), ("a.tar", b"x"), ("a.h5", b"x"), ("a.zip", None)]
 )
 def test_a_folder_of_other_things_than_tables_is_refused(name, content, folder):
     (folder / "train.jsonl").unlink()
@@ -257,22 +251,16 @@ def test_a_folder_of_other_things_than_tables_is_refused(name, content, folder):
 @pytest.mark.parametrize(
     "card",
     [
-        "configs: 7",
-        "configs: [7]",
-        "configs: [{}]",
+        "configs: 7", "configs: [7]", "configs: [{}]",
         "configs: [{config_name: a, data_files: {a: 1}}]",
         "configs: [{config_name: a, data_files: [[x]]}]",
         "configs: [{config_name: a, data_files: '*.jsonl', nothing: 1}]",
-        "configs: [{config_name: a, data_files: [&a '*.jsonl', *a]}]",
-        "configs: [",
-        "[" * 5000,
-        "a: !!python/object/apply:os.system [id]",
-        "dataset_info: 7",
+        "configs: [{config_name: a, data_files: [&a '*.jsonl', *a]}]", "configs: [", "[" * 5000,
+        "a: !!python/object/apply:os.system [id]", "dataset_info: 7",
         "dataset_info: {features: [{name: text, dtype: nothing}]}",
-        "dataset_info: {features: {text: {_type: os.system}}}",
-        "- 1",
+        "dataset_info: {features: {text: {_type: os.system}}}", "- 1",
     ],
-)
+)  # fmt: skip
 def test_a_card_of_another_form_is_refused_in_one_message(card, folder):
     (folder / "README.md").write_text(f"---\n{card}\n---\n")
     with suppress(RecipeError):  # anything else is a fault

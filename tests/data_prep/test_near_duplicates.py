@@ -81,9 +81,7 @@ def test_a_pair_is_found_with_the_probability_of_the_bands(tmp_path, pairs):
         assert abs(found[inside].sum() - expected) <= 4 * error + 0.5
 
 
-def test_of_pairs_above_the_threshold_99_percent_are_found_and_of_far_ones_hardly_any(
-    tmp_path, pairs
-):
+def test_pairs_above_the_threshold_are_found_and_far_ones_not(tmp_path, pairs):
     texts, similarity = pairs
     _, copies = removed(tmp_path, texts, settings(0.8))
     found = np.isin(np.arange(len(similarity)), copies)
@@ -193,3 +191,31 @@ def test_a_text_that_cannot_be_read_leaves_no_file(tmp_path):
 def test_nothing_is_left_in_the_folder(tmp_path):
     removed(tmp_path, [["one", "one"]], settings(0.8))
     assert [path.name for path in tmp_path.iterdir()] == ["0.npy"]
+
+
+DOCUMENTS = 40
+PAIRS = st.lists(st.tuples(st.integers(0, DOCUMENTS - 1), st.integers(0, DOCUMENTS - 1)))
+
+
+@given(st.lists(PAIRS, max_size=4))
+def test_groups_are_the_connected_components_and_their_first_stays(calls):
+    groups = Groups(DOCUMENTS)
+    graph = networkx.Graph()
+    graph.add_nodes_from(range(DOCUMENTS))
+    for pairs in calls:
+        graph.add_edges_from(pairs)
+        columns = np.array(pairs, np.int64).reshape(-1, 2)
+        groups.join_groups(columns[:, 0], columns[:, 1])
+    parts = list(networkx.connected_components(graph))
+    assert groups.list_repeated().tolist() == sorted(
+        document for part in parts for document in part - {min(part)}
+    )
+    for part in parts:
+        assert set(groups.find_first(np.array(sorted(part))).tolist()) == {min(part)}
+
+
+def test_a_chain_as_long_as_the_corpus_is_one_group_in_a_moment():
+    count = 1 << 18
+    groups = Groups(count)
+    groups.join_groups(np.arange(count - 1), np.arange(1, count))
+    assert groups.list_repeated().tolist() == list(range(1, count))

@@ -112,12 +112,7 @@ def test_a_long_word_takes_no_quadratic_time():
 
 def test_every_kind_is_counted():
     text = "a@b.eu c@d.eu 8.8.8.8\n+44 20 7946 0018 GB82WEST12345698765432"
-    assert replaced(text)[1] == {
-        "emails": 2,
-        "ip_addresses": 1,
-        "ibans": 1,
-        "phone_numbers": 1,
-    }
+    assert replaced(text)[1] == {"emails": 2, "ip_addresses": 1, "ibans": 1, "phone_numbers": 1}
 
 
 def test_a_kind_that_is_not_asked_for_is_neither_replaced_nor_counted():

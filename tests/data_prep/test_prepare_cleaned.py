@@ -11,7 +11,6 @@ from command.main import main
 from components.data.manifest import Manifest
 from components.data.unigram import Unigram
 from components.errors import RecipeError
-from data_prep.prepare import prepare_folder
 from data_prep.stages.runner import Executor
 from data_prep.stages.tokens import StagedTokenise
 from data_prep.tokenise import LocalTokenise, Tokenise
@@ -21,6 +20,7 @@ from tests.data_prep.corpora import (
     LANGUAGES,
     MANY_TASKS,
     clean,
+    prepare,
     runner_of,
     write_corpus,
 )
@@ -36,24 +36,14 @@ def tokenise(new_tokenizer: Callable[[int], Unigram], tmp_path: Path) -> Prepare
     sources = write_corpus(tmp_path / "texts")
 
     def act(how: Tokenise, *, root: str = "prepared", **changes: Any) -> tuple[Path, Manifest]:
-        arguments: dict[str, Any] = {
-            "tokenizer_folder": "none",
-            "tokenizer": new_tokenizer(700),
-        }
-        arguments |= {key: changes.pop(key) for key in arguments if key in changes}
+        given = {key: changes.pop(key) for key in [*changes] if key.startswith("tokenizer")}
         cleaned = clean(sources, tmp_path / "stages", **changes)
-        return prepare_folder(
+        return prepare(
             sources=cleaned.sources,
             stages=cleaned.stages,
             tokenise=how,
             root=tmp_path / root,
-            name="mix",
-            held_out_fraction=0.1,
-            tokenizer_sample_bytes="all",
-            sequence_length=16,
-            verify="contents",
-            say=list[str]().append,
-            **arguments,
+            **{"tokenizer": new_tokenizer(700), **given},
         )
 
     return act
@@ -93,9 +83,7 @@ def test_whoever_tokenises_the_folder_is_the_same_byte_for_byte(
     assert len(list(folder.glob("*.train.tokens"))) > len(LANGUAGES)
 
 
-def test_a_tokenizer_that_is_given_is_used_and_none_is_trained(
-    tokenise: Prepare, tmp_path: Path
-) -> None:
+def test_a_given_tokenizer_is_used_and_none_trained(tokenise: Prepare, tmp_path: Path) -> None:
     trained, manifest = tokenise(LocalTokenise())
     how = StagedTokenise(runner=runner_of(tmp_path / "tokens"))
     folder, again = tokenise(how, root="given", tokenizer_folder=str(trained))
@@ -106,9 +94,7 @@ def test_a_tokenizer_that_is_given_is_used_and_none_is_trained(
     ).read_bytes()
 
 
-def test_only_shards_without_tokens_are_tokenised_again(
-    tokenise: Prepare, tmp_path: Path
-) -> None:
+def test_only_shards_without_tokens_are_done_again(tokenise: Prepare, tmp_path: Path) -> None:
     said: list[str] = []
     how = StagedTokenise(runner=runner_of(tmp_path / "tokens", said=said))
     first, _ = tokenise(how, **MANY_TASKS)

@@ -1,10 +1,20 @@
+import ast
 import hashlib
+import sysconfig
+from pathlib import Path
 
 import pytest
 
 from components.config.schema.data import Source
 from components.errors import RecipeError
-from data_prep.sources import open_source
+from data_prep.sources import (
+    embedded_names,
+    find_inputs,
+    library_docs,
+    library_source,
+    open_embedded,
+    open_source,
+)
 
 
 def test_a_section_of_the_recipe_is_a_source(tmp_path):
@@ -32,3 +42,67 @@ def test_a_source_without_text_is_refused():
 def test_a_name_that_cannot_be_a_file_name_is_refused(name):
     with pytest.raises(RecipeError, match="is not valid as a file name"):
         open_source(name, Source(files=(), embedded="python/docs"))
+
+
+WHERE = "data.sources.mine.embedded"
+
+
+def test_the_source_corpus_is_the_library_without_its_tests():
+    groups = [document.group_text for document in library_source()]
+    assert groups == sorted(groups)
+    assert {"argparse.py", "json/decoder.py"} <= set(groups)
+    assert not [name for name in groups if "test" in Path(name).parts or "idlelib" in name]
+    argparse = Path(sysconfig.get_path("stdlib"), "argparse.py").read_text("utf-8")
+    assert argparse in {document.text for document in library_source()}
+
+
+@pytest.mark.long
+def test_documentation_shares_the_group_of_its_module():
+    documents = {document.group_text: document.text for document in library_docs()}
+    module = Path(sysconfig.get_path("stdlib"), "json", "decoder.py").read_text("utf-8")
+    assert str(ast.get_docstring(ast.parse(module))) in documents["json/decoder.py"]
+    assert "JSONDecoder: Simple JSON" in documents["json/decoder.py"]
+
+
+def test_the_help_topics_are_documents():
+    topics = {d.group_text: d.text for d in library_docs() if d.group_text.startswith("topic/")}
+    assert "with" in topics["topic/with"]
+    assert len(topics) > 50
+
+
+@pytest.mark.parametrize("name", ["python/source", "python/docs"])
+def test_a_library_corpus_states_its_size(name):
+    corpus = open_embedded(name, WHERE)
+    assert corpus.hash_input().name == name
+    assert corpus.hash_input().bytes == sum(
+        len(d.text.encode()) for d in corpus.iter_documents()
+    )
+    assert corpus.hash_input() == open_embedded(name, WHERE).hash_input()
+
+
+def test_a_text_of_a_corpora_folder_is_found_by_its_path(tmp_path):
+    (tmp_path / "eu24").mkdir()
+    (tmp_path / "eu24" / "mt.txt").write_text("Bonġu.\n\nGrazzi.", encoding="utf-8")
+    corpus = open_embedded("eu24/mt", WHERE, tmp_path)
+    assert [document.text for document in corpus.iter_documents()] == ["Bonġu.", "Grazzi."]
+    assert corpus.hash_input().name == "eu24/mt"
+
+
+def test_a_folder_of_corpora_stands_for_all_of_its_texts(tmp_path):
+    (tmp_path / "eu24").mkdir()
+    for name in ("mt", "ga"):
+        (tmp_path / "eu24" / f"{name}.txt").write_text("Bonġu.", encoding="utf-8")
+    assert embedded_names("eu24", tmp_path) == ["eu24/ga", "eu24/mt"]
+    assert embedded_names("eu24/mt", tmp_path) == ["eu24/mt"]
+    assert embedded_names("python/source", tmp_path) == ["python/source"]
+    languages = find_inputs("parallel", Source(embedded="eu24"))
+    assert len(languages) == 24
+    assert sum(len([*text.iter_documents()]) for text in languages) == 24 * 12
+
+
+def test_an_unknown_corpus_lists_the_known_ones(tmp_path):
+    (tmp_path / "eu24").mkdir()
+    (tmp_path / "eu24" / "mt.txt").write_text("Bonġu.", encoding="utf-8")
+    message = r"mine\.embedded: .*'eu24/xx'\n  choose from python/source, python/docs, eu24/mt"
+    with pytest.raises(RecipeError, match=message):
+        open_embedded("eu24/xx", WHERE, tmp_path)

@@ -31,17 +31,12 @@ def names(preset, work: str, source: str = "web") -> list[str]:
         (
             "fineweb",
             [
-                "normalise",
-                "language",
-                "gopher_repetition",
-                "gopher_quality",
-                "c4",
-                "fineweb",
+                "normalise", "language", "gopher_repetition", "gopher_quality", "c4", "fineweb",
                 "personal_data",
             ],
         ),
     ],
-)
+)  # fmt: skip
 def test_a_work_is_its_steps_in_order(work, expected, preset):
     assert names(preset, work) == expected
 

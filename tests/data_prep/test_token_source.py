@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer as Engine
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
@@ -17,13 +19,13 @@ from components.data.order import Phase, SampleOrder
 from components.data.samples import HeldOutWindows, PackedSamples
 from components.data.token_file import OpenFiles, ShardedTokens
 from components.errors import RecipeError
-from data_prep.prepare import prepare_folder
 from data_prep.tokenise import (
-    LocalTokenise,
     held_out_documents,
     open_token_source,
+    sample_texts,
     write_megatron,
 )
+from tests.data_prep.corpora import prepare
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "megatron"
 
@@ -38,20 +40,9 @@ class Declared:
 
 
 def run(root: Path, said: list[str] | None = None, **changes):
-    arguments = {
-        "sources": {"mine": Source(tokens=(str(GOLDEN / "uint16_whole"),))},
-        "tokenizer": Declared(),
-        "tokenizer_folder": "none",
-        "root": root,
-        "name": "mix",
-        "held_out_fraction": 0.3,
-        "tokenizer_sample_bytes": "all",
-        "sequence_length": 4,
-        "verify": "contents",
-        "tokenise": LocalTokenise(),
-        "say": (said if said is not None else []).append,
-    }
-    return prepare_folder(**{**arguments, **changes})
+    sources = {"mine": Source(tokens=(str(GOLDEN / "uint16_whole"),))}
+    arguments = {"sources": sources, "tokenizer": Declared(), "held_out_fraction": 0.3}
+    return prepare(said=said, root=root, sequence_length=4, **{**arguments, **changes})
 
 
 def golden(name: str) -> list[list[int]]:
@@ -181,9 +172,7 @@ def test_a_pattern_without_an_index_is_refused(tmp_path):
         open_token_source("mine", Source(tokens=(f"{tmp_path}/x*",)))
 
 
-def test_what_was_prepared_can_be_written_for_megatron_and_read_back(
-    tmp_path, sources, tokenizer
-):
+def test_prepared_files_are_written_for_megatron_and_read(tmp_path, sources, tokenizer):
     texts = {"first": sources["first"]}
     folder, manifest = run(tmp_path, sources=texts, tokenizer=tokenizer)
     prefixes = write_megatron(folder, manifest)
@@ -211,19 +200,13 @@ def test_without_second_names_the_tokens_are_copied(tmp_path, sources, tokenizer
     assert not list(folder.glob(".*"))
 
 
-def test_text_is_encoded_by_the_tokenizer_that_is_given(
-    tmp_path, sources, tokenizer, new_tokenizer
-):
+def test_text_is_encoded_by_a_given_tokenizer(tmp_path, sources, tokenizer, new_tokenizer):
     texts = {"first": sources["first"]}
     trained, manifest = run(tmp_path / "a", sources=texts, tokenizer=tokenizer)
     said: list[str] = []
     fresh = new_tokenizer(tokenizer.vocab_size)
     given, again = run(
-        tmp_path / "b",
-        said,
-        sources=texts,
-        tokenizer=fresh,
-        tokenizer_folder=str(trained),
+        tmp_path / "b", said, sources=texts, tokenizer=fresh, tokenizer_folder=str(trained)
     )
     assert not any(line.startswith("tokenizer:") for line in said)
     assert again.sources["first"].train == manifest.sources["first"].train
@@ -231,9 +214,7 @@ def test_text_is_encoded_by_the_tokenizer_that_is_given(
     assert given.name != trained.name
 
 
-def test_a_folder_without_a_tokenizer_or_with_another_is_refused(
-    tmp_path, sources, tokenizer, new_tokenizer
-):
+def test_a_folder_lacking_the_tokenizer_is_refused(tmp_path, sources, tokenizer, new_tokenizer):
     texts = {"first": sources["first"]}
     with pytest.raises(RecipeError, match=r"tokenizer_folder: .* none of tokenizer\.json"):
         run(tmp_path, sources=texts, tokenizer=tokenizer, tokenizer_folder=str(tmp_path))
@@ -274,3 +255,27 @@ def test_a_prefix_with_signed_ids_is_checked_for_negative_ones(tmp_path):
     write_index(tmp_path / "a", np.array([5, 9, 1], np.int32), "int32", eod_id=1)
     with pytest.raises(RecipeError, match=r"a\.bin has id -3 at token 1"):
         run(tmp_path, sources={"mine": Source(tokens=(str(tmp_path / "a"),))})
+
+
+@given(st.lists(st.text()), st.integers(0, 500))
+def test_the_sample_is_never_larger_than_asked(texts, sample_bytes):
+    sample = sample_texts(texts, sample_bytes)
+    assert sum(len(piece.encode()) for piece in sample) <= sample_bytes
+
+
+def test_a_small_text_is_taken_whole():
+    assert sorted(sample_texts(["b\nc", "a"], 1000)) == ["a", "b\nc"]
+
+
+def test_a_large_text_is_sampled_from_beginning_to_end():
+    lines = [f"line {number:06d} " + "x" * 100 for number in range(5000)]
+    sample = "\n".join(sample_texts(["\n".join(lines)], 50_000))
+    numbers = sorted(int(line.split()[1]) for line in sample.split("\n"))
+    assert 48_000 < len(sample) <= 50_000
+    assert numbers[0] < 500
+    assert numbers[-1] > 4500
+
+
+def test_the_order_of_the_documents_has_no_effect():
+    texts = [f"document {number}" * 50 for number in range(100)]
+    assert sample_texts(texts, 9000) == sample_texts(texts[::-1], 9000)

@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import yaml
+from typing_extensions import override
 
 from tests.recipes.compositions import RECIPES, composed_tree
 
@@ -19,6 +21,7 @@ CITED = (
     "assumed",
 )  # a miniature has them unchanged
 ABSENT = {"absent": True}  # no leaf is a mapping with values
+WIDTH = 110
 
 Tree = dict[str, Any]
 LeafPath = tuple[str, ...]
@@ -57,10 +60,38 @@ def without_citations(tree: Tree) -> Tree:
     return {**tree, "recipe": recipe}
 
 
-def as_text(tree: Tree) -> str:
-    return yaml.safe_dump(
-        tree, sort_keys=False, width=110, allow_unicode=True, default_flow_style=None
+class _Dumper(yaml.SafeDumper):
+    """Write a value as often as it occurs."""
+
+    @override
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def as_text(tree: Mapping[str, Any], indent: int = 0) -> str:
+    """Write a tree as YAML: what fits is on one line, and so are values side by side."""
+    text = ""
+    for key, value in tree.items():
+        inside = isinstance(value, Mapping) and any(isinstance(v, dict) for v in value.values())
+        line = f"{_flow(key)}: {_flow(value)}"
+        if inside and len(line) > WIDTH - indent:
+            text += f"{' ' * indent}{_flow(key)}:\n{as_text(value, indent + 2)}"
+        else:
+            wrapped = _flow(value, WIDTH - indent - len(key)).replace("\n", f"\n{' ' * indent}")
+            text += f"{' ' * indent}{_flow(key)}: {wrapped}\n"
+    return text
+
+
+def _flow(value: object, width: float = inf) -> str:
+    text = yaml.dump(
+        value,
+        Dumper=_Dumper,
+        default_flow_style=True,
+        sort_keys=False,
+        allow_unicode=True,
+        width=width,
     )
+    return text.removesuffix("...\n").strip()
 
 
 def leaves(tree: Mapping[str, Any], above: LeafPath = ()) -> Iterator[tuple[LeafPath, Any]]:
@@ -73,11 +104,12 @@ def leaves(tree: Mapping[str, Any], above: LeafPath = ()) -> Iterator[tuple[Leaf
 
 
 def nested(found: Mapping[LeafPath, Any]) -> Tree:
-    """Return the tree that has these leaves."""
+    """Return the tree that has these leaves; one that gave way to others is not absent."""
     tree: Tree = {}
     for (*parents, last), value in found.items():
-        inside = tree
+        inside: Any = tree
         for step in parents:
-            inside = inside.setdefault(step, {})
-        inside[last] = value
+            inside = inside.setdefault(step, {}) if isinstance(inside, dict) else None
+        if isinstance(inside, dict) and not (value == ABSENT and last in inside):
+            inside[last] = value
     return tree

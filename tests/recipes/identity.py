@@ -12,26 +12,15 @@ from typing import Any
 from components.config.fingerprint import compute_fingerprint
 from components.planner.search import describe_layout
 from tests.recipes.compositions import composed, composed_tree
-from tests.recipes.differences import (
-    CITED,
-    LeafPath,
-    leaves,
-    own_leaves,
-    shared_leaves,
-)
+from tests.recipes.differences import CITED, LeafPath, leaves, own_leaves, shared_leaves
 from tests.recipes.golden_files import Row
 
 TRAINING = ("budget", "optimizer", "schedule", "precision", "phases", "start")
 PARTS = {
-    "model": "model",
-    "tokenizer": "data",
-    "data": "data",
-    "parallelism": "layout",
-    **dict.fromkeys(TRAINING, "training"),
-    "cluster": "machine",
-    "derived": "derived",
+    "model": "model", "tokenizer": "data", "data": "data", "parallelism": "layout",
+    **dict.fromkeys(TRAINING, "training"), "cluster": "machine", "derived": "derived",
     **dict.fromkeys(("name", *CITED), "record"),
-}
+}  # fmt: skip
 REST = "rest"  # of the sections that no part names
 
 

@@ -43,41 +43,21 @@ SHARES = {
 
 # What card, README, chronicles and carbon study report of the 176B run.
 REPORTED: dict[str, float] = {
-    "unique_tokens": 350e9,
-    "devices": 384,
-    "spare_devices": 32,
-    "step_seconds": 105,
-    "tokens_per_second_per_device": 103.8,
-    "tflops_per_device": 149.02,
-    "memory_bytes": 60e9,
-    "checkpoint_bytes": 2_300 * 2**30,
-    "checkpoint_seconds": 40,
-    "weights_bytes": 329 * 2**30,
-    "months": 3.5,
-    "device_hours": 1_082_990,
-    "energy_kwh": 433_196,
-    "idle_energy_kwh": 256_646,
-    "kg_co2e": 24_690,
-    "kg_co2e_idle": 14_600,
-    "kg_co2e_embodied": 11_200,
-    "kg_co2e_total": 50_500,
-    "training_loss": 1.939,
-    "held_out_loss": 2.061,
-    "perplexity": 7.045,
-    "score_arc_challenge": 41.1,
-    "score_arc_easy": 72.6,
-}
+    "unique_tokens": 350e9, "devices": 384, "spare_devices": 32, "step_seconds": 105,
+    "tokens_per_second_per_device": 103.8, "tflops_per_device": 149.02, "memory_bytes": 60e9,
+    "checkpoint_bytes": 2_300 * 2**30, "checkpoint_seconds": 40, "weights_bytes": 329 * 2**30,
+    "months": 3.5, "device_hours": 1_082_990, "energy_kwh": 433_196, "idle_energy_kwh": 256_646,
+    "kg_co2e": 24_690, "kg_co2e_idle": 14_600, "kg_co2e_embodied": 11_200,
+    "kg_co2e_total": 50_500, "training_loss": 1.939, "held_out_loss": 2.061,
+    "perplexity": 7.045, "score_arc_challenge": 41.1, "score_arc_easy": 72.6,
+}  # fmt: skip
 # Accuracy of the 7.1B model's last checkpoint, to three places.
 SCORES = {
-    "arc_challenge": 0.302901023890785,
-    "arc_easy": 0.6498316498316499,
-    "boolq": 0.6278287461773701,
-    "copa": 0.72,
-    "headqa": 0.29540481400437635,
-    "hellaswag": 0.4629555865365465,
-    "lambada": 0.5761692218125364,
+    "arc_challenge": 0.302901023890785, "arc_easy": 0.6498316498316499,
+    "boolq": 0.6278287461773701, "copa": 0.72, "headqa": 0.29540481400437635,
+    "hellaswag": 0.4629555865365465, "lambada": 0.5761692218125364,
     "logiqa": 0.20430107526881722,
-}
+}  # fmt: skip
 COUNTED = {"parameters", "total_tokens", "steps", "tokens_per_step", "devices"}
 
 

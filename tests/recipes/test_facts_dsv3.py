@@ -9,24 +9,13 @@ from benchmarks.ledger.proofs import plan_at_home
 from tests.recipes.compositions import shown
 
 CONFIG: dict[str, Any] = {
-    "hidden_size": 7_168,
-    "num_hidden_layers": 96,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "q_lora_rank": 1_536,
-    "kv_lora_rank": 512,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-    "intermediate_size": 18_432,
-    "first_k_dense_replace": 3,
-    "moe_intermediate_size": 2_048,
-    "n_routed_experts": 264,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "vocab_size": 129_280,
-    "tie_word_embeddings": False,
-}
+    "hidden_size": 7_168, "num_hidden_layers": 96, "num_attention_heads": 128,
+    "num_key_value_heads": 128, "q_lora_rank": 1_536, "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+    "intermediate_size": 18_432, "first_k_dense_replace": 3, "moe_intermediate_size": 2_048,
+    "n_routed_experts": 264, "n_shared_experts": 1, "num_experts_per_tok": 8,
+    "vocab_size": 129_280, "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 def test_the_model_has_no_balance_and_no_prediction_of_more_tokens() -> None:

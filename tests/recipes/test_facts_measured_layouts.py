@@ -45,9 +45,7 @@ def test_layouts_of_7b_models_on_jean_zay() -> None:
     # 32,000 rows twice, four products of attention, three of the MLP, norms: by hand.
     [("llama2_7b", 6_738_415_616), ("lucie_7b", 6_436_425_728)],
 )
-def test_models_of_jean_zay_have_the_parameters_of_their_shapes(
-    model: str, parameters: int
-) -> None:
+def test_models_of_jean_zay_have_the_count_of_their_shapes(model: str, parameters: int) -> None:
     """Llama 2 has 6,738,415,616 (its card's safetensors); Lucie's shape with 32,000 pieces."""
     study = listed("jean_zay_layouts")
     point = next(point for point in study.points if point["model"] == model)

@@ -20,6 +20,7 @@ from command.study.request import StudyRequest, read_study_request
 from command.study.runs import plan_point
 from command.study.schema import ListedStudy, Point, SearchStudy
 from components.planner.plan import plan_recipe
+from tests.recipes.test_facts_campaigns import TABLE_3
 
 FILES = sorted((ROOT / "studies").glob("*.yaml"))
 DATA, TENSOR, PIPELINE = (f"parallelism.{name}" for name in ("data", "tensor", "pipeline"))
@@ -29,15 +30,9 @@ OUT = "OOM"
 TEUKEN_LAYOUT = {TENSOR: 2, PIPELINE: 2, DATA: 128}
 # Devices that the sources name for all points of a study together.
 DEVICES = {
-    "bloom_shapes": 384,
-    "bloom_topology": 384,
-    "caraml_energy": 4,
-    "flash_gpt3": 8,
-    "mula_optimizer": 3_072,
-    "mula_passes": 3_072,
-    "mula_table3": 3_072,
-    "vocabularies": 512,
-}
+    "bloom_shapes": 384, "bloom_topology": 384, "caraml_energy": 4, "flash_gpt3": 8,
+    "mula_optimizer": 3_072, "mula_passes": 3_072, "mula_table3": 3_072, "vocabularies": 512,
+}  # fmt: skip
 # Figures that count tensor ranks; beside them are replicas alone.
 AXES = {"playbook_tensor", "smng_p2_tensor"}
 # Last points that cannot be planned, and what the refusal names: 70 layers have no 72 stages.
@@ -111,13 +106,6 @@ def test_weak_scaling_of_mula() -> None:
     assert sequences == [384, 768, 1_536, 3_072, 6_144, 12_288] * 2
 
 
-# Of arXiv 2604.00785, table 3: FSMOE's passes and step, EPSO's optimizer and step, both.
-TABLE_3: dict[str, tuple[float | None, ...]] = {
-    "mula7b_a1b": (2.83, 1.71, None, None, 1.71),
-    "mula20b_a2b": (1.33, 1.11, 1.36, 1.19, 1.35),
-    "mula100b_a7b": (1.51, 1.31, 1.23, 1.06, 1.41),
-    "mula220b_a10b": (1.66, 1.48, 1.07, 1.01, 1.51),
-}
 PATH, AWARE = "model.mlp.path", "parallelism.expert_aware"
 
 
@@ -183,28 +171,14 @@ def test_the_plan_sees_both_curves_of_weak_scaling_within_10_per_cent() -> None:
 def test_topologies_of_bloom() -> None:
     """chronicles-prequel.md, 25 February 2022: the rows of some 2,048 sequences a step."""
     assert published("bloom_topology", DATA, TENSOR, PIPELINE, MICROBATCH) == [
-        (8, 8, 6, 4, 114.11),
-        (8, 8, 6, 6, 123.57),
-        (4, 8, 12, 4, 117.07),
-        (4, 8, 12, 2, 128.82),
-        (6, 8, 8, 4, 113.16),
-        (12, 8, 4, 2, 125.52),
-        (12, 8, 4, 4, 114.81),
-        (24, 8, 2, 1, 145.45),
-        (24, 8, 2, 2, 136.13),
-        (48, 8, 1, 1, OUT),
-        (8, 4, 12, 4, 111.89),
-        (8, 4, 12, 2, 110.48),
-        (8, 4, 12, 2, 113.54),
-        (16, 4, 6, 4, 117.11),
-        (16, 4, 6, 2, 111.71),
-        (16, 2, 12, 2, 112.50),
-        (32, 2, 6, 2, OUT),
-        (32, 2, 6, 1, OUT),
-        (8, 2, 24, 1, 119.53),
-        (8, 2, 24, 2, 122.75),
+        (8, 8, 6, 4, 114.11), (8, 8, 6, 6, 123.57), (4, 8, 12, 4, 117.07),
+        (4, 8, 12, 2, 128.82), (6, 8, 8, 4, 113.16), (12, 8, 4, 2, 125.52),
+        (12, 8, 4, 4, 114.81), (24, 8, 2, 1, 145.45), (24, 8, 2, 2, 136.13), (48, 8, 1, 1, OUT),
+        (8, 4, 12, 4, 111.89), (8, 4, 12, 2, 110.48), (8, 4, 12, 2, 113.54),
+        (16, 4, 6, 4, 117.11), (16, 4, 6, 2, 111.71), (16, 2, 12, 2, 112.50),
+        (32, 2, 6, 2, OUT), (32, 2, 6, 1, OUT), (8, 2, 24, 1, 119.53), (8, 2, 24, 2, 122.75),
         (4, 4, 24, 1, 130.60),
-    ]
+    ]  # fmt: skip
 
 
 def test_shapes_and_last_days_of_bloom() -> None:
@@ -217,14 +191,10 @@ def test_shapes_and_last_days_of_bloom() -> None:
         (64, 8, 4, 12, 4, 102.27),
     ]
     assert published("bloom_nodes", "nodes", TENSOR, PIPELINE, MICROBATCH) == [
-        (24, 4, 12, 2, 215.8),
-        (24, 4, 12, 1, 234.7),
-        (24, 4, 24, 1, 220.3),
-        (24, 2, 24, 1, 199.8),
-        (36, 4, 36, 1, 155.7),
-        (36, 2, 36, 1, 141.2),
+        (24, 4, 12, 2, 215.8), (24, 4, 12, 1, 234.7), (24, 4, 24, 1, 220.3),
+        (24, 2, 24, 1, 199.8), (36, 4, 36, 1, 155.7), (36, 2, 36, 1, 141.2),
         (36, 1, 72, 1, 140.4),
-    ]
+    ]  # fmt: skip
 
 
 def test_megatron_on_juwels() -> None:
@@ -241,38 +211,20 @@ def test_megatron_on_juwels() -> None:
 def test_axes_of_the_ultra_scale_playbook() -> None:
     """Figures of the playbook's Space; those of pipelines are read off a picture."""
     assert published("playbook_data", DATA, MICROBATCH) == [
-        (8, 2, 40_149.94),
-        (16, 1, 37_609.69),
-        (32, 1, 35_367.61),
-        (64, 1, 31_112.23),
-        (128, 2, 26_446.44),
-        (256, 1, 15_700.38),
-    ]
+        (8, 2, 40_149.94), (16, 1, 37_609.69), (32, 1, 35_367.61), (64, 1, 31_112.23),
+        (128, 2, 26_446.44), (256, 1, 15_700.38),
+    ]  # fmt: skip
     scattered = "parallelism.sequence_parallel"
     assert published("playbook_tensor", TENSOR, scattered, MICROBATCH) == [
-        (2, False, 3, 13_923),
-        (4, False, 8, 12_421),
-        (8, False, 12, 10_903),
-        (16, False, 16, 6_246),
-        (32, False, 20, 2_146),
-        (2, True, 4, 14_167),
-        (4, True, 10, 13_460),
-        (8, True, 20, 10_889),
-        (16, True, 40, 6_159),
+        (2, False, 3, 13_923), (4, False, 8, 12_421), (8, False, 12, 10_903),
+        (16, False, 16, 6_246), (32, False, 20, 2_146), (2, True, 4, 14_167),
+        (4, True, 10, 13_460), (8, True, 20, 10_889), (16, True, 40, 6_159),
         (32, True, 100, 3_610),
-    ]
+    ]  # fmt: skip
     assert published("playbook_pipeline", PIPELINE, "microbatches") == [
-        (2, 32, 15_300),
-        (4, 32, 13_850),
-        (8, 32, 11_650),
-        (16, 32, 7_850),
-        (32, 32, 3_750),
-        (2, 1, 7_400),
-        (4, 3, 8_000),
-        (8, 7, 7_900),
-        (16, 15, 6_700),
-        (32, 31, 3_700),
-    ]
+        (2, 32, 15_300), (4, 32, 13_850), (8, 32, 11_650), (16, 32, 7_850), (32, 32, 3_750),
+        (2, 1, 7_400), (4, 3, 8_000), (8, 7, 7_900), (16, 15, 6_700), (32, 31, 3_700),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["smng_p2_tensor", "smng_p2_pipeline"])

@@ -11,12 +11,11 @@ import yaml
 
 from command.actions.plan import run
 from command.arguments import read_point
-from command.composition.compose import compose_recipe, compose_run
+from command.composition.compose import compose_run
 from command.composition.layout_search import SearchResult
 from command.perform import run_action
 from components.planner.plan import plan_layouts, plan_recipe, step_parts
 from components.planner.result import LayoutPlans
-from components.planner.search import describe_layout
 from tests.recipes.compositions import at_home
 from tests.recipes.golden_files import check_text
 
@@ -68,9 +67,7 @@ def test_no_search_is_left_without_its_recipe() -> None:
 
 
 @pytest.mark.long
-def test_the_plan_prints_the_best_ten_beside_the_published_layout(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_plans_print_the_best_ten(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "plan.html"
     words = ["recipe=teuken7b", "cluster=juwels", "parallelism=auto", "action=plan"]
     assert run_action("plan", read_point([*words, f"file={file}"])).status == 0
@@ -84,7 +81,7 @@ def test_the_plan_prints_the_best_ten_beside_the_published_layout(
     assert "waiting in the pipeline" in page
 
 
-def test_json_has_the_search_and_its_best_layout_is_the_planned_one(
+def test_json_has_the_search_with_the_planned_layout(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ["recipe=bloom176b", "cluster=jean_zay", "parallelism=auto", "action=plan"]
@@ -131,11 +128,3 @@ def test_the_published_layout_found_best_is_said_to_be_so() -> None:
     words += ["parallelism.schedule=1f1b", "parallelism.recompute=none"]
     why = found_abroad("teuken7b", "juwels", *words).why
     assert why[0] == "the published layout is the best one found"
-
-
-def test_a_layout_is_described_by_what_it_uses() -> None:
-    recipe = compose_recipe(read_point(["recipe=mula220b_a10b", "cluster=aurora"]))
-    assert describe_layout(recipe.parallelism) == (
-        "data 32 x pipeline 8 x expert 12, ZeRO 1, microbatches of 1, 1f1b, "
-        "recomputes attention and mlp and norms"
-    )

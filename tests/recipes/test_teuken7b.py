@@ -24,9 +24,7 @@ def test_flops_a_token_are_the_sheets_in_both_conventions(shown: dict[str, Any])
     assert {name: round(value / 1e9, 2) for name, value in flops.items()} == FLOPS_PER_TOKEN
 
 
-def test_the_mixture_has_the_24_languages_and_sixty_percent_that_is_not_english(
-    shown: dict[str, Any],
-) -> None:
+def test_the_mixture_has_24_languages_and_60_percent_not_english(shown: dict[str, Any]) -> None:
     shares = shown["recipe"]["data"]["shares"]
     assert sorted(shares) == LANGUAGES
     assert 1 - shares["en"] == pytest.approx(0.6)

@@ -52,9 +52,7 @@ def test_the_ledger_has_the_stored_rows(page: Path, pages: dict[Path, str]) -> N
     assert page.read_text("utf-8") == pages[page], "`make golden` writes it"
 
 
-def test_every_recipe_is_counted_once_on_the_front_page(
-    pages: dict[Path, str], entries: list[LedgerEntry]
-) -> None:
+def test_recipes_are_counted_once(pages: dict[Path, str], entries: list[LedgerEntry]) -> None:
     table = pages[ledger.FRONT].partition("<!-- counts")[2].partition("<!-- end of counts")[0]
     lines = [line for line in table.splitlines() if line.startswith("| `")]
     named = [name for line in lines for name in ledger.NAMES.findall(line.split("|")[1])]
@@ -73,9 +71,7 @@ def test_an_unlisted_recipe_is_added_to_the_last_line(entries: list[LedgerEntry]
     assert f" of {len(others)} |" in last
 
 
-def test_every_row_has_a_recipe_a_machine_versions_and_a_date(
-    entries: list[LedgerEntry],
-) -> None:
+def test_rows_have_a_recipe_a_machine_and_a_date(entries: list[LedgerEntry]) -> None:
     for proof in (proof for entry in entries for proof in entry.proofs):
         row = proof.row
         assert {"processor", "cores"} <= row["machine"].keys()

@@ -23,107 +23,59 @@ from components.config.schema.document_steps import (
 from data_prep.filters.published import PUBLISHED, load_word_tokenizer, published_filter
 from data_prep.sources import library_docs
 
-
-def repetition_pair(draw):
-    shares = [draw.choice([0.05, 0.1, 0.2, 0.4, 0.8]) for _ in range(6)]
-    top, duplicate = ((2, shares[4]), (3, 0.3)), ((5, shares[5]), (6, 0.5))
-    ours = GopherRepetition(
-        duplicate_lines=shares[0],
-        duplicate_paragraphs=shares[1],
-        duplicate_line_characters=shares[2],
-        duplicate_paragraph_characters=shares[3],
-        top_ngrams=top,
-        duplicate_ngrams=duplicate,
-    )
-    theirs = GopherRepetitionFilter(
-        *shares[:4], top_n_grams=top, dup_n_grams=duplicate, language=load_word_tokenizer()
-    )
-    return published_filter("gopher_repetition", ours), theirs
-
-
-def quality_pair(draw):
-    least, most = draw.choice([20, 60]), draw.choice([200, 2000])
-    short, long = draw.choice([2.0, 4.5, "none"]), draw.choice([5.5, 10.0, "none"])
-    symbols, bullets, ellipses = (draw.choice([0.01, 0.1, 0.3]) for _ in range(3))
-    alphabetic, stop = draw.choice([0.5, 0.7, 0.8]), draw.choice([2, 5, "none"])
-    ours = GopherQuality(
-        min_words=least,
-        max_words=most,
-        min_mean_word_characters=short,
-        max_mean_word_characters=long,
-        symbols_per_word=symbols,
-        bullet_lines=bullets,
-        ellipsis_lines=ellipses,
-        alphabetic_words=alphabetic,
-        stop_words=stop,
-    )
-    theirs = GopherQualityFilter(
-        least,
-        most,
-        None if short == "none" else short,
-        None if long == "none" else long,
-        symbols,
-        bullets,
-        ellipses,
-        alphabetic,
-        None if stop == "none" else stop,
-        language=load_word_tokenizer(),
-    )
-    return published_filter("gopher_quality", ours), theirs
+SHARES = [0.05, 0.1, 0.2, 0.4, 0.8]
+TOPS = [((2, share), (3, 0.3)) for share in SHARES]
+REPEATS = [((5, share), (6, 0.5)) for share in SHARES]
+LIMITS = [0.01, 0.1, 0.3]
+FLAGS = [True, False]
+# Our name and datatrove's of each setting, and the values to draw from.
+DRAWN: dict[str, tuple[Any, Any, list[tuple[str, str, list[Any]]]]] = {
+    "gopher_repetition": (GopherRepetition, GopherRepetitionFilter, [
+        ("duplicate_lines", "dup_line_frac", SHARES),
+        ("duplicate_paragraphs", "dup_para_frac", SHARES),
+        ("duplicate_line_characters", "dup_line_char_frac", SHARES),
+        ("duplicate_paragraph_characters", "dup_para_char_frac", SHARES),
+        ("top_ngrams", "top_n_grams", TOPS),
+        ("duplicate_ngrams", "dup_n_grams", REPEATS),
+    ]),
+    "gopher_quality": (GopherQuality, GopherQualityFilter, [
+        ("min_words", "min_doc_words", [20, 60]),
+        ("max_words", "max_doc_words", [200, 2000]),
+        ("min_mean_word_characters", "min_avg_word_length", [2.0, 4.5, "none"]),
+        ("max_mean_word_characters", "max_avg_word_length", [5.5, 10.0, "none"]),
+        ("symbols_per_word", "max_symbol_word_ratio", LIMITS),
+        ("bullet_lines", "max_bullet_lines_ratio", LIMITS),
+        ("ellipsis_lines", "max_ellipsis_lines_ratio", LIMITS),
+        ("alphabetic_words", "max_non_alpha_words_ratio", [0.5, 0.7, 0.8]),
+        ("stop_words", "min_stop_words", [2, 5, "none"]),
+    ]),
+    "c4": (C4, C4QualityFilter, [
+        ("min_sentences", "min_num_sentences", [1, 5]),
+        ("min_words_per_line", "min_words_per_line", [1, 6]),
+        ("max_word_characters", "max_word_length", [15, 80]),
+        ("terminal_punctuation", "filter_no_terminal_punct", FLAGS),
+        ("citations", "remove_citations", FLAGS),
+        ("lorem_ipsum", "filter_lorem_ipsum", FLAGS),
+        ("javascript", "filter_javascript", FLAGS),
+        ("curly_bracket", "filter_curly_bracket", FLAGS),
+        ("policies", "filter_policy", FLAGS),
+    ]),
+    "fineweb": (FineWeb, FineWebQualityFilter, [
+        ("line_punctuation", "line_punct_thr", [0.05, 0.3, 0.6]),
+        ("short_lines", "short_line_thr", [0.05, 0.3, 0.6]),
+        ("short_line_characters", "short_line_length", [20, 40]),
+        ("duplicate_line_characters", "char_duplicates_ratio", [0.05, 0.3, 0.6]),
+        ("line_breaks_per_word", "new_line_ratio", [0.1, 0.2]),
+    ]),
+}  # fmt: skip
 
 
-def c4_pair(draw):
-    sentences, per_line, longest = (
-        draw.choice([1, 5]),
-        draw.choice([1, 6]),
-        draw.choice([15, 80]),
-    )
-    flags = [draw.random() < 0.5 for _ in range(6)]
-    ours = C4(
-        min_sentences=sentences,
-        min_words_per_line=per_line,
-        max_word_characters=longest,
-        terminal_punctuation=flags[0],
-        citations=flags[1],
-        lorem_ipsum=flags[2],
-        javascript=flags[3],
-        curly_bracket=flags[4],
-        policies=flags[5],
-    )
-    theirs = C4QualityFilter(
-        filter_no_terminal_punct=flags[0],
-        remove_citations=flags[1],
-        filter_lorem_ipsum=flags[2],
-        filter_javascript=flags[3],
-        filter_curly_bracket=flags[4],
-        filter_policy=flags[5],
-        min_num_sentences=sentences,
-        min_words_per_line=per_line,
-        max_word_length=longest,
-        language=load_word_tokenizer(),
-    )
-    return published_filter("c4", ours), theirs
-
-
-def fineweb_pair(draw):
-    punctuation, short, duplicates = (draw.choice([0.05, 0.3, 0.6]) for _ in range(3))
-    length, breaks = draw.choice([20, 40]), draw.choice([0.1, 0.2])
-    ours = FineWeb(
-        line_punctuation=punctuation,
-        short_lines=short,
-        short_line_characters=length,
-        duplicate_line_characters=duplicates,
-        line_breaks_per_word=breaks,
-    )
-    theirs = FineWebQualityFilter(
-        line_punct_thr=punctuation,
-        short_line_thr=short,
-        short_line_length=length,
-        char_duplicates_ratio=duplicates,
-        new_line_ratio=breaks,
-        language=load_word_tokenizer(),
-    )
-    return published_filter("fineweb", ours), theirs
+def draw_pair(name, draw):
+    section, engine, settings = DRAWN[name]
+    values = [(ours, theirs, draw.choice(choices)) for ours, theirs, choices in settings]
+    named = {theirs: None if value == "none" else value for _, theirs, value in values}
+    step = published_filter(name, section(**{ours: value for ours, _, value in values}))
+    return step, engine(**named, language=load_word_tokenizer())
 
 
 SENTENCES = (
@@ -151,16 +103,16 @@ def make_documents(draw: random.Random, count: int) -> list[str]:
     return texts
 
 
-@pytest.mark.quick("c4_pair-3", "fineweb_pair-4")
+@pytest.mark.quick("c4-8-3", "fineweb-7-4")
 @pytest.mark.parametrize(
-    ("pair", "least_reasons"),
-    [(repetition_pair, 6), (quality_pair, 6), (c4_pair, 3), (fineweb_pair, 4)],
+    ("name", "seed", "least_reasons"),
+    [("gopher_repetition", 7, 6), ("gopher_quality", 7, 6), ("c4", 8, 3), ("fineweb", 7, 4)],
 )
-def test_verdict_reason_and_text_are_datatroves(pair, least_reasons):
-    draw = random.Random(7)
+def test_verdict_reason_and_text_are_datatroves(name, seed, least_reasons):
+    draw = random.Random(seed)
     reasons = set()
     for _ in range(12):
-        step, engine = pair(draw)
+        step, engine = draw_pair(name, draw)
         for text in make_documents(draw, 25):
             ours, theirs = Document(text=text, id="0"), Document(text=text, id="0")
             keep, reason = get_filter_result(engine.filter(theirs))
@@ -172,16 +124,10 @@ def test_verdict_reason_and_text_are_datatroves(pair, least_reasons):
 
 
 def test_the_table_has_every_setting_and_the_order_of_the_sections():
-    sections = {
-        "gopher_repetition": GopherRepetition,
-        "gopher_quality": GopherQuality,
-        "c4": C4,
-        "fineweb": FineWeb,
-    }
     assert [name for name in Filters.model_fields if name in PUBLISHED] == [*PUBLISHED]
-    section: Any
-    for name, section in sections.items():
+    for name, (section, _, settings) in DRAWN.items():
         assert list(PUBLISHED[name][1]) == list(section.model_fields)
+        assert PUBLISHED[name][1] == {ours: theirs for ours, theirs, _ in settings}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

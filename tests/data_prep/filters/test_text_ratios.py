@@ -1,4 +1,4 @@
-"""Shares of a text, against plain counts, and the limits of each language."""
+"""Shares of a text, against plain counts, the limits of each language, and word lists."""
 
 import json
 import re
@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.config.schema.document_steps import Ratios
+from components.errors import RecipeError
 from data_prep.filters import text_ratios
-from data_prep.filters.text_ratios import TextRatioFilter
+from data_prep.filters.text_ratios import TextRatioFilter, read_word_lists
 from data_prep.sources import library_docs
 
 WHERE = "data.preparation.filters.text_ratios"
@@ -57,15 +58,10 @@ def test_word_repetition_is_the_plain_count(words, size):
 @pytest.mark.parametrize(
     ("text", "share"),
     [
-        ("", 0),
-        ("ab", 0),
-        ("a b", 1 / 3),
-        ("(a1!)", 0.8),
-        ("€🙂½a", 0.75),
-        ("٣क", 0),
+        ("", 0), ("ab", 0), ("a b", 1 / 3), ("(a1!)", 0.8), ("€🙂½a", 0.75), ("٣क", 0),
         ("का", 0.5),
     ],
-)
+)  # fmt: skip
 def test_special_characters_are_the_originals(text, share):
     assert text_ratios.special_characters(text) == pytest.approx(share)
 
@@ -179,3 +175,37 @@ def test_without_lists_their_shares_are_not_looked_at(preset):
     step = TextRatioFilter(preset("roots").filters.text_ratios, where=WHERE)
     text = SOURCE.replace("the", "die") + " grr"
     assert step(Document(text=text, id="0", metadata={"language": "en"})) is None
+
+
+STOP_WORDS = "data.preparation.filters.text_ratios.stop_words"
+
+
+def test_words_are_read_by_language_in_lower_case(tmp_path):
+    file = tmp_path / "lists.json"
+    file.write_text(json.dumps({"en": ["The", "of "], "fr": []}), "utf-8")
+    assert read_word_lists(str(file), STOP_WORDS) == {"en": {"the", "of"}, "fr": frozenset()}
+
+
+def test_without_a_file_there_are_no_words():
+    assert read_word_lists("none", STOP_WORDS) == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "cannot be read: .*No such file"),
+        ("{", "cannot be read: is not JSON: Expecting property name"),
+        ("[" * 200_000, "cannot be read: is nested deeper"),
+        ('["the"]', "is not a JSON object"),
+        ('{"en": "the"}', "'en' is not a list of words"),
+        ('{"en": ["the"], "fr": [1]}', "'fr' is not a list of words"),
+    ],
+)
+def test_a_list_that_cannot_be_used_is_refused(tmp_path, content, problem):
+    file = tmp_path / "lists.json"
+    if content is not None:
+        file.write_text(content, "utf-8")
+    with pytest.raises(RecipeError, match=problem) as failure:
+        read_word_lists(str(file), STOP_WORDS)
+    assert failure.value.path == STOP_WORDS
+    assert '{"en": ["the", "of"]' in failure.value.remedy
