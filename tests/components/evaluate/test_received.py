@@ -87,10 +87,7 @@ def test_only_what_is_known_is_staged(folder: Path) -> None:
         ({"quantization_config": {"a": 1}}, "quantization_config: .* LlamaForCausalLM has no"),
         ({"use_kernels": True}, "use_kernels: True: LlamaForCausalLM"),
         ({"hidden_size": -1}, "hidden_size: -1 is not an integer"),
-        (
-            {"hidden_size": 1 << 40},
-            "hidden_size: 1,099,511,627,776, but the files have 9,008",
-        ),
+        ({"hidden_size": 1 << 40}, "hidden_size: 1,099,511,627,776, but the files have 9,008"),
         ({"num_hidden_layers": 1 << 40}, "num_hidden_layers: .* but the files have"),
         ({"num_hidden_layers": 5_000}, "num_hidden_layers: 5,000, but .* 11 tensors"),
         ({"vocab_size": 1 << 40}, "vocab_size: .* but the files have"),
@@ -101,19 +98,13 @@ def test_a_config_with_unknown_keys_or_values_is_refused(
     folder: Path, keys: dict[str, Any], message: str
 ) -> None:
     change(folder, **keys)
-    with (
-        pytest.raises(RecipeError, match=rf"config\.json: {message}"),
-        staged_folder(folder),
-    ):
+    with pytest.raises(RecipeError, match=rf"config\.json: {message}"), staged_folder(folder):
         pass
 
 
 def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
-    with (
-        pytest.raises(RecipeError, match=r"has no tokenizer\.json"),
-        staged_folder(folder),
-    ):
+    with pytest.raises(RecipeError, match=r"has no tokenizer\.json"), staged_folder(folder):
         pass
 
 

@@ -14,8 +14,7 @@ from components.errors import RecipeError
 from components.evaluate.task_list import TaskList
 
 pytestmark = pytest.mark.skipif(  # lm-eval is optional
-    find_spec("lm_eval") is None,
-    reason="lm-eval is not installed: requirements/evaluate.lock",
+    find_spec("lm_eval") is None, reason="lm-eval is not installed: requirements/evaluate.lock"
 )
 CHOICES = {"text": ["dog"], "label": ["A"]}
 ROW = json.dumps({"question": "Who barks?", "choices": CHOICES, "answerKey": "A"})

@@ -34,11 +34,12 @@ def reach(folder: Path) -> Reach:
     return Reach(checkpoints=folder, batch=batch, stages=list(stages))
 
 
-def strike(folder: Path, fault: Fault, *, rank: int = 1, step: int = 7) -> Reach:
-    reached = reach(folder)
-    FaultInjector(faults=[fault], folder=folder, rank=rank).before_step(
-        RunProgress(step=step - 1, tokens=60), reached
-    )
+def strike(
+    folder: Path, fault: Fault, *, rank: int = 1, step: int = 7, checkpoints: Path | None = None
+) -> Reach:
+    reached = reach(checkpoints or folder)
+    injector = FaultInjector(faults=[fault], folder=folder, rank=rank)
+    injector.before_step(RunProgress(step=step - 1, tokens=60), reached)
     return reached
 
 
@@ -91,12 +92,11 @@ def sizes(folder: Path) -> list[int]:
 
 def test_the_newest_checkpoint_alone_is_cut(tmp_path: Path) -> None:
     fault = PlainFault(fault="truncated_checkpoint", rank=1, step=7)
-    run = tmp_path / "run"
-    run.mkdir()
+    run, again = tmp_path / "run", tmp_path / "again"
+    for folder in (run, again):
+        folder.mkdir()
     with pytest.raises(RecipeError, match="has no checkpoint to damage"):
         strike(run, fault)
-    again = tmp_path / "again"
-    again.mkdir()
     checkpoint(again, 10)
     checkpoint(again, 20)
     strike(again, fault)
@@ -108,10 +108,7 @@ def test_the_folder_of_checkpoints_comes_back(tmp_path: Path) -> None:
     folder.mkdir()
     checkpoint(folder, 10)
     fault = FilesGone(fault="files_gone", rank=1, step=7, seconds=0.2)
-    reached = Reach(checkpoints=folder, batch=torch.zeros(1), stages=[])
-    FaultInjector(faults=[fault], folder=tmp_path, rank=1).before_step(
-        RunProgress(step=6, tokens=60), reached
-    )
+    strike(tmp_path, fault, checkpoints=folder)
     assert not folder.exists()
     wait_until(folder.exists)
     assert sizes(folder) == [8]

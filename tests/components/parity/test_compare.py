@@ -27,11 +27,7 @@ Change = dict[str, Any]
 
 def record(rank: int, losses: list[dict[int, float]], tensors: dict[str, Tensor]) -> RankRecord:
     return RankRecord(
-        rank=rank,
-        losses=losses,
-        gradient_norms=[2.0, 3.0],
-        rates=[0.0, 0.01],
-        tensors=tensors,
+        rank=rank, losses=losses, gradient_norms=[2.0, 3.0], rates=[0.0, 0.01], tensors=tensors
     )
 
 
@@ -177,7 +173,7 @@ def test_a_parameter_that_one_process_lacks_is_named() -> None:
     records = two_ranks()
     records[1].tensors["weight/extra"] = torch.ones(2)  # type: ignore[index]  # a dict here
     assert compared(records).failure_texts == [
-        "weight/extra: on rank 1, but not in one process",
+        "weight/extra: on rank 1, but not in one process"
     ]
 
 

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from components.report.page import write_report
+from tests.components.report.outline import Outline
+
 WriteRun = Callable[..., Path]
 
 TOKENS_PER_STEP = 8192
@@ -163,6 +166,12 @@ def history_lines(steps: int) -> list[dict[str, Any]]:
         if step % 20 == 0:
             lines.append(mark_line("checkpoint", step, folder=f"checkpoint-{step}"))
     return lines
+
+
+def read_report(runs: Sequence[Path], folder: Path) -> Outline:
+    """Write the report of these runs without the library of charts, and read it."""
+    page = write_report(runs, folder / "report.html", script="plotly.js")
+    return Outline(page.read_text("utf-8"))
 
 
 @pytest.fixture

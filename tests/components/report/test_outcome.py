@@ -1,6 +1,6 @@
 """Run folders, whole and broken, and what came out of the runs."""
 
-import json
+import math
 from pathlib import Path
 from statistics import median
 
@@ -43,10 +43,8 @@ def test_a_killed_run_speaks_through_its_journal(write_run):
     assert (out.status, out.steps, out.tokens) == ("unfinished", 60, 60 * 8192)
     last = run.history.held_out[-1]
     assert (out.held_out.step, out.held_out.tokens) == (60, 60 * 8192)
-    assert (out.held_out.final, out.held_out.final_unweighted) == (
-        last.weighted_loss,
-        last.loss,
-    )
+    final = (out.held_out.final, out.held_out.final_unweighted)
+    assert final == (last.weighted_loss, last.loss)
     assert out.tokens_per_second_per_device == rate / 4
     assert out.flops_per_second == {"full": 8_000_000 * rate, "causal": 7_600_000 * rate}
     assert (out.held_out.unigram, out.held_out.rising) == (None, None)
@@ -81,25 +79,13 @@ def test_what_an_earlier_version_called_final_before_training_is_not(write_run):
 
 def test_a_run_killed_before_its_first_step_has_no_figures(write_run):
     out = outcome_of(load_run(write_run(killed=True, lines=[])))
-    assert (out.steps, out.tokens, out.training_loss, out.tokens_per_second) == (
-        0,
-        0,
-        None,
-        None,
-    )
-    assert out.flops_per_second == {}
-    assert (out.seconds, out.device_hours) == (None, None)
+    assert (out.steps, out.tokens, out.flops_per_second) == (0, 0, {})
+    figures = (out.training_loss, out.tokens_per_second, out.seconds, out.device_hours)
+    assert figures == (None, None, None, None)
 
 
 def test_losses_that_are_no_number_are_counted(write_run):
-    folder = write_run(lines=[])
-    line = (
-        '{"kind": "step", "step": 1, "tokens": 1, "loss": NaN, "lr": 0, "gradient_norm": 0,'
-        ' "auxiliary_loss": 0, "expert_load": 1, "loss_scale": 1,'
-        ' "seconds": 1, "tokens_per_second": 1, "time": 1}\n'
-    )
-    (folder / "metrics.jsonl").write_text(line)
-    (entry,) = load_entries([folder])
+    (entry,) = load_entries([write_run(lines=[step_line(1, loss=math.nan)])])
     assert count_incidents(entry)["steps with a non-finite loss"] == "1"
 
 
@@ -108,50 +94,33 @@ def test_refuses_a_folder_that_is_no_run(tmp_path):
         load_run(tmp_path)
 
 
-@pytest.mark.parametrize("file", ["derived.json", "environment.json"])
-def test_refuses_a_folder_that_was_not_copied_whole(write_run, file):
-    folder = write_run()
-    (folder / file).unlink()
-    with pytest.raises(RecipeError, match=rf"{file}: is missing"):
-        load_run(folder)
-
-
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("file", "text", "problem"),
     [
-        ("{", "is not JSON: Expecting property name"),
-        ("[1]", "is a list, not a mapping"),
-        (json.dumps({"status": "finished"}), None),
+        ("derived.json", None, r"derived\.json: is missing"),
+        ("environment.json", None, r"environment\.json: is missing"),
+        ("results.json", "{", "is not JSON: Expecting property name"),
+        ("results.json", "[1]", "is a list, not a mapping"),
+        (
+            "recipe.json",
+            '{"name": "x", "description": "y", "scale": {}, "cluster": {}}',
+            r"recipe\.json: model is missing; parallelism is missing; budget is missing; "
+            "scale.name is missing",
+        ),
     ],
 )
-def test_refuses_results_that_are_no_mapping(write_run, text, problem):
+def test_refuses_files_that_are_missing_or_damaged(write_run, file, text, problem):
     folder = write_run()
-    (folder / "results.json").write_text(text)
-    if problem is None:
-        assert load_run(folder).results == {"status": "finished"}
-        return
+    (folder / file).unlink()
+    if text is not None:
+        (folder / file).write_text(text)
     with pytest.raises(RecipeError, match=problem):
         load_run(folder)
 
 
-def test_refuses_a_recipe_without_its_heading(write_run):
-    folder = write_run()
-    (folder / "recipe.json").write_text(
-        '{"name": "x", "description": "y", "scale": {}, "cluster": {}}'
-    )
-    missing = (
-        "model is missing; parallelism is missing; budget is missing; scale.name is missing"
-    )
-    with pytest.raises(RecipeError, match=rf"recipe\.json: {missing}"):
-        load_run(folder)
-
-
-def test_refuses_a_report_on_nothing():
+def test_refuses_a_report_on_nothing_and_on_a_run_twice(write_run):
     with pytest.raises(RecipeError, match="runs: the list is empty"):
         load_entries([])
-
-
-def test_refuses_the_same_run_twice(write_run):
     folder = write_run()
     with pytest.raises(RecipeError, match=r"lists .* twice"):
         load_entries([folder, folder / ".." / folder.name])

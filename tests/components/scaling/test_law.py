@@ -1,6 +1,7 @@
 """Laws of loss: planted ones are found again, and what no law can be read from is refused."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,9 +63,8 @@ def test_both_approaches_find_one_exponent() -> None:
     budgets, found = (1e19, 1e20, 1e21), []
     for flops in budgets:
         sizes = PLANTED.find_optimum(flops).parameters * np.array([0.7, 0.85, 1.0, 1.2, 1.4])
-        found.append(
-            fitted_minimum(sizes, [PLANTED.predict_loss(n, flops / 6 / n) for n in sizes])[0]
-        )
+        losses = [PLANTED.predict_loss(n, flops / 6 / n) for n in sizes]
+        found.append(fitted_minimum(sizes, losses)[0])
     _, exponent = fit_power(budgets, found)
     assert exponent == pytest.approx(PLANTED.parameters_exponent, abs=1e-3)
 
@@ -90,29 +90,20 @@ def test_a_budget_without_a_minimum_is_refused(
         fitted_minimum(sizes, losses)
 
 
-def test_runs_that_tell_no_law_are_refused() -> None:
+def test_runs_that_tell_no_law_are_refused_and_have_no_interval() -> None:
     runs = planted()
-    few = runs[np.arange(5)]
     with pytest.raises(RecipeError, match=re.escape("5 runs of 2 sizes and 5 lengths")):
-        fit_law(few)
+        fit_law(runs[np.arange(5)])
     for losses in (1 / runs.losses, (runs.parameters / 1e7) ** 0.1):
-        rising = RunLosses(parameters=runs.parameters, tokens=runs.tokens, losses=losses)
+        rising = replace(runs, losses=losses)
         with pytest.raises(RecipeError, match="are not a scaling law"):
             fit_law(rising)
-
-
-def test_runs_of_which_most_samples_tell_no_law_have_no_interval() -> None:
-    """Losses that rise with the size have no law whatever is drawn of them."""
-    runs = planted()
-    rising = (runs.parameters / 1e7) ** 0.1
-    other = RunLosses(parameters=runs.parameters, tokens=runs.tokens, losses=rising)
     with pytest.raises(RecipeError, match="there is no interval"):
-        drawn_laws(other, PLANTED, draws=4)
+        drawn_laws(rising, PLANTED, draws=4)  # whatever is drawn of rising losses
 
 
 def test_a_loss_without_a_floor_is_drawn_from_a_small_one() -> None:
-    law = Law(E=0.0, A=300.0, B=900.0, alpha=0.31, beta=0.36, objective=0.0)
-    assert np.isfinite(constants_of(law)).all()
+    assert np.isfinite(constants_of(replace(PLANTED, E=0.0))).all()
 
 
 def test_the_same_runs_have_the_same_interval() -> None:

@@ -59,7 +59,6 @@ def received_points(server: Received, run: str) -> Points:
     }
 
 
-@pytest.mark.long
 def test_wandb_sync_uploads_all_and_a_second_time_replaces_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +159,6 @@ def test_a_mode_that_wandb_does_not_know_is_refused(monkeypatch: pytest.MonkeyPa
     assert "set WANDB_MODE to online, offline or disabled" in ended.stderr
 
 
-@pytest.mark.long
 @pytest.mark.skipif(not HAS_NAMESPACES, reason="no network namespace can be made here")
 def test_the_folder_is_written_where_there_is_no_network_at_all(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*START, *STEPS])
@@ -175,7 +173,6 @@ def test_the_folder_is_written_where_there_is_no_network_at_all(tmp_path: Path) 
     assert len(list((folder / "wandb").glob("offline-run-*/run-*.wandb"))) == 1
 
 
-@pytest.mark.long
 def test_who_is_not_logged_in_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

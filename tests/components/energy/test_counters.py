@@ -1,5 +1,6 @@
 """Joules add up over any number of wraps, and what is not known is left out with its time."""
 
+import json
 import math
 from pathlib import Path
 
@@ -7,15 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.energy.counters import FileCounter, Meter, NoCounterError
+from components.energy.counters import (
+    NOTHING,
+    EnergyReading,
+    FileCounter,
+    Meter,
+    NoCounterError,
+)
 
 RANGE = 1_000  # joules
 
 
-def counter(
-    file: Path, *, range_joules: float = RANGE, longest_seconds: float = math.inf
-) -> FileCounter:
-    return FileCounter(file=file, range_joules=range_joules, longest_seconds=longest_seconds)
+def counter(file: Path, **changed: float) -> FileCounter:
+    return FileCounter(
+        file=file, **{"range_joules": RANGE, "longest_seconds": math.inf} | changed
+    )
 
 
 def show(file: Path, joules: float) -> None:
@@ -45,9 +52,7 @@ def test_what_two_counters_count_adds_up_however_often_they_begin_again(
     assert counted.counted_seconds == counted.passed_seconds == 4 * 2.0 * len(spent)
 
 
-def test_while_a_counter_cannot_be_read_neither_joules_nor_seconds_are_counted(
-    tmp_path: Path,
-) -> None:
+def test_while_a_counter_cannot_be_read_nothing_is_counted(tmp_path: Path) -> None:
     file = tmp_path / "energy"
     show(file, 10)
     meter = Meter(counters=[counter(file)], units=2, now=0.0)
@@ -73,9 +78,7 @@ def test_a_counter_without_a_range_that_goes_back_was_set_back(tmp_path: Path) -
     assert (counted.joules, counted.counted_seconds, counted.passed_seconds) == (2, 1, 2)
 
 
-def test_readings_too_far_apart_count_nothing_and_keeping_up_prevents_it(
-    tmp_path: Path,
-) -> None:
+def test_readings_too_far_apart_count_nothing_and_keeping_up_helps(tmp_path: Path) -> None:
     file = tmp_path / "energy"
     found = {}
     for keeps_up in (False, True):
@@ -89,9 +92,6 @@ def test_readings_too_far_apart_count_nothing_and_keeping_up_prevents_it(
     assert (found[False].joules, found[False].counted_seconds) == (0, 0)
     assert (found[True].joules, found[True].counted_seconds) == (1_200, 12)
     assert found[False].passed_seconds == found[True].passed_seconds == 12
-
-
-def test_without_counters_time_passes_uncounted() -> None:
     counted = Meter(counters=[], units=3, now=1.0).measure_energy(2.0)
     assert (counted.joules, counted.counted_seconds, counted.passed_seconds) == (0, 0, 3)
 
@@ -102,3 +102,29 @@ def test_a_file_that_does_not_tell_says_which_and_why(tmp_path: Path) -> None:
     (tmp_path / "odd").write_text("enabled\n")
     with pytest.raises(NoCounterError, match="odd is not a number"):
         counter(tmp_path / "odd").read_joules()
+
+
+HOUR = 3_600.0
+FOUR = EnergyReading(joules=4 * 300.0 * HOUR, counted_seconds=4 * HOUR, passed_seconds=4 * HOUR)
+UNCOUNTED = EnergyReading(joules=0.0, counted_seconds=0.0, passed_seconds=4 * HOUR)
+
+
+def test_four_devices_of_300_watts_take_1_2_kwh_in_an_hour() -> None:
+    assert FOUR.energy_kwh == pytest.approx(1.2)
+    assert (FOUR.mean_watts, FOUR.counted_fraction) == (300.0, 1.0)
+    assert FOUR.is_whole
+    both = FOUR + UNCOUNTED
+    assert (both.mean_watts, both.counted_fraction) == (300.0, 0.5)
+    assert not both.is_whole
+
+
+def test_what_nothing_counted_is_null_and_not_0() -> None:
+    assert UNCOUNTED.as_json()["joules"] is None
+    assert UNCOUNTED.mean_watts is UNCOUNTED.energy_kwh is None
+    assert NOTHING.counted_fraction == 0.0
+    assert not NOTHING.is_whole
+
+
+@pytest.mark.parametrize("counted", [FOUR, UNCOUNTED, NOTHING, FOUR + UNCOUNTED])
+def test_it_comes_back_from_a_line_of_the_journal(counted: EnergyReading) -> None:
+    assert EnergyReading.from_json(json.loads(json.dumps(counted.as_json()))) == counted

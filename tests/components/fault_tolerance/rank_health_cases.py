@@ -1,4 +1,4 @@
-"""Ranks with counters of their own tell each other what they counted."""
+"""What ranks do in the tests of their health: count energy, flip a bit and compare weights."""
 
 from pathlib import Path
 
@@ -6,8 +6,16 @@ import torch
 import torch.distributed as dist
 
 from components.distributed.mesh import sum_over_ranks
+from components.distributed.weight_shards import get_local_part
 from components.energy.counters import FileCounter, Meter
-from components.fault_tolerance.rank_health import RankFigures, RankReport
+from components.fault_tolerance.rank_health import (
+    RankFigures,
+    RankReport,
+    ReplicaDifference,
+    compare_replicas,
+)
+from tests.components.distributed.layout_cases import Layout, ParallelModel
+from tests.components.distributed.tensor_cases import Parts, randomized
 
 CPU = torch.device("cpu")
 
@@ -34,3 +42,16 @@ def told(folder: Path) -> list[RankReport | None]:
         figures.update_report(sum_over_ranks(figures.build_summand(step=step, device=CPU)))
         found.append(figures.last_report)
     return found
+
+
+def compared(
+    parts: Parts, layout: Layout, flips: tuple[tuple[str, int], ...]
+) -> list[ReplicaDifference]:
+    """Flip the lowest bit of the last number of each named weight on its rank, then compare."""
+    sharded = ParallelModel(randomized(parts), layout)
+    for name, rank in flips:
+        for shard in sharded.shards:
+            if shard.name == name and torch.distributed.get_rank() == rank:
+                bits = get_local_part(shard.weight).view(-1)[-1:].view(torch.int64)
+                bits ^= 1
+    return compare_replicas(sharded.shards, sharded.mesh)
