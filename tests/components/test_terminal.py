@@ -42,12 +42,6 @@ SHOWN = "\u241b]0;x\u2407\ufffd [table three] [/nope] :smile:"
 ACTING = ("\x1b", "\a", "\u202e")
 
 
-def call(*words: str, cwd: Path, encoding: str) -> subprocess.CompletedProcess[bytes]:
-    program = [sys.executable, str(ROOT / "run.py"), *words]
-    environment = {**os.environ, "PYTHONIOENCODING": encoding}
-    return subprocess.run(program, cwd=cwd, capture_output=True, check=False, env=environment)
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -84,9 +78,8 @@ def test_text_in_any_language_stays_what_it_is(text: str) -> None:
 def test_what_was_cleaned_is_clean_and_can_be_encoded(text: str) -> None:
     shown = escape_invisible(text)
     assert escape_invisible(shown) == shown
-    assert {unicodedata.category(one) for one in shown if one not in "\n\t"}.isdisjoint({
-        *("Cc", "Cs", "Zl", "Zp")
-    })
+    found = {unicodedata.category(one) for one in shown if one not in "\n\t"}
+    assert not found & {"Cc", "Cs", "Zl", "Zp"}
     shown.encode()
 
 
@@ -99,9 +92,7 @@ def test_a_line_is_said_and_told_clean(capfd: pytest.CaptureFixture[str]) -> Non
     assert out == f"{SHOWN}\n"
 
 
-def test_a_table_shows_titles_headings_and_cells_as_they_read(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_table_shows_titles_headings_and_cells_as_they_read(capsys) -> None:
     table = Table(HOSTILE, title=HOSTILE, title_justify="left", box=None)
     table.add_row(HOSTILE)
     table.add_row(Text(HOSTILE.removesuffix(":smile:")))
@@ -112,13 +103,19 @@ def test_a_table_shows_titles_headings_and_cells_as_they_read(
     assert lines[3] == "\u241b]0;x\ufffd [table three] [/nope]"
 
 
-def test_stand_ins_keep_the_columns_where_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stand_ins_keep_the_columns_where_they_are(capsys) -> None:
     table = Table("key", "value", box=None)
     table.add_row("\u202e\u200babc", "1")
     table.add_row("abcde", "2")
     create_console(width=100).print(table)
     _, first, second = capsys.readouterr().out.splitlines()
     assert first.index("1") == second.index("2")
+
+
+def read_clean(capsys: pytest.CaptureFixture[str]) -> str:
+    out = capsys.readouterr().out
+    assert not any(one in out for one in ACTING)
+    return out
 
 
 def hostile(recipe: Recipe) -> Recipe:
@@ -131,8 +128,7 @@ def hostile(recipe: Recipe) -> Recipe:
 
 def test_a_recipe_is_shown_as_it_reads(capsys: pytest.CaptureFixture[str]) -> None:
     print_recipe(hostile(at_home("teuken7b")))
-    out = capsys.readouterr().out
-    assert not any(one in out for one in ACTING)
+    out = read_clean(capsys)
     assert "\\e]0;x\\a\ufffd [table three] [/nope]" in " ".join(out.split())
 
 
@@ -141,8 +137,7 @@ def test_a_plan_is_shown_as_it_reads(capsys: pytest.CaptureFixture[str]) -> None
     plan = plan_recipe(recipe)
     document = plan_document(plan, picture_of(plan), why=recipe.description)
     print_document(document, create_console(width=130))
-    out = capsys.readouterr().out
-    assert not any(one in out for one in ACTING)
+    out = read_clean(capsys)
     (row,) = (one for one in out.splitlines() if one.startswith(next(iter(recipe.assumed))))
     assert SHOWN in row
 
@@ -152,8 +147,7 @@ def test_differences_are_shown_as_they_read(capsys: pytest.CaptureFixture[str]) 
     a = Side(label=HOSTILE, tree=recipe.model_dump(mode="json"))
     b = Side(label="b", tree=hostile(recipe).model_dump(mode="json"))
     print_differences(a, b, compare_sides(a, b), [HOSTILE])
-    out = capsys.readouterr().out
-    assert not any(one in out for one in ACTING)
+    out = read_clean(capsys)
     assert out.endswith(f"note: {SHOWN}\n")
     assert sum(SHOWN in line for line in out.splitlines()) > 2
 
@@ -172,11 +166,13 @@ def test_differences_are_shown_as_they_read(capsys: pytest.CaptureFixture[str]) 
 def test_no_encoding_of_the_terminal_is_a_traceback(
     status: int, words: list[str], tmp_path: Path
 ) -> None:
-    done = call(*words, cwd=tmp_path, encoding="ascii")
-    assert b"Traceback" not in done.stderr
+    program = [sys.executable, str(ROOT / "run.py"), *words]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, env=environment)
     assert done.returncode == status
-    assert b"\x1b" not in done.stdout + done.stderr
-    (done.stdout + done.stderr).decode("ascii")
+    said = (done.stdout + done.stderr).decode("ascii")
+    assert "Traceback" not in said
+    assert "\x1b" not in said
 
 
 LOGS = f"""
@@ -216,11 +212,10 @@ def test_streams_that_are_no_files_are_left_alone(monkeypatch: pytest.MonkeyPatc
         ("on /home/alice/texts/*.txt, /scratch/a.jsonl.", "on *.txt, a.jsonl."),
         ("`/home/alice/tok` and ~/texts/b.txt, ~alice/c", "`tok` and b.txt, c"),
         ("dataset:/home/alice/d", "dataset:d"),
-        (
-            "see https://arxiv.org/abs/1 and texts/a.txt",
-            "see https://arxiv.org/abs/1 and texts/a.txt",
-        ),
-        ("8/3 of it, tokens/s, a / b, x // y", "8/3 of it, tokens/s, a / b, x // y"),
+        *[
+            (text, text)
+            for text in ("https://arxiv.org/abs/1, texts/a.txt", "8/3, a / b, x // y")
+        ],
     ],
 )
 def test_a_published_text_tells_no_folder(text: str, published: str) -> None:
@@ -254,9 +249,7 @@ def test_a_progress_bar_moves_the_cursor_and_its_text_does_not(tmp_path: Path) -
     os.close(theirs)
     said = os.read(ours, 1 << 16).decode()
     os.close(ours)
-    assert "\x1b[?25l" in said
-    assert "\x1b[2K" in said
-    assert "loss 2.500" in said
-    assert SHOWN in said
+    for shown in ("\x1b[?25l", "\x1b[2K", "loss 2.500", SHOWN):
+        assert shown in said
     assert "\x1b]0;" not in said
     assert "\u202e" not in said

@@ -38,6 +38,6 @@ def test_what_a_user_can_mend_is_raised_again_and_all_else_is_told(tmp_path: Pat
     assert str(found) == "rank 1: KeyError: 'x'\nline 7\n"
 
 
-def test_ranks_that_fail_by_a_fault_are_told_with_their_traceback() -> None:
+def test_a_rank_that_fails_is_told_with_its_traceback() -> None:
     with pytest.raises(ChildProcessError, match=r"(?s)rank \d: .*no_such_key"):
-        ask_ranks("tests.components.evaluate.failing_rank", "no_such_key", 2)
+        ask_ranks("tests.components.evaluate.failing_rank", "no_such_key", 1)

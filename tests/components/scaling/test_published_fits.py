@@ -99,9 +99,11 @@ hellaswag_val_bpb        2.4187 4.1005 0.1955 0.2565 0.5019  0.6531766 0.6609339
 mmlu_test_bpb            3.6394 4.6061 0.2262 0.2361 0.4541  0.7501562 0.7488274  0.00177
 arc_challenge_test_bpb  13.463  3.6492 0.7877 0.1970 0.6546  0.7833239 0.7157248  0.09446
 """
+LINES = OLMO_LADDER.strip().splitlines()
 
 
-@pytest.mark.parametrize("line", OLMO_LADDER.strip().splitlines())
+@pytest.mark.quick("c4_loss")
+@pytest.mark.parametrize("line", LINES, ids=[line.split()[0] for line in LINES])
 def test_olmos_ladder_predicts_what_its_authors_predict(line: str) -> None:
     """ArXiv 2412.04403; their L-BFGS-B stops up to 3e-6 of the loss before the minimum."""
     column, *numbers = line.split()
