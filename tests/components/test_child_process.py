@@ -40,9 +40,7 @@ def run(*words: str, env: dict[str, str], cwd: Path | str) -> subprocess.Complet
 
 
 @pytest.mark.parametrize("path", [None, "", ":", ".:/site", "/site::", "x:/site:../y"])
-def test_a_child_imports_the_clone_and_the_site_but_not_the_working_folder(
-    path: str | None, tmp_path: Path
-) -> None:
+def test_a_child_imports_nothing_of_the_working_folder(path, tmp_path: Path) -> None:
     mark = plant(tmp_path, *NAMES)
     base = dict(os.environ) if path is None else os.environ | {"PYTHONPATH": path}
     program = "import components, json, multiprocessing, sys; print(sys.path)"
@@ -69,9 +67,7 @@ def test_the_command_starts_again_where_pythonpath_names_the_folder(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["PATH", "LD_LIBRARY_PATH", "PYTHONPATH"])
-def test_a_process_that_starts_again_keeps_its_options_and_words(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_process_that_starts_again_keeps_its_options(name: str, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(
         "import os, sys\nfrom components.child_process import leave_working_folder\n"

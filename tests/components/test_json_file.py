@@ -30,9 +30,7 @@ def nested(depth: int) -> bytes:
         (nested(70), f"is nested deeper than {DEEPEST}"),
     ],
 )
-def test_what_is_no_mapping_of_bounded_depth_and_numbers_is_refused(
-    tmp_path: Path, raw: bytes, problem: str
-) -> None:
+def test_damaged_or_excessive_json_is_refused(tmp_path: Path, raw: bytes, problem: str) -> None:
     file = tmp_path / "a.json"
     file.write_bytes(raw)
     with pytest.raises(RecipeError) as caught:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from command.actions.show import print_recipe
 from command.comparison import print_differences
+from components import terminal
 from components.config.check import check_recipe
 from components.config.recipe import Recipe
 from components.errors import RecipeError
@@ -25,15 +26,6 @@ from components.report.document import print_document
 from components.report.plan_page import plan_document
 from components.report.plan_tables import picture_of
 from components.sharing.differences import Side, compare_sides
-from components.terminal import (
-    create_console,
-    escape_invisible,
-    hide_folders,
-    log_line,
-    prepare_streams,
-    print_output,
-    say_at_once,
-)
 from tests.recipes.compositions import at_home
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +48,7 @@ ACTING = ("\x1b", "\a", "\u202e")
     ],
 )
 def test_a_character_that_acts_or_hides_has_a_stand_in(text: str, shown: str) -> None:
-    assert escape_invisible(text) == shown
+    assert terminal.escape_invisible(text) == shown
     assert len(text) == len(shown)
 
 
@@ -71,22 +63,22 @@ def test_a_character_that_acts_or_hides_has_a_stand_in(text: str, shown: str) ->
     ],
 )
 def test_text_in_any_language_stays_what_it_is(text: str) -> None:
-    assert escape_invisible(text) == text
+    assert terminal.escape_invisible(text) == text
 
 
 @given(st.text(st.characters(exclude_categories=())))
 def test_what_was_cleaned_is_clean_and_can_be_encoded(text: str) -> None:
-    shown = escape_invisible(text)
-    assert escape_invisible(shown) == shown
+    shown = terminal.escape_invisible(text)
+    assert terminal.escape_invisible(shown) == shown
     found = {unicodedata.category(one) for one in shown if one not in "\n\t"}
     assert not found & {"Cc", "Cs", "Zl", "Zp"}
     shown.encode()
 
 
 def test_a_line_is_said_and_told_clean(capfd: pytest.CaptureFixture[str]) -> None:
-    log_line(str(RecipeError("recipe", f"no {HOSTILE}", HOSTILE)))
-    say_at_once(HOSTILE)
-    print_output(HOSTILE)
+    terminal.log_line(str(RecipeError("recipe", f"no {HOSTILE}", HOSTILE)))
+    terminal.say_at_once(HOSTILE)
+    terminal.print_output(HOSTILE)
     out, err = capfd.readouterr()
     assert err == f"recipe: no {SHOWN}\n  {SHOWN}\n{SHOWN}\n"
     assert out == f"{SHOWN}\n"
@@ -96,7 +88,7 @@ def test_a_table_shows_titles_headings_and_cells_as_they_read(capsys) -> None:
     table = Table(HOSTILE, title=HOSTILE, title_justify="left", box=None)
     table.add_row(HOSTILE)
     table.add_row(Text(HOSTILE.removesuffix(":smile:")))
-    create_console(width=100).print(table)
+    terminal.create_console(width=100).print(table)
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert lines[:3] == [SHOWN] * 3
     # rich itself drops the bell of what is already Text
@@ -107,7 +99,7 @@ def test_stand_ins_keep_the_columns_where_they_are(capsys) -> None:
     table = Table("key", "value", box=None)
     table.add_row("\u202e\u200babc", "1")
     table.add_row("abcde", "2")
-    create_console(width=100).print(table)
+    terminal.create_console(width=100).print(table)
     _, first, second = capsys.readouterr().out.splitlines()
     assert first.index("1") == second.index("2")
 
@@ -136,7 +128,7 @@ def test_a_plan_is_shown_as_it_reads(capsys: pytest.CaptureFixture[str]) -> None
     recipe = hostile(at_home("teuken7b"))
     plan = plan_recipe(recipe)
     document = plan_document(plan, picture_of(plan), why=recipe.description)
-    print_document(document, create_console(width=130))
+    print_document(document, terminal.create_console(width=130))
     out = read_clean(capsys)
     (row,) = (one for one in out.splitlines() if one.startswith(next(iter(recipe.assumed))))
     assert SHOWN in row
@@ -163,9 +155,7 @@ def test_differences_are_shown_as_they_read(capsys: pytest.CaptureFixture[str]) 
         (2, ["recipe=caf\u00e9\x1b]0;x\a"]),
     ],
 )
-def test_no_encoding_of_the_terminal_is_a_traceback(
-    status: int, words: list[str], tmp_path: Path
-) -> None:
+def test_no_encoding_is_a_traceback(status: int, words: list[str], tmp_path: Path) -> None:
     program = [sys.executable, str(ROOT / "run.py"), *words]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, env=environment)
@@ -202,7 +192,7 @@ def test_streams_that_are_no_files_are_left_alone(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     monkeypatch.setattr(logging.root, "handlers", [logging.NullHandler()])
-    prepare_streams()
+    terminal.prepare_streams()
     assert sys.stdout is None
 
 
@@ -219,7 +209,7 @@ def test_streams_that_are_no_files_are_left_alone(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_a_published_text_tells_no_folder(text: str, published: str) -> None:
-    assert hide_folders(text) == published
+    assert terminal.hide_folders(text) == published
 
 
 BAR = f"""

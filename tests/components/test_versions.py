@@ -11,13 +11,6 @@ from pathlib import Path
 import pytest
 
 from components import versions
-from components.versions import (
-    PYTHON,
-    TORCH,
-    compare_version,
-    list_outside_range,
-    refuse_old_versions,
-)
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD_PYTHONS = ("3.6", "3.8", "3.10")
@@ -48,15 +41,15 @@ def run(
     ],
 )  # fmt: skip
 def test_a_build_counts_as_its_release(version: str, side: str) -> None:
-    assert compare_version(version, TORCH) == side
+    assert versions.compare_version(version, versions.TORCH) == side
 
 
 def test_what_is_tried_here_or_absent_is_neither_refused_nor_told(monkeypatch) -> None:
-    assert list_outside_range("below") == list_outside_range("above") == []
-    refuse_old_versions()
-    without_torch = {PYTHON: platform.python_version()}
+    assert versions.list_outside_range("below") == versions.list_outside_range("above") == []
+    versions.refuse_old_versions()
+    without_torch = {versions.PYTHON: platform.python_version()}
     monkeypatch.setattr(versions, "read_installed_versions", lambda: without_torch)
-    refuse_old_versions()
+    versions.refuse_old_versions()
 
 
 def test_a_torch_below_the_range_ends_every_command_with_one_message(tmp_path: Path) -> None:
@@ -64,7 +57,7 @@ def test_a_torch_below_the_range_ends_every_command_with_one_message(tmp_path: P
     assert done.returncode == 2
     assert done.stdout == ""
     first, second = done.stderr.splitlines()
-    assert first == f"torch 2.9.1 is installed; tested versions: {TORCH}"
+    assert first == f"torch 2.9.1 is installed; tested versions: {versions.TORCH}"
     assert "make setup" in second
 
 
@@ -77,19 +70,17 @@ def test_an_installer_asks_the_same(tmp_path: Path) -> None:
 def test_a_torch_above_the_range_is_told_and_not_refused(tmp_path: Path, monkeypatch) -> None:
     with_torch("9.1.0", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    said = [f"torch 9.1.0 is installed; tested versions: {TORCH}"]
-    assert list_outside_range("above") == said
-    refuse_old_versions()
+    said = [f"torch 9.1.0 is installed; tested versions: {versions.TORCH}"]
+    assert versions.list_outside_range("above") == said
+    versions.refuse_old_versions()
 
 
-def test_an_older_python_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_older_python_is_refused(monkeypatch, capsys) -> None:
     monkeypatch.setattr(platform, "python_version", lambda: "3.10.13")
     with pytest.raises(SystemExit) as ended:
-        refuse_old_versions()
+        versions.refuse_old_versions()
     assert ended.value.code == 2
-    said = f"Python 3.10.13 is installed; tested versions: {PYTHON}\n"
+    said = f"Python 3.10.13 is installed; tested versions: {versions.PYTHON}\n"
     assert capsys.readouterr().err.startswith(said)
 
 
@@ -116,6 +107,6 @@ def test_training_says_in_a_line_that_a_later_torch_was_not_tried(tmp_path: Path
     words = ("recipe=teuken7b", f"model.init_from={tmp_path}", f"run={tmp_path / 'run'}")
     done = run("run.py", *words, env=env)
     said = done.stderr.splitlines()
-    assert said[0] == f"torch 9.1.0 is installed; tested versions: {TORCH}"
+    assert said[0] == f"torch 9.1.0 is installed; tested versions: {versions.TORCH}"
     assert "config.json" in said[1]
     assert done.returncode == 2

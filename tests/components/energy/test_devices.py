@@ -37,9 +37,7 @@ def write_cray(sysfs: Path, joules: list[float]) -> None:
 @pytest.mark.parametrize(
     "second_dies", [(0.0, 0.0), (100.0, 1_000.0)], ids=["tell nothing", "tell the card's again"]
 )
-def test_a_card_of_two_dies_is_counted_once(
-    programs: Path, tmp_path: Path, second_dies: tuple[float, float]
-) -> None:
+def test_a_card_of_two_dies_is_counted_once(programs, tmp_path: Path, second_dies) -> None:
     one, other = second_dies
     write_smi(programs, [100.0, one, 1_000.0, other])
     (counter,) = amd_counters(tmp_path, devices=4, per_card=2)
@@ -68,9 +66,7 @@ def test_cards_of_one_device_are_counted_each(programs: Path, tmp_path: Path) ->
     ],
     ids=["others' cards", "a card that tells nothing", "dies of their own", "nothing"],
 )
-def test_what_is_not_the_profile_s_cards_is_not_counted(
-    programs: Path, tmp_path: Path, told: list[float], devices: int, said: str
-) -> None:
+def test_other_cards_are_not_counted(programs, tmp_path, told, devices, said: str) -> None:
     write_smi(programs, told)
     with pytest.raises(NoCounterError, match=said):
         amd_counters(tmp_path, devices=devices, per_card=2)
@@ -87,9 +83,7 @@ def test_what_is_not_the_profile_s_cards_is_not_counted(
     ],
     ids=["absent", "fails", "no tree", "no energy", "another tree"],
 )
-def test_a_program_that_does_not_tell_is_no_counter(
-    programs: Path, tmp_path: Path, program: str | None, said: str
-) -> None:
+def test_a_program_without_figures_is_no_counter(programs, tmp_path, program, said) -> None:
     if program is not None:
         (programs / "rocm-smi").write_text(f"#!/bin/bash\n{program}\n")
         (programs / "rocm-smi").chmod(0o755)
@@ -244,17 +238,13 @@ def test_a_gpu_that_stops_telling_says_so(nvml: Answers) -> None:
         ({"mig": Refused("Unknown Error")}, "NVML: Unknown Error"),
     ],
 )
-def test_what_counts_no_whole_gpu_is_no_counter(
-    nvml: Answers, planted: dict[str, object], said: str
-) -> None:
+def test_what_counts_no_whole_gpu_is_no_counter(nvml: Answers, planted, said: str) -> None:
     nvml.__dict__.update(planted)
     with pytest.raises(NoCounterError, match=said):
         NvidiaCounter(uuid=UUID)
 
 
-def test_without_its_binding_or_its_gpu_there_is_no_counter(
-    nvml: Answers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_binding_or_gpu_there_is_no_counter(nvml: Answers, monkeypatch) -> None:
     with pytest.raises(NoCounterError, match="NVML: Not Found"):
         NvidiaCounter(uuid="another")
     monkeypatch.setattr(devices, "pynvml", None)

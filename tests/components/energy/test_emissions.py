@@ -47,9 +47,7 @@ def test_the_recipe_states_the_parts_and_their_sum() -> None:
         (1.0, 0.0, {"site_kwh": 100.0, "kg_co2e": 0.0, "site_kg_co2e": 0.0}),
     ],
 )
-def test_what_follows_from_an_unknown_figure_is_unknown(
-    effectiveness: float | None, grams: float | None, known: dict[str, float]
-) -> None:
+def test_what_follows_from_an_unknown_figure_is_unknown(effectiveness, grams, known) -> None:
     site = Electricity(power_usage_effectiveness=effectiveness, grams_co2e_per_kwh=grams)
     figures = {"site_kwh", "kg_co2e", "site_kg_co2e"}
     found = emitted(100.0, site).model_dump(include=figures)

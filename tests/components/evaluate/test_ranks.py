@@ -14,9 +14,7 @@ from components.evaluate.ranks import ask_ranks, failure_of, ranks_here
     ("kind", "asked", "expected"),
     [("cpu", None, 1), ("cpu", 2, 2), ("cuda", None, 4), ("cuda", 3, 3)],
 )
-def test_each_device_has_a_rank_and_a_cpu_is_one(
-    kind: str, asked: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_device_has_a_rank_and_a_cpu_is_one(kind, asked, expected, monkeypatch) -> None:
     monkeypatch.setattr(ranks, "device_type", lambda named: kind)
     monkeypatch.setattr(ranks, "count_devices", lambda kind: 4)
     assert ranks_here(asked) == expected

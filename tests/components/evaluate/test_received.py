@@ -84,9 +84,7 @@ def test_only_what_is_known_is_staged(folder: Path) -> None:
         ({"model_type": "someone"}, "model_type: unknown model family 'someone'"),
     ],
 )
-def test_a_config_with_unknown_keys_or_values_is_refused(
-    folder: Path, keys: dict[str, Any], message: str
-) -> None:
+def test_unknown_keys_or_values_are_refused(folder, keys: dict[str, Any], message: str) -> None:
     change(folder, **keys)
     with pytest.raises(RecipeError, match=rf"config\.json: {message}"), staged_folder(folder):
         pass
@@ -136,9 +134,7 @@ def test_hostile_headers_of_safetensors_are_refused(folder: Path, header: Any) -
         ({"pad_token_id": 10**9}, "Padding_idx"),
     ],
 )
-def test_what_transformers_cannot_load_is_refused_with_its_reason(
-    folder: Path, keys: dict[str, Any], message: str
-) -> None:
+def test_what_transformers_cannot_load_is_refused(folder: Path, keys, message: str) -> None:
     with staged_folder(folder) as staged:
         model, tokenizer = read_received(staged, "auto", folder)
     assert (len(tokenizer), model.config.vocab_size) == (400, 400)

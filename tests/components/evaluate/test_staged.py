@@ -64,9 +64,7 @@ def test_each_split_is_fetched_once_and_recorded(hub: Path, tmp_path: Path, mana
     assert len([*place.iterdir()]) == 2  # one data set and the record: no cache is left
 
 
-def test_a_data_set_that_is_not_to_be_had_says_how_to_go_on(
-    hub: Path, tmp_path: Path, manager: Any
-) -> None:
+def test_a_missing_data_set_says_how_to_go_on(hub: Path, tmp_path: Path, manager: Any) -> None:
     from components.evaluate.task_list import fetch_task_data
 
     for asked, message in (
@@ -78,9 +76,7 @@ def test_a_data_set_that_is_not_to_be_had_says_how_to_go_on(
             fetch_task_data(asked, tmp_path / "prepared", manager, print)
 
 
-def test_a_task_reads_nothing_but_what_was_staged(
-    hub: Path, tmp_path: Path, manager: Any
-) -> None:
+def test_a_task_reads_only_what_was_staged(hub: Path, tmp_path: Path, manager: Any) -> None:
     from components.evaluate.task_list import fetch_task_data, open_staged, patch_datasets
 
     task_list = listed(str(hub))

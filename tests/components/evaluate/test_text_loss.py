@@ -204,9 +204,7 @@ def trained(recipe: str, folder: Path, **settings: Any) -> Any:
     [("teuken7b", 700, "NFKC", len("<eod>") + 1), ("gpt3b6", 400, None, 0)],
     ids=["unigram", "byte BPE"],
 )
-def test_bytes_of_a_recipes_tokenizer_are_those_of_the_normalized_text(
-    recipe: str, vocab_size: int, form: Any, lost: int, tmp_path: Path
-) -> None:
+def test_bytes_are_those_of_normalized_text(recipe, vocab_size, form, lost, tmp_path) -> None:
     tokenizer = trained(recipe, tmp_path, vocab_size=vocab_size)
     documents = [*EU_TEXTS, ODD]
     ids = [ids.tolist() for ids in tokenizer.encode(documents)]

@@ -170,7 +170,5 @@ def test_a_third_of_spikes_in_the_window_hides_no_spike() -> None:
 
 
 @pytest.mark.parametrize(("value", "expected"), [(2.0, 0.0), (2.5, math.inf), (1.5, -math.inf)])
-def test_where_most_figures_are_alike_whatever_differs_is_far_away(
-    value: float, expected: float
-) -> None:
+def test_where_most_figures_are_alike_others_are_far_away(value, expected: float) -> None:
     assert compute_deviations(value, [2.0] * 10 + [3.0] * 3) == expected

@@ -147,9 +147,7 @@ os._exit(0)  # as ranks end: torch aborts now and then where its threads outlive
     ("how", "waits_in"),
     [("exchange", "gloo:all_to_all"), ("gather", "gloo:all_gather"), ("computes", "None")],
 )
-def test_a_rank_waits_in_what_has_departed_once_it_asks_for_the_arrival(
-    tmp_path: Path, how: str, waits_in: str
-) -> None:
+def test_a_rank_waits_in_what_it_asks_for(tmp_path: Path, how: str, waits_in: str) -> None:
     ranks = [
         subprocess.Popen([sys.executable, "-c", ASKED, str(tmp_path), str(rank), how])
         for rank in range(2)

@@ -10,20 +10,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from components.parity.compare import (
-    LOSS_TOLERANCE,
-    TENSOR_TOLERANCE,
-    Comparison,
-    RankRecord,
-    compare_losses,
-    compare_records,
-    read_records,
-)
+from components.parity import compare
 from components.run.folder import RunFolder
 
+Change = Callable[[list[compare.RankRecord]], object]
 
-def record(rank: int, losses: list[dict[int, float]], tensors: dict[str, Tensor]) -> RankRecord:
-    return RankRecord(
+
+def record(
+    rank: int, losses: list[dict[int, float]], tensors: dict[str, Tensor]
+) -> compare.RankRecord:
+    return compare.RankRecord(
         rank=rank, losses=losses, gradient_norms=[2.0, 3.0], rates=[0.0, 0.01], tensors=tensors
     )
 
@@ -40,19 +36,19 @@ def tensors() -> dict[str, Tensor]:
     }
 
 
-def one_process() -> RankRecord:
+def one_process() -> compare.RankRecord:
     return record(0, [{0: 6.0, 2: 6.1, 4: 6.2, 6: 6.3}, {8: 5.0, 10: 5.1}], tensors())
 
 
-def two_ranks() -> list[RankRecord]:
+def two_ranks() -> list[compare.RankRecord]:
     return [
         record(0, [{0: 6.0, 2: 6.1}, {8: 5.0}], tensors()),
         record(1, [{4: 6.2, 6: 6.3}, {10: 5.1}], tensors()),
     ]
 
 
-def compared(records: list[RankRecord]) -> Comparison:
-    return compare_records(one_process(), records)
+def compared(records: list[compare.RankRecord]) -> compare.Comparison:
+    return compare.compare_records(one_process(), records)
 
 
 def test_equal_records_hold() -> None:
@@ -68,10 +64,10 @@ def test_equal_records_hold() -> None:
 @pytest.mark.parametrize(("excess", "holds"), [(0.5, True), (2.0, False)])
 def test_a_loss_may_differ_by_its_tolerance_and_no_more(excess: float, holds: bool) -> None:
     records = two_ranks()
-    records[1].losses[0][6] *= 1 + excess * LOSS_TOLERANCE
+    records[1].losses[0][6] *= 1 + excess * compare.LOSS_TOLERANCE
     loss = compared(records).loss
     assert loss.is_within_tolerance is holds
-    assert loss.difference == pytest.approx(excess * LOSS_TOLERANCE, rel=1e-4)
+    assert loss.difference == pytest.approx(excess * compare.LOSS_TOLERANCE, rel=1e-4)
 
 
 def test_the_first_microbatch_that_differs_is_named_with_the_largest_difference() -> None:
@@ -86,12 +82,10 @@ def test_the_first_microbatch_that_differs_is_named_with_the_largest_difference(
 
 @pytest.mark.parametrize(("excess", "holds"), [(0.5, True), (2.0, False)])
 @pytest.mark.parametrize("kind", ["gradient", "weight"])
-def test_a_tensor_may_differ_by_its_tolerance_and_no_more(
-    kind: str, excess: float, holds: bool
-) -> None:
+def test_a_tensor_may_differ_by_its_tolerance(kind: str, excess: float, holds: bool) -> None:
     records = two_ranks()
     spoilt = records[1].tensors[f"{kind}/norm.weight"]
-    spoilt[1, 2] += excess * TENSOR_TOLERANCE * spoilt.abs().max()
+    spoilt[1, 2] += excess * compare.TENSOR_TOLERANCE * spoilt.abs().max()
     part = compared(records).largest_differences[kind]
     assert part.is_within_tolerance is holds
     assert (part.where, part.rank) == ("norm.weight", 1)
@@ -134,7 +128,7 @@ def test_what_is_no_number_never_holds_even_on_both_sides(kind: str, value: floa
             one.tensors["gradient/norm.weight"][0, 0] = value
         elif kind == "gradient_norm":
             one.gradient_norms[0] = value
-    found = getattr(compare_records(reference, records), kind)
+    found = getattr(compare.compare_records(reference, records), kind)
     assert not found.is_within_tolerance
     assert kind != "gradient" or found.where == "norm.weight"
 
@@ -171,9 +165,7 @@ def test_nan_outweighs_any_difference() -> None:
         ),
     ],
 )
-def test_what_one_side_lacks_is_named(
-    change: Callable[[list[RankRecord]], object], message: str
-) -> None:
+def test_what_one_side_lacks_is_named(change: Change, message: str) -> None:
     records = two_ranks()
     change(records)
     assert compared(records).lacking == (message,)
@@ -195,7 +187,7 @@ def test_nothing_to_compare_does_not_hold() -> None:
     comparison = compared(records)
     assert not comparison.gradient.is_within_tolerance
     assert comparison.gradient.where == "nothing that both sides have"
-    assert math.isnan(compare_losses(one_process(), records).difference)
+    assert math.isnan(compare.compare_losses(one_process(), records).difference)
 
 
 @pytest.mark.parametrize("at", [0, 1])
@@ -203,7 +195,7 @@ def test_a_loss_that_is_not_finite_gives_one_message(at: int) -> None:
     reference, records = one_process(), two_ranks()
     for side in (reference, records[0])[at:]:
         side.losses[1][8] = math.nan
-    comparison = compare_records(reference, records)
+    comparison = compare.compare_records(reference, records)
     who = ("one process", "rank 0")[at]
     assert not comparison.is_within_tolerance
     assert comparison.failure_texts == [
@@ -216,7 +208,7 @@ def test_a_loss_that_is_not_finite_is_null_in_a_record(tmp_path: Path) -> None:
     save_file(tensors(), tmp_path / "rank-00000.safetensors")
     tree = {"losses": [{"0": math.inf}], "gradient_norms": [math.nan], "rates": [0.1]}
     RunFolder(tmp_path).write_json("rank-00000.json", tree)
-    (found,) = read_records(tmp_path, 1)
+    (found,) = compare.read_records(tmp_path, 1)
     assert math.isnan(found.losses[0][0])
     assert math.isnan(found.gradient_norms[0])
 
@@ -228,6 +220,6 @@ def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
         save_file(dict(one.tensors), tmp_path / f"{name}.safetensors")
         tree = {key: getattr(one, key) for key in ("losses", "gradient_norms", "rates")}
         (tmp_path / f"{name}.json").write_text(json.dumps(tree))
-    read = read_records(tmp_path, 2)
+    read = compare.read_records(tmp_path, 2)
     assert [one.losses for one in read] == [one.losses for one in written]
-    assert compare_records(one_process(), read).is_within_tolerance
+    assert compare.compare_records(one_process(), read).is_within_tolerance

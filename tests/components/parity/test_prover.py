@@ -15,13 +15,6 @@ from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe
 from components.data.manifest import Manifest
 from components.parity import prover
-from components.parity.prover import (
-    RanksError,
-    draw_data,
-    in_precision,
-    start_ranks,
-    to_single_process,
-)
 from components.train.batches import RankBatches
 
 Start = Callable[[str, int], None]
@@ -35,7 +28,7 @@ def composed(*words: str) -> Recipe:
 
 def test_one_process_has_the_same_mathematics_and_microbatches() -> None:
     recipe = composed("cluster.ranks=8")
-    alone = to_single_process(recipe)
+    alone = prover.to_single_process(recipe)
     assert alone.cluster.ranks == 1
     assert compute_fingerprint(alone) == compute_fingerprint(recipe)
     assert alone.parallelism.microbatch_sequences == recipe.parallelism.microbatch_sequences
@@ -52,11 +45,13 @@ def test_one_process_has_the_same_mathematics_and_microbatches() -> None:
 )
 def test_layouts_that_share_their_microbatches_share_one_reference(words) -> None:
     size = "parallelism.microbatch_sequences=4"
-    assert to_single_process(composed(size, *words)) == to_single_process(composed(size))
+    assert prover.to_single_process(composed(size, *words)) == prover.to_single_process(
+        composed(size)
+    )
 
 
 def test_a_precision_is_taken_for_all_three_sums() -> None:
-    precision = in_precision(composed(), "float64").precision
+    precision = prover.in_precision(composed(), "float64").precision
     assert {precision.compute, precision.accumulate, precision.reduce} == {"float64"}
 
 
@@ -68,7 +63,7 @@ def read(recipe: Recipe, folder: Path, rank: int, step: int) -> Tensor:
 
 
 def drawn(recipe: Recipe, folder: Path) -> Path:
-    draw_data(recipe, folder)
+    prover.draw_data(recipe, folder)
     return folder
 
 
@@ -114,7 +109,7 @@ def start(tmp_path: Path) -> Start:
     def call(code: str, ranks: int) -> None:
         program = tmp_path / "program.py"
         program.write_text(code)
-        start_ranks((str(program),), ranks, tmp_path / "ranks.log")
+        prover.start_ranks((str(program),), ranks, tmp_path / "ranks.log")
 
     return call
 
@@ -137,7 +132,7 @@ LOST = "print('RuntimeError: gloo: Connection closed by peer', file=sys.stderr)"
     ],
 )
 def test_a_failing_program_says_why(start: Start, code: str, message: str) -> None:
-    with pytest.raises(RanksError, match=message) as caught:
+    with pytest.raises(prover.RanksError, match=message) as caught:
         start(code, 1)
     assert ("Traceback" in caught.value.log) == ("Error" in message)
 
@@ -145,6 +140,6 @@ def test_a_failing_program_says_why(start: Start, code: str, message: str) -> No
 def test_a_program_that_hangs_is_ended(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prover, "MOST_SECONDS", 1)
     began = time.perf_counter()
-    with pytest.raises(RanksError, match=r"not finished within 1 seconds"):
+    with pytest.raises(prover.RanksError, match=r"not finished within 1 seconds"):
         start("import time; time.sleep(120)", 1)
     assert time.perf_counter() - began < 30

@@ -14,14 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in i
 
 from components.config.schema.cluster import Preflight
 from components.distributed.devices import free_bytes
-from components.preflight.devices import (
-    check_count,
-    check_memory,
-    devices_here,
-    measure_links,
-    rounds_of_pairs,
-    slowest_teraflops,
-)
+from components.preflight import devices
 from components.preflight.verdict import Rates
 from components.profiling.rates import bus_bandwidth
 from tests.components.preflight.conftest import compose
@@ -33,11 +26,11 @@ JUWELS = ("cluster=juwels", "scale=mini", "cluster.nodes=1", "cluster.devices_pe
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
 def test_a_device_of_the_profile_that_torch_does_not_see_is_missed() -> None:
     cluster = compose(*JUWELS).cluster
-    found = check_count(cluster)
+    found = devices.check_count(cluster)
     assert (found.verdict, found.rule) == ("bad", "cluster.device")
     assert "sees no such device" in found.found
     assert found.expected == "1 cuda"
-    assert devices_here(cluster) == []
+    assert devices.devices_here(cluster) == []
 
 
 @pytest.mark.skipif(  # what auto falls back from must not be there
@@ -45,46 +38,46 @@ def test_a_device_of_the_profile_that_torch_does_not_see_is_missed() -> None:
 )
 def test_a_node_on_which_auto_finds_only_a_cpu_is_bad_where_the_profile_has_gpus() -> None:
     cluster = compose(*JUWELS, "cluster.device=auto").cluster
-    found = check_count(cluster)
+    found = devices.check_count(cluster)
     assert (found.verdict, found.rule, found.expected) == ("bad", "cluster.device", "1 GPUs")
     assert "sees no GPU here, and the profile's hardware is NVIDIA A100-40GB" in found.found
-    assert devices_here(cluster) == []
+    assert devices.devices_here(cluster) == []
 
 
 def test_a_cpu_is_one_device_whatever_its_ranks() -> None:
     cluster = compose("cluster.ranks=2").cluster
-    assert check_count(cluster).verdict == "ok"
-    assert devices_here(cluster) == [CPU]
+    assert devices.check_count(cluster).verdict == "ok"
+    assert devices.devices_here(cluster) == [CPU]
 
 
 @pytest.mark.parametrize(
     ("share", "verdict"), [(0.001, "ok"), (1_000.0, "bad")], ids=["little", "all of a thousand"]
 )
-def test_free_memory_is_compared_with_the_profiles(
-    rules: Preflight, share: float, verdict: str
-) -> None:
+def test_free_memory_is_compared_with_the_profile(rules, share, verdict: str) -> None:
     num_bytes = round(share * free_bytes(CPU)[1])
     words = (*JUWELS, "cluster.device=cpu", f"cluster.hardware.memory_bytes={num_bytes}")
-    assert check_memory(compose(*words).cluster, rules, [CPU]).verdict == verdict
+    assert devices.check_memory(compose(*words).cluster, rules, [CPU]).verdict == verdict
 
 
 def test_a_device_that_does_not_answer_is_named_and_ends_no_check(rules: Preflight) -> None:
     """Torch knows of ``meta`` that it is a device, and of nothing to ask it."""
-    found = check_memory(compose(*JUWELS).cluster, rules, [CPU, torch.device("meta", 0)])
+    found = devices.check_memory(
+        compose(*JUWELS).cluster, rules, [CPU, torch.device("meta", 0)]
+    )
     assert (found.verdict, found.expected) == ("bad", "an answer of each device")
     assert found.found.startswith("meta:0: ")
     assert "\n" not in found.found
 
 
 def test_without_a_profile_a_cpus_memory_is_not_judged(rules: Preflight) -> None:
-    found = check_memory(compose().cluster, rules, [CPU])
+    found = devices.check_memory(compose().cluster, rules, [CPU])
     assert (found.verdict, found.expected) == ("unknown", "no figure")
 
 
 def test_memory_and_the_rate_of_products_are_measured() -> None:
     free, total = free_bytes(CPU)
     assert 0 < free < total
-    assert slowest_teraflops([CPU], torch.float32) > 1e-4
+    assert devices.slowest_teraflops([CPU], torch.float32) > 1e-4
 
 
 def test_bus_bandwidth_is_that_of_nccls_tests() -> None:
@@ -95,15 +88,15 @@ def test_bus_bandwidth_is_that_of_nccls_tests() -> None:
 
 @given(st.integers(3, 200))
 def test_every_node_meets_two_others_and_one_at_a_time(count: int) -> None:
-    rounds = rounds_of_pairs(count)
+    rounds = devices.rounds_of_pairs(count)
     assert len(rounds) <= 3
     for pairs in rounds:
         assert max(Counter(chain(*pairs)).values()) == 1
     every = list(chain(*rounds))
     assert len(set(every)) == len(every) == count
     assert set(Counter(chain(*every)).values()) == {2}
-    assert rounds_of_pairs(2) == [[(0, 1)]]
-    assert rounds_of_pairs(1) == []
+    assert devices.rounds_of_pairs(2) == [[(0, 1)]]
+    assert devices.rounds_of_pairs(1) == []
 
 
 def meet(own: str, port: int) -> Rates:
@@ -111,7 +104,7 @@ def meet(own: str, port: int) -> Rates:
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
     store.set(f"here/{own}", "")
     store.wait(["here/a", "here/b"])  # imports take their time
-    return measure_links(["a", "b", "c"], own, store, torch.device("cpu"), 1.0)
+    return devices.measure_links(["a", "b", "c"], own, store, torch.device("cpu"), 1.0)
 
 
 @pytest.mark.long

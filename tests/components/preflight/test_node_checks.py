@@ -22,21 +22,8 @@ from components.data.manifest import Manifest, TokenizerRecord
 from components.planner.interruptions import checkpoint_bytes
 from components.planner.job import job_from_recipe
 from components.preflight import node_checks
+from components.preflight import node_checks as checks
 from components.preflight.copies import failed_copies
-from components.preflight.node_checks import (
-    GIB,
-    NODE_FOLDER,
-    ask_time,
-    check_copies,
-    check_data,
-    check_packages,
-    check_place,
-    check_places,
-    check_versions,
-    expected_versions,
-    some_files,
-    telling_time,
-)
 from components.run.folder import RunFolder
 from components.run.provenance import describe_software
 from components.versions import PYTHON, TORCH
@@ -44,33 +31,34 @@ from tests.components.preflight.conftest import compose
 
 
 def test_the_same_clock_is_not_ahead_and_nobody_tells_the_time_once_all_have_asked() -> None:
-    with telling_time() as port:
-        found = ask_time("127.0.0.1", port)
+    with checks.telling_time() as port:
+        found = checks.ask_time("127.0.0.1", port)
     assert abs(found.ahead_seconds) <= found.uncertain_seconds < 1
     with pytest.raises(ConnectionError):
-        ask_time("127.0.0.1", port)
+        checks.ask_time("127.0.0.1", port)
 
 
-def test_who_has_a_clock_that_is_behind_learns_by_how_much(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_node_learns_how_far_its_clock_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     real, asking = time.time, threading.current_thread()
 
     def late() -> float:
         return real() - 100 * (threading.current_thread() is asking)
 
-    with telling_time() as port, monkeypatch.context() as skewed:
+    with checks.telling_time() as port, monkeypatch.context() as skewed:
         skewed.setattr(time, "time", late)
-        found = ask_time("127.0.0.1", port)
+        found = checks.ask_time("127.0.0.1", port)
     assert found.ahead_seconds == pytest.approx(100, abs=0.5)
 
 
 def test_a_folder_is_good_with_room_and_left_as_it_was(tmp_path: Path) -> None:
-    assert check_place("run folder", tmp_path, 1).verdict == "ok"
+    assert checks.check_place("run folder", tmp_path, 1).verdict == "ok"
     assert list(tmp_path.iterdir()) == []
-    found = check_place("run folder", tmp_path, 2**60)
-    assert (found.verdict, found.expected) == ("bad", f"writable, {2**60 / GIB:.1f} GiB free")
-    found = check_place("temporary folder", tmp_path / "gone", 0)
+    found = checks.check_place("run folder", tmp_path, 2**60)
+    assert (found.verdict, found.expected) == (
+        "bad",
+        f"writable, {2**60 / checks.GIB:.1f} GiB free",
+    )
+    found = checks.check_place("temporary folder", tmp_path / "gone", 0)
     assert (found.verdict, "No such file" in found.found) == ("bad", True)
 
 
@@ -78,19 +66,17 @@ def test_where_a_file_may_not_grow_nothing_is_left_of_the_probe(tmp_path: Path) 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, limits[1]))
     try:
-        found = check_place("run folder", tmp_path, 0)
+        found = checks.check_place("run folder", tmp_path, 0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (found.verdict, found.found) == ("bad", f"{tmp_path}: File too large")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_run_needs_room_for_as_many_checkpoints_as_conf_says(
-    rules: Preflight, tmp_path: Path
-) -> None:
+def test_a_run_needs_room_for_two_checkpoints(rules: Preflight, tmp_path: Path) -> None:
     recipe = compose_recipe(read_point(["recipe=teuken7b", "cluster=juwels"]))
-    run, temporary = check_places(recipe, rules, tmp_path)
-    expected = 2 * checkpoint_bytes(job_from_recipe(recipe)) / GIB
+    run, temporary = checks.check_places(recipe, rules, tmp_path)
+    expected = 2 * checkpoint_bytes(job_from_recipe(recipe)) / checks.GIB
     assert expected > 1
     assert run.expected == f"writable, {expected:.1f} GiB free"
     assert temporary.expected == "writable, 1.0 GiB free"
@@ -105,23 +91,23 @@ ASK = (
 
 
 def test_a_copy_that_is_imported_is_good_and_the_shared_code_is_not(tmp_path: Path) -> None:
-    code, node = tmp_path / "node" / "code", {NODE_FOLDER: str(tmp_path / "node")}
+    code, node = tmp_path / "node" / "code", {checks.NODE_FOLDER: str(tmp_path / "node")}
     shutil.copytree(ROOT / "components", code / "components")
     seen = os.environ | {"PYTHONPATH": str(code)} | node
     words = [sys.executable, "-P", "-c", ASK, str(tmp_path)]
     done = subprocess.run(words, env=seen, capture_output=True, text=True, check=True)
     assert [one["verdict"] for one in json.loads(done.stdout)] == ["ok"]
-    (bad,) = check_copies(tmp_path, "node1", node)
+    (bad,) = checks.check_copies(tmp_path, "node1", node)
     assert (bad.verdict, bad.found) == ("bad", "no copy: no error recorded")
     assert bad.rule == "cluster.imports"
     (tmp_path / "copies").mkdir()
     (tmp_path / "copies" / "node1.failed").write_text("/tmp: 3 bytes are free\n")
-    (bad,) = check_copies(tmp_path, "node1", node)
+    (bad,) = checks.check_copies(tmp_path, "node1", node)
     assert (bad.verdict, bad.found) == ("bad", "no copy: /tmp: 3 bytes are free")
 
 
 def test_without_copies_there_is_nothing_to_say(tmp_path: Path) -> None:
-    assert list(check_copies(tmp_path, "node1", {})) == []
+    assert list(checks.check_copies(tmp_path, "node1", {})) == []
     assert failed_copies(tmp_path) == {}
 
 
@@ -134,7 +120,7 @@ def write(folder: RunFolder, packages: dict[str, str], python: str = HERE["pytho
 
 def test_the_packages_that_a_run_was_made_with_are_as_expected(folder: RunFolder) -> None:
     folder.write_json("software.json", describe_software().model_dump(mode="json"))
-    found = check_packages(folder, ["run"])
+    found = checks.check_packages(folder, ["run"])
     assert (found.verdict, found.rule) == ("ok", "software.json")
 
 
@@ -146,38 +132,36 @@ def test_the_packages_that_a_run_was_made_with_are_as_expected(folder: RunFolder
         ({}, "2.7.18", "python {python}, not 2.7.18"),
     ],
 )
-def test_another_version_is_named_beside_the_one_expected(
-    folder: RunFolder, packages: dict[str, str], python: str, said: str
-) -> None:
+def test_another_version_is_named(folder: RunFolder, packages, python: str, said: str) -> None:
     write(folder, packages, python)
-    found = check_packages(folder, ["run"])
+    found = checks.check_packages(folder, ["run"])
     assert (found.verdict, found.found) == ("bad", said.format(**HERE))
 
 
 def test_of_many_other_versions_three_are_named(folder: RunFolder) -> None:
     write(folder, {f"gone-{n}": "1" for n in range(5)})
-    assert check_packages(folder, ["run"]).found.endswith("gone-2 absent, not 1 and 2 more")
+    assert checks.check_packages(folder, ["run"]).found.endswith(
+        "gone-2 absent, not 1 and 2 more"
+    )
 
 
-def test_what_the_run_was_made_without_or_does_not_import_is_not_judged(
-    folder: RunFolder,
-) -> None:
+def test_packages_without_use_are_not_judged(folder: RunFolder) -> None:
     write(folder, {"numpy": "absent"})
-    assert check_packages(folder, ["run"]).verdict == "ok"
+    assert checks.check_packages(folder, ["run"]).verdict == "ok"
     write(folder, {"torchao": "0", "datatrove": "0"})
-    assert check_packages(folder, ["run"]).verdict == "ok"
-    found = check_packages(folder, ["run", "fp8"])
+    assert checks.check_packages(folder, ["run"]).verdict == "ok"
+    found = checks.check_packages(folder, ["run", "fp8"])
     assert (found.verdict, found.found) == ("bad", f"torchao {version('torchao')}, not 0")
 
 
 def test_without_a_run_the_locks_lines_for_this_python_count(folder: RunFolder) -> None:
-    expected, where = expected_versions(folder, ["run"])
+    expected, where = checks.expected_versions(folder, ["run"])
     assert where == "requirements"
     assert expected["hydra-core"] == "1.3.8"
     assert "torch" not in expected  # the site's own wins
     assert "deepspeed" not in expected
-    assert expected_versions(folder, ["run", "deepspeed"])[0]["deepspeed"] == "0.19.8"
-    assert expected_versions(folder, ["run", "fp8"])[0]["torchao"] == "0.18.0"
+    assert checks.expected_versions(folder, ["run", "deepspeed"])[0]["deepspeed"] == "0.19.8"
+    assert checks.expected_versions(folder, ["run", "fp8"])[0]["torchao"] == "0.18.0"
     # The lock has two lines of numpy, by Python's version.
     new = tuple(map(int, platform.python_version_tuple()[:2])) >= (3, 12)
     assert expected["numpy"].startswith("2.5" if new else "2.4")
@@ -193,12 +177,10 @@ def test_without_a_run_the_locks_lines_for_this_python_count(folder: RunFolder) 
         ("2.9.1", "3.14.0", "bad"),
     ],
 )
-def test_torch_and_python_outside_the_range_are_found(
-    torch: str, python: str, verdict: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_versions_outside_the_range_are_found(torch, python: str, verdict, monkeypatch) -> None:
     here = {PYTHON: python, TORCH: torch}
     monkeypatch.setattr(node_checks, "read_installed_versions", lambda: here)
-    found = check_versions()
+    found = checks.check_versions()
     assert found.verdict == verdict
     assert found.found == f"Python {python}, torch {torch}"
     assert found.expected == f"{TORCH}, {PYTHON}"
@@ -220,13 +202,11 @@ def place(tmp_path: Path, folder: RunFolder) -> Path:
 
 
 def look(rules: Preflight, folder: RunFolder) -> tuple[str, str]:
-    found = check_data(compose(), rules, folder, "node1")
+    found = checks.check_data(compose(), rules, folder, "node1")
     return found.verdict, found.found
 
 
-def test_damage_of_data_is_found_as_far_as_it_is_looked_for(
-    rules: Preflight, folder: RunFolder, place: Path
-) -> None:
+def test_damaged_data_are_found(rules: Preflight, folder: RunFolder, place: Path) -> None:
     sizes_alone = rules.model_copy(update={"hashed_bytes": 0})
     said = "2 files by size, 2 of them by hash"
     assert look(rules, folder) == ("ok", said)
@@ -248,11 +228,9 @@ def test_data_of_another_run_are_bad(rules: Preflight, folder: RunFolder, place:
 
 
 @pytest.mark.usefixtures("place")
-def test_weights_to_begin_with_have_to_be_seen_from_the_node(
-    rules: Preflight, folder: RunFolder, tmp_path: Path
-) -> None:
+def test_initial_weights_must_be_seen(rules, folder: RunFolder, tmp_path: Path) -> None:
     recipe = compose(f"model.init_from={tmp_path / 'gone'}")
-    found = check_data(recipe, rules, folder, "node1")
+    found = checks.check_data(recipe, rules, folder, "node1")
     assert (found.verdict, found.rule) == ("bad", "model.init_from")
     assert found.found.endswith("gone is not to be seen from this node")
 
@@ -263,6 +241,6 @@ def test_data_that_nobody_prepared_are_not_judged(rules: Preflight, folder: RunF
 
 def test_nodes_begin_their_hashes_at_different_files() -> None:
     files = [FileRecord(name=str(number), sha256="", bytes=10) for number in range(100)]
-    chosen = [list(some_files(files, 35, f"node{number}")) for number in range(50)]
+    chosen = [list(checks.some_files(files, 35, f"node{number}")) for number in range(50)]
     assert all(len(some) == 3 for some in chosen)
     assert len({one.name for some in chosen for one in some}) > 50

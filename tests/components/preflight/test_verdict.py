@@ -134,9 +134,7 @@ def test_a_node_is_slow_that_is_slow_with_all_its_neighbours(
 @pytest.mark.parametrize(
     ("others", "remedy"), [("ok", "report this node to the site"), ("bad", "mend it")]
 )
-def test_data_that_other_nodes_read_whole_are_not_to_be_prepared_again(
-    others: str, remedy: str, rules: Preflight
-) -> None:
+def test_data_that_others_read_need_no_new_preparation(others, remedy, rules) -> None:
     said = [
         report(name).model_copy(update={"findings": (finding("data", verdict),)})
         for name, verdict in zip(NAMES, (others, "bad", others), strict=True)

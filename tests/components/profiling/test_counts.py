@@ -18,9 +18,7 @@ def shaped(heads: int, length: int, depth: int) -> Tensor:
 @pytest.mark.parametrize(
     ("forward", "backward"), [(CPU_ATTENTION, CPU_ATTENTION_BACKWARD), (flash, flash_backward)]
 )
-def test_attention_counts_every_query_head_however_few_heads_the_keys_have(
-    forward: object, backward: object, kv_heads: int
-) -> None:
+def test_attention_counts_every_query_head(forward, backward: object, kv_heads: int) -> None:
     query, key, value = shaped(8, 32, 16), shaped(kv_heads, 48, 16), shaped(kv_heads, 48, 24)
     upstream, (repeated_key, repeated_value) = (
         shaped(8, 32, 24),

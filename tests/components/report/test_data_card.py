@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from components.report.data_card import data_grid, data_sections, mixture_grid
 from components.report.outcome import load_entries
 from components.run.ownership import seal_of, sign_file
@@ -39,9 +37,7 @@ def trained_on(run: Path, folder: Path) -> Path:
     return run
 
 
-def test_the_card_that_another_s_run_points_to_is_not_opened(
-    write_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_card_of_another_user_s_run_is_not_opened(write_run, tmp_path, monkeypatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     run = trained_on(write_run(), prepare(tmp_path / "theirs"))

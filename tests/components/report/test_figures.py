@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 
 from components.report import figures
 from components.report.outcome import load_entries
-from tests.components.report.conftest import (
-    earlier_results_tree,
-    history_lines,
-    mark_line,
-    of_an_earlier_version,
-    results_tree,
-)
+from tests.components.report import conftest as runs
 
 _POINTS = 20
 
@@ -48,8 +42,8 @@ def test_loss_chart_shows_training_both_means_and_the_unigram(write_run):
 
 
 def test_the_chart_of_an_earlier_versions_run_has_the_plain_mean_alone(write_run):
-    lines = [*map(of_an_earlier_version, history_lines(60))]
-    entries = load_entries([write_run(lines=lines, results=earlier_results_tree(60))])
+    lines = [*map(runs.of_an_earlier_version, runs.history_lines(60))]
+    entries = load_entries([write_run(lines=lines, results=runs.earlier_results_tree(60))])
     chart = figures.loss_figure(entries)
     assert [one.name for one in chart.data][1:] == ["held-out, plain mean over sources"]
     assert chart.layout.shapes[0].y0 == 6.6
@@ -101,7 +95,7 @@ def test_sources_stand_in_the_order_of_their_last_loss_below_the_means(write_run
     entries = load_entries([write_run()])
     chart = figures.sources_figure(entries)
     assert chart is not None
-    final = results_tree(60)["held_out"]["by_source"]
+    final = runs.results_tree(60)["held_out"]["by_source"]
     means = ["weighted as the mixture", "plain mean over sources"]
     order = [*means, *sorted(final, key=final.__getitem__)]
     assert list(chart.layout.yaxis.categoryarray) == order
@@ -120,7 +114,7 @@ def test_the_training_loss_stands_beside_the_mean_that_it_compares_with(write_ru
     assert held_out["weighted as the mixture"] == pytest.approx(last + 0.42)
     assert held_out["plain mean over sources"] == pytest.approx(last + 0.6)
 
-    earlier = write_run("earlier", lines=[], results=earlier_results_tree(60))
+    earlier = write_run("earlier", lines=[], results=runs.earlier_results_tree(60))
     chart = figures.sources_figure(load_entries([earlier]))
     assert chart is not None
     assert "training, last step" not in [trace.name for trace in chart.data]
@@ -134,7 +128,7 @@ def test_a_run_without_steps_gives_empty_charts(write_run):
 
 
 def test_a_resume_is_marked_where_it_happened(write_run):
-    resume = mark_line("resume", 20)
+    resume = runs.mark_line("resume", 20)
     chart = figures.loss_figure(load_entries([write_run(killed=True, lines=[resume])]))
     assert [shape.x0 for shape in chart.layout.shapes] == [163_840]
     json.loads(chart.to_json())

@@ -7,12 +7,7 @@ import pytest
 from components.report.held_out import ending_lines, held_out_card, held_out_grid
 from components.report.outcome import load_entries
 from components.run.records import HeldOutRecord
-from tests.components.report.conftest import (
-    earlier_results_tree,
-    held_out_line,
-    results_tree,
-    step_line,
-)
+from tests.components.report import conftest as runs
 
 PLACE = "after step 60 (491,520 tokens)"
 ABSENT = dict.fromkeys(("step", "tokens", "final", "final_unweighted", "rising"))
@@ -20,12 +15,12 @@ STOPPED: dict[str, object] = {**ABSENT, "by_source": {}}
 
 
 def results_with(**changed: object) -> dict[str, Any]:
-    tree = results_tree(60)
+    tree = runs.results_tree(60)
     return tree | {"held_out": tree["held_out"] | changed}
 
 
 def test_the_end_of_a_run_names_both_means_their_step_and_what_they_compare_with() -> None:
-    assert ending_lines(HeldOutRecord.model_validate(results_tree(60)["held_out"])) == [
+    assert ending_lines(HeldOutRecord.model_validate(runs.results_tree(60)["held_out"])) == [
         f"held-out loss 2.535, weighted as the mixture, {PLACE}; "
         "not rising over the last quarter; a smoothed unigram model: 6.543",
         "held-out loss 2.715, plain mean over 5 sources; a smoothed unigram model: 6.600",
@@ -43,9 +38,7 @@ def test_the_end_of_a_run_names_both_means_their_step_and_what_they_compare_with
     ],
     ids=["no trend", "rising", "one source has one mean", "not finite", "stopped before one"],
 )
-def test_the_end_of_a_run_says_no_more_than_is_known(
-    changed: dict[str, object], begins: str, trend: str
-) -> None:
+def test_the_end_of_a_run_says_no_more_than_is_known(changed, begins: str, trend: str) -> None:
     lines = ending_lines(HeldOutRecord.model_validate(results_with(**changed)["held_out"]))
     assert lines[0].startswith(begins)
     assert trend in lines[0] if trend else "last quarter" not in lines[0]
@@ -63,17 +56,15 @@ def test_the_card_warns_of_a_rising_loss(write_run) -> None:
 
 
 def test_the_card_of_an_earlier_versions_run_calls_its_loss_a_plain_mean(write_run) -> None:
-    (entry,) = load_entries([write_run(results=earlier_results_tree(60))])
+    (entry,) = load_entries([write_run(results=runs.earlier_results_tree(60))])
     card = held_out_card(entry.outcome)
     assert (card.value, card.notes[0]) == ("2.715", "plain mean over 5 sources")
     assert "smoothed unigram 6.600" in card.notes
 
 
 @pytest.mark.parametrize("killed", [True, False])
-def test_the_card_of_a_run_without_an_evaluation_has_the_untrained_loss_as_such(
-    write_run, killed: bool
-) -> None:
-    lines, stopped = [held_out_line(0), step_line(1)], results_with(**STOPPED)
+def test_a_card_without_an_evaluation_has_the_untrained_loss(write_run, killed: bool) -> None:
+    lines, stopped = [runs.held_out_line(0), runs.step_line(1)], results_with(**STOPPED)
     (entry,) = load_entries([write_run(killed=killed, lines=lines, results=stopped)])
     card = held_out_card(entry.outcome)
     assert (card.value, card.warning) == ("—", "")

@@ -227,9 +227,7 @@ def test_every_function_that_makes_a_page_has_a_trial() -> None:
 
 
 @pytest.mark.parametrize("kind", PAGES)
-def test_planted_text_makes_no_element_and_no_attribute(
-    kind: str, write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planted_text_makes_no_element(kind, write_run, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(html, "_read_library", lambda: "/* megabytes of plotly */")
     page = PAGES[kind](tmp_path / "plain.html", write_run, lambda value: value)
     plain = Outline(page.read_text("utf-8"))
@@ -281,9 +279,7 @@ def test_a_proposal_in_markdown_shows_hidden_characters(write_run, tmp_path: Pat
 @pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason="a browser runs the pages")
 @pytest.mark.parametrize("kind", PAGES)
-def test_a_browser_draws_the_charts_and_runs_nothing_that_was_planted(
-    kind: str, write_run: WriteRun, tmp_path: Path
-) -> None:
+def test_a_browser_runs_nothing_that_was_planted(kind: str, write_run, tmp_path: Path) -> None:
     page = PAGES[kind](tmp_path / "hostile.html", write_run, plant)
     made = _dom(page, tmp_path / "profile")
     dom = Outline(re.sub(r"<svg.*?</svg>", "", made, flags=re.DOTALL))
@@ -296,9 +292,7 @@ def test_a_browser_draws_the_charts_and_runs_nothing_that_was_planted(
 @pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason="a browser runs the pages")
 @pytest.mark.parametrize("policy", [True, False])
-def test_a_script_that_got_into_a_page_runs_only_without_the_policy(
-    policy: bool, tmp_path: Path
-) -> None:
+def test_a_planted_script_runs_only_without_the_policy(policy: bool, tmp_path: Path) -> None:
     page = write_document(data_card(card_tree()), tmp_path / "card.html")
     text = page.read_text("utf-8").replace("</main>", f"{PAYLOAD[26:]}</main>")
     page.write_text(

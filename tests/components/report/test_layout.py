@@ -86,9 +86,7 @@ def write_pages(report: Path, four: list[Path], folder: Path) -> dict[str, Path]
     }
 
 
-def test_every_page_keeps_to_the_outline_and_a_comparison_is_short(
-    write_run, four: list[Path], tmp_path: Path
-) -> None:
+def test_pages_keep_to_the_outline_and_a_comparison_is_short(write_run, four, tmp_path) -> None:
     pages = {
         name: check_outline(page.read_text("utf-8"))
         for name, page in write_pages(write_run(), four, tmp_path).items()
@@ -124,9 +122,7 @@ def test_what_all_runs_agree_in_is_said_once(write_run: WriteRun, tmp_path: Path
     assert text.count("not measured") == 2  # energy of the devices, and of the hosts
 
 
-def test_a_comparison_leaves_events_to_the_page_of_each_run_and_links_it(
-    write_run: WriteRun, tmp_path: Path
-) -> None:
+def test_a_comparison_links_each_run_s_page_of_events(write_run, tmp_path: Path) -> None:
     runs = [write_run(f"all/{name}", lines=[mark_line("skip", 1)]) for name in ("a", "b:c")]
     for run in runs:
         assert "<h2>Story</h2>" in read_report([run], run).html
@@ -165,9 +161,7 @@ def test_runs_of_a_folder_share_the_script_that_lies_there(write_run, tmp_path: 
 
 
 @pytest.mark.parametrize("planted", ["alert(1)", "same length"])
-def test_a_script_that_somebody_else_put_there_is_not_run(
-    write_run, tmp_path: Path, planted: str
-) -> None:
+def test_a_script_that_differs_is_not_shared(write_run, tmp_path: Path, planted: str) -> None:
     run = write_run("sweep/a")
     share_script(tmp_path / "sweep")
     (script,) = (tmp_path / "sweep").glob("plotly-*.min.js")
@@ -180,9 +174,7 @@ def test_a_script_that_somebody_else_put_there_is_not_run(
     assert script.read_text("utf-8") == own
 
 
-def test_without_plotly_no_script_is_shared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_plotly_no_script_is_shared(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("components.report.html.find_spec", lambda name: None)
     share_script(tmp_path)
     assert not list(tmp_path.iterdir())
@@ -218,9 +210,7 @@ def measured(page: Path, width: int) -> dict[str, int]:
 
 @pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason="a browser measures")
-def test_no_page_is_wider_than_a_phone(
-    write_run: WriteRun, four: list[Path], tmp_path: Path
-) -> None:
+def test_no_page_is_wider_than_a_phone(write_run, four: list[Path], tmp_path: Path) -> None:
     sizes = {
         (name, width): measured(page, width)
         for name, page in write_pages(write_run(), four, tmp_path).items()

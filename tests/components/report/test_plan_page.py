@@ -16,15 +16,8 @@ from components.planner.result import Plan
 from components.planner.schedule import list_actions
 from components.planner.states import States, UpdateBytes
 from components.planner.timeline import PassSeconds, Timeline, simulate_step
+from components.report import plan_page
 from components.report.document import write_document
-from components.report.plan_page import (
-    MOST_BLOCKS,
-    cut_microbatches,
-    drawn_blocks,
-    memory_figure,
-    plan_document,
-    timeline_figure,
-)
 from components.report.plan_tables import Picture, bill_rows, memory_sheet, picture_of
 from tests.components.layouts import parallelism
 from tests.components.report.outline import Outline
@@ -38,7 +31,7 @@ def planned(name: str, *words: str) -> tuple[Plan, Picture]:
 
 
 def read(result: Plan, picture: Picture, folder: Path) -> Outline:
-    document = plan_document(result, picture, why="why not?")
+    document = plan_page.plan_document(result, picture, why="why not?")
     return Outline(write_document(document, folder / "plan.html", "x.js").read_text("utf-8"))
 
 
@@ -116,7 +109,7 @@ def test_the_chart_has_a_bar_for_every_pass_where_it_happens() -> None:
     timeline = drawn(2, 3)
     bars = {
         (trace.name, rank, number): (base, width)
-        for trace in timeline_figure(timeline).data
+        for trace in plan_page.timeline_figure(timeline).data
         for rank, base, width, (number, _, _) in zip(
             trace.y, trace.base, trace.x, trace.customdata, strict=True
         )
@@ -128,10 +121,10 @@ def test_the_chart_has_a_bar_for_every_pass_where_it_happens() -> None:
 
 
 def test_a_chart_of_too_many_passes_leaves_out_those_in_the_middle() -> None:
-    assert cut_microbatches(drawn(4, 64)) is None
+    assert plan_page.cut_microbatches(drawn(4, 64)) is None
     timeline = drawn(32, 512)
-    assert len(drawn_blocks(timeline)) <= MOST_BLOCKS
-    assert cut_microbatches(timeline) == (78, 433)
+    assert len(plan_page.drawn_blocks(timeline)) <= plan_page.MOST_BLOCKS
+    assert plan_page.cut_microbatches(timeline) == (78, 433)
 
 
 def test_the_memory_chart_adds_up_to_the_peaks() -> None:
@@ -142,7 +135,7 @@ def test_the_memory_chart_adds_up_to_the_peaks() -> None:
         update=UpdateBytes(gradients=0.0, step=2.0**29),
         **nothing, buffers=0.0, base=0.0,
     )  # fmt: skip
-    figure = memory_figure(replace(memory, ranks=(*memory.ranks, stepping)))
+    figure = plan_page.memory_figure(replace(memory, ranks=(*memory.ranks, stepping)))
     sums = [sum(trace.x[rank] for trace in figure.data) for rank in range(3)]
     peaks = [stage["peak_bytes"] / 2**30 for stage in memory.by_stage]
     assert sums == pytest.approx([*peaks, 1.5], rel=1e-5)

@@ -6,13 +6,7 @@ from typing import Any
 
 from components.report.figure_tables import parts_grid, plan_of, planned_grid
 from components.report.outcome import load_entries
-from tests.components.report.conftest import (
-    WriteRun,
-    energy_line,
-    history_lines,
-    read_report,
-    results_tree,
-)
+from tests.components.report import conftest as runs
 from tests.recipes.compositions import at_home, plan_tree
 
 STEP, TOKENS, MEMORY = "step, median", "tokens per second", "memory of the first rank"
@@ -37,8 +31,8 @@ def rows(*runs: Path) -> dict[str, list[tuple[str, ...]]]:
     return found
 
 
-def test_planned_figures_are_those_that_the_plan_prints(write_run: WriteRun) -> None:
-    results = results_tree(60) | {"device": "cuda:0", "peak_memory_bytes": 33 * 2**30}
+def test_planned_figures_are_those_that_the_plan_prints(write_run: runs.WriteRun) -> None:
+    results = runs.results_tree(60) | {"device": "cuda:0", "peak_memory_bytes": 33 * 2**30}
     shown = rows(write_run(recipe=on_juwels(), results=results))
     plan = said_by_the_plan()
     time, rate = plan["time"], results["tokens_per_second"]
@@ -56,9 +50,12 @@ def test_planned_figures_are_those_that_the_plan_prints(write_run: WriteRun) -> 
     assert shown[HOURS][0][2] == f"{69.1 * 4 / 3600:,.4g}"
 
 
-def test_energy_that_nothing_counted_is_not_measured(write_run: WriteRun) -> None:
+def test_energy_that_nothing_counted_is_not_measured(write_run: runs.WriteRun) -> None:
     energy = said_by_the_plan()["bill"]["energy_kwh"]
-    lines = [*history_lines(60), energy_line(60, devices=(None, 0, 240), hosts=(None, 0, 60))]
+    lines = [
+        *runs.history_lines(60),
+        runs.energy_line(60, devices=(None, 0, 240), hosts=(None, 0, 60)),
+    ]
     for shown in (
         rows(write_run("silent", recipe=on_juwels())),
         rows(write_run("uncounted", recipe=on_juwels(), lines=lines)),
@@ -67,16 +64,14 @@ def test_energy_that_nothing_counted_is_not_measured(write_run: WriteRun) -> Non
         assert not shown.keys() & {COUNTED, POWER}
 
 
-def test_energy_stands_beside_the_rated_power_of_the_time_that_was_counted(
-    write_run: WriteRun,
-) -> None:
+def test_energy_stands_beside_the_rated_power_of_its_time(write_run: runs.WriteRun) -> None:
     def energy(name: str, *lines: dict[str, Any], killed: bool = False) -> dict[str, Any]:
-        journal = [*history_lines(60), *lines]
+        journal = [*runs.history_lines(60), *lines]
         return rows(write_run(name, recipe=on_juwels(), lines=journal, killed=killed))
 
     # 4 devices of 400 W at the most, for an hour, of which half was counted: 600 Wh are 300 W.
-    half = energy_line(60, devices=(2_160_000, 7_200, 14_400), hosts=(None, 0, 3_600))
-    whole = energy_line(60, devices=(4_320_000, 14_400, 14_400), hosts=(None, 0, 3_600))
+    half = runs.energy_line(60, devices=(2_160_000, 7_200, 14_400), hosts=(None, 0, 3_600))
+    whole = runs.energy_line(60, devices=(4_320_000, 14_400, 14_400), hosts=(None, 0, 3_600))
     shown = energy("half", half)
     assert shown[ENERGY][0][2] == "not measured"
     assert shown[COUNTED] == [("0.8 kWh", "", "0.6 kWh", "-25.0%")]
@@ -87,9 +82,11 @@ def test_energy_stands_beside_the_rated_power_of_the_time_that_was_counted(
     assert energy("killed", whole, killed=True)[ENERGY][0][2] == "not measured"
 
 
-def test_planned_emissions_stand_beside_those_of_what_was_counted(write_run: WriteRun) -> None:
-    whole = energy_line(60, devices=(4_320_000, 14_400, 14_400), hosts=(None, 0, 3_600))
-    lines, tree = [*history_lines(60), whole], on_juwels()
+def test_planned_emissions_stand_beside_those_of_what_was_counted(
+    write_run: runs.WriteRun,
+) -> None:
+    whole = runs.energy_line(60, devices=(4_320_000, 14_400, 14_400), hosts=(None, 0, 3_600))
+    lines, tree = [*runs.history_lines(60), whole], on_juwels()
     name = "CO2e of the devices' energy, whole run"
     tree["cluster"]["electricity"]["grams_co2e_per_kwh"] = None
     assert name not in rows(write_run("unknown", recipe=tree, lines=lines))
@@ -100,7 +97,7 @@ def test_planned_emissions_stand_beside_those_of_what_was_counted(write_run: Wri
     assert row == (f"{planned:,.0f} kg", "", "0.12 kg", f"{0.12 / planned - 1:+.1%}")
 
 
-def test_the_parts_of_the_planned_step_add_up(write_run: WriteRun) -> None:
+def test_the_parts_of_the_planned_step_add_up(write_run: runs.WriteRun) -> None:
     entries = load_entries([write_run(recipe=on_juwels())])
     grid = parts_grid(entries, [plan_of(on_juwels())])
     shares = [float(row[1].partition("(")[2].rstrip("%)")) for row in grid.rows]
@@ -108,19 +105,17 @@ def test_the_parts_of_the_planned_step_add_up(write_run: WriteRun) -> None:
     assert abs(sum(shares) - 100) < 0.3
 
 
-def test_the_page_has_both_tables_where_there_is_a_plan(
-    write_run: WriteRun, tmp_path: Path
-) -> None:
-    text = read_report([write_run("planned", recipe=on_juwels())], tmp_path).text
+def test_the_page_has_both_tables_where_there_is_a_plan(write_run, tmp_path: Path) -> None:
+    text = runs.read_report([write_run("planned", recipe=on_juwels())], tmp_path).text
     assert f"{said_by_the_plan()['time']['step_seconds']:.3g} s" in text
     assert "part of the planned step" in text
     assert "Planned and measured" in text
     without = write_run("not planned")
     assert rows(without) == {}
-    assert "Planned and measured" not in read_report([without], tmp_path).text
+    assert "Planned and measured" not in runs.read_report([without], tmp_path).text
 
 
-def test_of_several_runs_each_that_has_a_plan_has_a_row(write_run: WriteRun) -> None:
+def test_of_several_runs_each_that_has_a_plan_has_a_row(write_run: runs.WriteRun) -> None:
     there = write_run("there", recipe=on_juwels(), lines=[])
     shown = rows(write_run("here"), there)
     assert [cells[0] for cells in shown[STEP]] == ["there"]

@@ -50,18 +50,14 @@ def points_of(page: str) -> dict[str, list[float]]:
     return {curve["name"]: curve["x"] for curve in curves if isinstance(curve["x"], list)}
 
 
-def test_curves_of_weights_alone_are_joined_where_their_parent_was_left(
-    trunk: PlacedNode, nodes: list[PlacedNode]
-) -> None:
+def test_curves_begin_where_their_parent_was_left(trunk: PlacedNode, nodes) -> None:
     page = write_tree(trunk, nodes, trunk.folder / "tree.html").read_text("utf-8")
     found = points_of(page)
     assert found["trunk"] == found["cooled"] == [step * STEP for step in range(0, 61, 10)]
     assert found["long"] == [(50 + step) * STEP for step in range(0, 61, 10)]
 
 
-def test_every_node_has_a_row_and_a_place_in_the_drawing(
-    trunk: PlacedNode, nodes: list[PlacedNode]
-) -> None:
+def test_every_node_has_a_row_and_a_place_in_the_drawing(trunk: PlacedNode, nodes) -> None:
     folders = [one.folder for one in (trunk, *nodes) if one.has_run_folder]
     entries = [replace(one, label=one.run.folder.name) for one in load_entries(folders)]
     rows = {row[0]: row[1:] for row in tree_grid([trunk, *nodes], entries).rows}

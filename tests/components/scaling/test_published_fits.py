@@ -58,9 +58,7 @@ def test_the_published_constants_are_within_5_per_cent(fitted: tuple[RunLosses, 
         (6.0073404, 6.0179186, 0.5267228, 0.33917084, 0.2849083, 0.0012312),
     ],
 )
-def test_hoffmanns_constants_have_the_objective_that_is_known(
-    a: float, b: float, e: float, alpha: float, beta: float, value: float
-) -> None:
+def test_hoffmanns_constants_have_the_known_objective(a, b, e, alpha, beta, value) -> None:
     found, _ = compute_objective(np.array([a, b, e, alpha, beta]), chinchilla())
     assert found == pytest.approx(value, abs=1e-7)
 
@@ -80,9 +78,7 @@ def test_the_optimum_at_chinchillas_flops(fitted: tuple[RunLosses, Law]) -> None
     assert hoffmann.find_optimum(5.76e23).parameters == pytest.approx(32.2e9, rel=2e-3)
 
 
-def test_deviations_of_the_bootstrap_are_those_of_the_replication(
-    fitted: tuple[RunLosses, Law],
-) -> None:
+def test_the_bootstrap_deviates_as_the_replication(fitted: tuple[RunLosses, Law]) -> None:
     """Of 4,000 bootstraps they print 0.0257, 0.0154 and 0.0206."""
     laws = drawn_laws(*fitted)
     found = [np.std([getattr(one, key) for one in laws]) for key in ("E", "alpha", "beta")]
@@ -130,9 +126,7 @@ def test_olmos_ladder_predicts_what_its_authors_predict(line: str) -> None:
         ("transformer_only", 0.6965, 0.4058),
     ],
 )
-def test_which_parameters_are_counted_decides_the_exponents_of_nanochat(
-    counting: str, of_parameters: float, of_tokens: float
-) -> None:
+def test_the_counting_decides_nanochat_s_exponents(counting, of_parameters, of_tokens) -> None:
     table = [row for row in rows("nanochat_isoflop_optima") if row["counting"] == counting]
     flops = [float(row["flops"]) for row in table]
     for key, exponent in (("parameters", of_parameters), ("tokens", of_tokens)):

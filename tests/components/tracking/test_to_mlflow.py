@@ -66,9 +66,7 @@ def once(listed: list[tuple[str, int, float]]) -> runs.Points:
     return set(listed)
 
 
-def test_a_run_that_goes_on_gets_what_is_new(
-    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_goes_on_gets_what_is_new(tmp_path: Path, store: str, monkeypatch) -> None:
     monkeypatch.setattr(to_mlflow, "MOST_METRICS", 25)  # several requests
     begun = [*START, *STEPS[:2]]
     first = send(write_run(tmp_path / "run", begun), store)
@@ -82,9 +80,7 @@ def test_a_run_that_goes_on_gets_what_is_new(
     assert (last.info.status, last.info.end_time) == ("FINISHED", 6_000)
 
 
-def test_a_request_that_breaks_off_is_made_up_for(
-    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_breaks_off_is_made_up_for(tmp_path, store: str, monkeypatch) -> None:
     from mlflow import MlflowClient
 
     folder = write_run(tmp_path / "run", [*START, *STEPS])

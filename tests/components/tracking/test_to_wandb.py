@@ -53,9 +53,7 @@ def received_points(server: Received, run: str) -> runs.Points:
     }
 
 
-def test_wandb_sync_uploads_all_and_a_second_time_replaces_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_sync_uploads_all_and_then_replaces_it(tmp_path: Path, monkeypatch) -> None:
     folder = tmp_path / "run"
     with wandb_server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
@@ -95,9 +93,7 @@ def test_links_to_wandb_s_own_cache_lock_nobody_out_of_the_run(tmp_path: Path) -
     assert existing_run_folder(folder, "resume").path == folder
 
 
-def test_in_wandb_dir_other_runs_are_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_wandb_dir_other_runs_are_left_alone(tmp_path: Path, monkeypatch) -> None:
     own = tmp_path / "mine"
     other = own / "wandb" / "offline-run-20260101_000000-other"
     other.mkdir(parents=True)
@@ -117,9 +113,7 @@ def run_python(program: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("mode", ["offline", "disabled"])
-def test_what_the_environment_forbids_to_upload_is_not_uploaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
+def test_a_mode_without_upload_is_obeyed(tmp_path: Path, monkeypatch, mode: str) -> None:
     folder = write_run(tmp_path / "run", [*START, *STEPS])
     monkeypatch.setenv("WANDB_MODE", mode)
     program = "import sys; from command.main import main; sys.exit(main(sys.argv[1:]))"
@@ -143,9 +137,7 @@ def test_what_the_environment_forbids_to_upload_is_not_uploaded(
         ("nonsense", "RecipeError: tracking.wandb: .*\n.*set WANDB_MODE to online, offline or"),
     ],
 )
-def test_the_mode_is_that_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch, mode: str | None, said: str
-) -> None:
+def test_the_mode_is_that_of_the_environment(monkeypatch, mode: str | None, said: str) -> None:
     monkeypatch.delenv("WANDB_MODE", raising=False)
     if mode is not None:
         monkeypatch.setenv("WANDB_MODE", mode)
@@ -169,9 +161,7 @@ def test_the_folder_is_written_where_there_is_no_network_at_all(tmp_path: Path) 
     assert len(list((folder / "wandb").glob("offline-run-*/run-*.wandb"))) == 1
 
 
-def test_who_is_not_logged_in_is_told_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_who_is_not_logged_in_is_told_so(tmp_path: Path, monkeypatch, capfd) -> None:
     monkeypatch.delenv("WANDB_API_KEY")
     _, written = write(tmp_path / "run", [*START, *STEPS])
     with pytest.raises(RecipeError, match=r"tracking\.wandb: W&B did not .*\n.*wandb login"):
@@ -181,9 +171,7 @@ def test_who_is_not_logged_in_is_told_so(
     assert said.out == ""
 
 
-def test_a_server_that_refuses_is_no_success(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_refuses_is_no_success(tmp_path: Path, monkeypatch, capfd) -> None:
     _, written = write(tmp_path / "run", [*START, *STEPS])
     with wandb_server(status=404) as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
