@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.energy import counters
+from components.energy.counters import EnergyReading
 
 RANGE = 1_000  # joules
 
@@ -99,10 +100,9 @@ def test_a_file_that_does_not_tell_says_which_and_why(tmp_path: Path) -> None:
 
 
 HOUR = 3_600.0
-FOUR = counters.EnergyReading(
-    joules=4 * 300.0 * HOUR, counted_seconds=4 * HOUR, passed_seconds=4 * HOUR
-)
-UNCOUNTED = counters.EnergyReading(joules=0.0, counted_seconds=0.0, passed_seconds=4 * HOUR)
+SUM = 4 * 300.0 * HOUR
+FOUR = EnergyReading(joules=SUM, counted_seconds=4 * HOUR, passed_seconds=4 * HOUR)
+UNCOUNTED = EnergyReading(joules=0.0, counted_seconds=0.0, passed_seconds=4 * HOUR)
 
 
 def test_four_devices_of_300_watts_take_1_2_kwh_in_an_hour() -> None:
@@ -122,7 +122,5 @@ def test_what_nothing_counted_is_null_and_not_0() -> None:
 
 
 @pytest.mark.parametrize("counted", [FOUR, UNCOUNTED, counters.NOTHING, FOUR + UNCOUNTED])
-def test_it_comes_back_from_a_line_of_the_journal(counted: counters.EnergyReading) -> None:
-    assert (
-        counters.EnergyReading.from_json(json.loads(json.dumps(counted.as_json()))) == counted
-    )
+def test_it_comes_back_from_a_line_of_the_journal(counted: EnergyReading) -> None:
+    assert EnergyReading.from_json(json.loads(json.dumps(counted.as_json()))) == counted

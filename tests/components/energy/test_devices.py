@@ -5,14 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.energy import devices
+from components.energy import devices as counting
 from components.energy.counters import Meter, NoCounterError
-from components.energy.devices import (
-    NvidiaCounter,
-    amd_counters,
-    card_counters,
-    host_counters,
-)
 from tests.components.energy.smi import write_smi
 from tests.components.energy.sysfs import write_card, write_zone
 
@@ -40,7 +34,7 @@ def write_cray(sysfs: Path, joules: list[float]) -> None:
 def test_a_card_of_two_dies_is_counted_once(programs, tmp_path: Path, second_dies) -> None:
     one, other = second_dies
     write_smi(programs, [100.0, one, 1_000.0, other])
-    (counter,) = amd_counters(tmp_path, devices=4, per_card=2)
+    (counter,) = counting.amd_counters(tmp_path, devices=4, per_card=2)
     assert counter.read_joules() == pytest.approx(1_100.0)
     meter = Meter(counters=[counter], units=4, now=0.0)
     write_smi(programs, [150.0, one and 150.0, 1_030.0, other and 1_030.0])
@@ -52,7 +46,7 @@ def test_a_card_of_two_dies_is_counted_once(programs, tmp_path: Path, second_die
 
 def test_cards_of_one_device_are_counted_each(programs: Path, tmp_path: Path) -> None:
     write_smi(programs, [5.0, 7.0])
-    (counter,) = amd_counters(tmp_path, devices=2, per_card=1)
+    (counter,) = counting.amd_counters(tmp_path, devices=2, per_card=1)
     assert counter.read_joules() == pytest.approx(12.0)
 
 
@@ -69,7 +63,7 @@ def test_cards_of_one_device_are_counted_each(programs: Path, tmp_path: Path) ->
 def test_other_cards_are_not_counted(programs, tmp_path, told, devices, said: str) -> None:
     write_smi(programs, told)
     with pytest.raises(NoCounterError, match=said):
-        amd_counters(tmp_path, devices=devices, per_card=2)
+        counting.amd_counters(tmp_path, devices=devices, per_card=2)
 
 
 @pytest.mark.parametrize(
@@ -88,17 +82,17 @@ def test_a_program_without_figures_is_no_counter(programs, tmp_path, program, sa
         (programs / "rocm-smi").write_text(f"#!/bin/bash\n{program}\n")
         (programs / "rocm-smi").chmod(0o755)
     with pytest.raises(NoCounterError, match=said):
-        amd_counters(tmp_path, devices=2, per_card=2)
+        counting.amd_counters(tmp_path, devices=2, per_card=2)
 
 
 def test_cray_s_counters_come_before_the_program(programs: Path, tmp_path: Path) -> None:
     write_smi(programs, [1.0, 0.0] * 4)
     write_cray(tmp_path, [10.0, 200.0, 3_000.0, 40_000.0])
-    counters = amd_counters(tmp_path, devices=8, per_card=2)
+    counters = counting.amd_counters(tmp_path, devices=8, per_card=2)
     assert [one.read_joules() for one in counters] == [10.0, 200.0, 3_000.0, 40_000.0]
     assert not (programs / "asked").exists()
     with pytest.raises(NoCounterError, match="4 cards count 4 ranks and perhaps other jobs"):
-        amd_counters(tmp_path, devices=4, per_card=2)
+        counting.amd_counters(tmp_path, devices=4, per_card=2)
     (tmp_path / "cray/pm_counters/accel1_energy").write_text("\n")
     with pytest.raises(NoCounterError, match="accel1_energy is not a number"):
         counters[1].read_joules()
@@ -111,13 +105,13 @@ def test_processors_and_memory_count_and_what_is_part_of_them_does_not(tmp_path:
     write_zone(tmp_path, "intel-rapl:1", "package-1-die-0", microjoules=2_000_000)
     write_zone(tmp_path, "intel-rapl:2", "psys", microjoules=20_000_000)
     write_zone(tmp_path, "intel-rapl-mmio:0", "package-0", microjoules=40_000_000)
-    assert sum(one.read_joules() for one in host_counters(tmp_path)) == 103.0
+    assert sum(one.read_joules() for one in counting.host_counters(tmp_path)) == 103.0
 
 
 def test_a_processor_that_begins_again_at_its_own_range_is_counted_on(tmp_path: Path) -> None:
     zone = {"microjoules": 69_999_000, "most": 7 * 10**7}
     file = write_zone(tmp_path, "intel-rapl:0", "package-0", **zone)
-    meter = Meter(counters=host_counters(tmp_path), units=1, now=0.0)
+    meter = Meter(counters=counting.host_counters(tmp_path), units=1, now=0.0)
     file.write_text("500\n")
     assert meter.measure_energy(0.05).joules == pytest.approx(0.0015)
     file.write_text("600\n")  # 70 joules may pass unseen in 0.07 seconds of a kilowatt
@@ -126,7 +120,7 @@ def test_a_processor_that_begins_again_at_its_own_range_is_counted_on(tmp_path: 
 
 def test_a_machine_without_rapl_says_so(tmp_path: Path) -> None:
     with pytest.raises(NoCounterError, match=r"no RAPL below .*/class/powercap"):
-        host_counters(tmp_path)
+        counting.host_counters(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["energy_uj", "max_energy_range_uj"])
@@ -136,14 +130,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
     file.unlink()
     file.mkdir()  # root, who may run this, can read any file, but no folder as one
     with pytest.raises(NoCounterError, match=f"intel-rapl:1/{name}: Is a directory"):
-        host_counters(tmp_path)
+        counting.host_counters(tmp_path)
 
 
 def test_each_card_is_counted_once_and_its_tiles_not_again(tmp_path: Path) -> None:
     for number in range(6):
         driver = "xe" if number == 5 else "i915"
         write_card(tmp_path, number, driver=driver, microjoules=number * 1_500_000)
-    cards = card_counters(tmp_path)
+    cards = counting.card_counters(tmp_path)
     assert [one.read_joules() for one in cards] == [1.5 * n for n in range(6)]
     # A card must be read before its register begins again: i915_hwmon.c.
     assert cards[0].longest_seconds == pytest.approx(4.36 * 60, rel=5e-3)
@@ -151,17 +145,17 @@ def test_each_card_is_counted_once_and_its_tiles_not_again(tmp_path: Path) -> No
 
 def test_a_machine_without_such_cards_says_so(tmp_path: Path) -> None:
     with pytest.raises(NoCounterError, match="no i915 or xe card"):
-        card_counters(tmp_path)
+        counting.card_counters(tmp_path)
     write_card(tmp_path, 0, driver="amdgpu")
     with pytest.raises(NoCounterError, match=r"no i915 or xe card below .*/class/drm"):
-        card_counters(tmp_path)
+        counting.card_counters(tmp_path)
 
 
 def test_one_card_that_does_not_tell_is_named(tmp_path: Path) -> None:
     write_card(tmp_path, 0)
     write_card(tmp_path, 1, microjoules=None)
     with pytest.raises(NoCounterError, match="hwmon10/energy1_input: No such file"):
-        card_counters(tmp_path)
+        counting.card_counters(tmp_path)
 
 
 UUID = "ffc79498-8ff3-c2dc-3b0d-fafd804516ae"
@@ -210,20 +204,20 @@ def answer(found: object) -> object:
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> Answers:
     answers = Answers()
-    monkeypatch.setattr(devices, "pynvml", answers)
+    monkeypatch.setattr(counting, "pynvml", answers)
     return answers
 
 
 @pytest.mark.parametrize("mig", [(0, 1), NotSupported("Not Supported"), NotThere("Not Found")])
 def test_millijoules_of_a_whole_gpu_are_read(nvml: Answers, mig: object) -> None:
     nvml.mig = mig
-    counter = NvidiaCounter(uuid=UUID)
+    counter = counting.NvidiaCounter(uuid=UUID)
     nvml.energy = 126_272_101_025
     assert counter.read_joules() == 126_272_101.025
 
 
 def test_a_gpu_that_stops_telling_says_so(nvml: Answers) -> None:
-    counter = NvidiaCounter(uuid=UUID)
+    counter = counting.NvidiaCounter(uuid=UUID)
     nvml.energy = Refused("GPU is lost")
     with pytest.raises(NoCounterError, match="NVML: GPU is lost"):
         counter.read_joules()
@@ -241,20 +235,20 @@ def test_a_gpu_that_stops_telling_says_so(nvml: Answers) -> None:
 def test_what_counts_no_whole_gpu_is_no_counter(nvml: Answers, planted, said: str) -> None:
     nvml.__dict__.update(planted)
     with pytest.raises(NoCounterError, match=said):
-        NvidiaCounter(uuid=UUID)
+        counting.NvidiaCounter(uuid=UUID)
 
 
 def test_without_binding_or_gpu_there_is_no_counter(nvml: Answers, monkeypatch) -> None:
     with pytest.raises(NoCounterError, match="NVML: Not Found"):
-        NvidiaCounter(uuid="another")
-    monkeypatch.setattr(devices, "pynvml", None)
+        counting.NvidiaCounter(uuid="another")
+    monkeypatch.setattr(counting, "pynvml", None)
     with pytest.raises(NoCounterError, match="nvidia-ml-py is not installed"):
-        NvidiaCounter(uuid=UUID)
+        counting.NvidiaCounter(uuid=UUID)
 
 
 def test_a_machine_without_such_a_gpu_says_no_counter() -> None:
     with pytest.raises(NoCounterError, match=r"NVML: |not installed") as found:
-        NvidiaCounter(uuid="00000000-0000-0000-0000-000000000000")
+        counting.NvidiaCounter(uuid="00000000-0000-0000-0000-000000000000")
     assert "\n" not in str(found.value)
 
 

@@ -91,14 +91,9 @@ def test_documents_are_counted_of_which_a_token_was_predicted(decoder) -> None:
 def test_sums_make_the_figures() -> None:
     one = LossTally(nats=2.0, tokens=4, text_bytes=8, documents=1)
     both = one + LossTally(nats=6.0, tokens=4, text_bytes=8, documents=2)
-    assert both.compute_figures() == {
-        "loss": 1.0,
-        "perplexity": pytest.approx(math.e),
-        "bits_per_byte": pytest.approx(0.5 / math.log(2)),
-        "tokens": 8,
-        "bytes": 16,
-        "documents": 3,
-    }
+    bits, counts = pytest.approx(0.5 / math.log(2)), {"tokens": 8, "bytes": 16, "documents": 3}
+    figures = {"loss": 1.0, "perplexity": pytest.approx(math.e), "bits_per_byte": bits}
+    assert both.compute_figures() == figures | counts
     unknown = (one + LossTally(text_bytes=None)).compute_figures()
     assert (unknown["bits_per_byte"], unknown["bytes"]) == (None, None)
     for nats in (math.nan, math.inf, 1e6):  # of a model that diverged
@@ -124,11 +119,9 @@ def byte_level(*, prefix: bool = False, split: Any = None, normalizer: Any = Non
     engine.pre_tokenizer = pre_tokenizers.Sequence([split, last]) if split else last
     engine.normalizer = normalizer
     trainer = trainers.BpeTrainer(
-        vocab_size=290,
-        special_tokens=[EOD],
+        vocab_size=290, special_tokens=[EOD], show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    )  # fmt: skip
     engine.train_from_iterator(["over the bridge the end"] * 9, trainer)
     engine.add_tokens([AddedToken("<extra>", normalized=False)])
     return engine
@@ -174,11 +167,7 @@ def test_bytes_of_a_sentencepiece_tokenizer(kind: str, prefix: bool, tmp_path: P
     section = unigram_section(1_200) | kinds | {"normalization_rule_name": "identity"}
     tokenizer = Unigram(**without_target(section))
     tokenizer.train_on_texts(corpus(), tmp_path)
-    texts = [
-        *(text for text in TEXTS if "<" not in text),
-        " begins with a space",
-        *corpus()[:3],
-    ]
+    texts = [text for text in TEXTS if "<" not in text] + [" with a space", *corpus()[:3]]
     ids = [ids.tolist() for ids in tokenizer.encode(texts)]
     assert count(tmp_path, ids, tokenizer.eod_id) == raw_bytes(texts)
 

@@ -5,9 +5,8 @@ from components.fault_tolerance import soft_failure as failures
 
 def hang_message(ranks: dict[str, list[int]]) -> str:
     """Return the message that torch's ``record`` writes for a loss that is not finite."""
-    error = failures.NotFiniteError(
-        step=1_200, tokens=9_830_400, cause="loss not finite", ranks=ranks
-    )
+    cause = "loss not finite"
+    error = failures.NotFiniteError(step=1_200, tokens=9_830_400, cause=cause, ranks=ranks)
     return f"{type(error).__name__}: {error}"
 
 
@@ -25,9 +24,8 @@ def test_the_step_and_the_ranks_come_back_from_the_text() -> None:
         "was not finite on x4204c5s2b0n0 (rank 0, 1), jwb-0002.local (rank 24)"
     )
     said = text.removeprefix("NotFiniteError: ")
-    assert failures.soft_failure(text) == failures.SoftFailure(
-        text=said, step=1_200, ranks=(0, 1, 24)
-    )
+    expected = failures.SoftFailure(text=said, step=1_200, ranks=(0, 1, 24))
+    assert failures.soft_failure(text) == expected
 
 
 def test_of_a_bad_backward_pass_no_node_is_known() -> None:

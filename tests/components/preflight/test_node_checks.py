@@ -54,10 +54,8 @@ def test_a_folder_is_good_with_room_and_left_as_it_was(tmp_path: Path) -> None:
     assert checks.check_place("run folder", tmp_path, 1).verdict == "ok"
     assert list(tmp_path.iterdir()) == []
     found = checks.check_place("run folder", tmp_path, 2**60)
-    assert (found.verdict, found.expected) == (
-        "bad",
-        f"writable, {2**60 / checks.GIB:.1f} GiB free",
-    )
+    room = f"writable, {2**60 / checks.GIB:.1f} GiB free"
+    assert (found.verdict, found.expected) == ("bad", room)
     found = checks.check_place("temporary folder", tmp_path / "gone", 0)
     assert (found.verdict, "No such file" in found.found) == ("bad", True)
 
@@ -140,9 +138,8 @@ def test_another_version_is_named(folder: RunFolder, packages, python: str, said
 
 def test_of_many_other_versions_three_are_named(folder: RunFolder) -> None:
     write(folder, {f"gone-{n}": "1" for n in range(5)})
-    assert checks.check_packages(folder, ["run"]).found.endswith(
-        "gone-2 absent, not 1 and 2 more"
-    )
+    said = checks.check_packages(folder, ["run"]).found
+    assert said.endswith("gone-2 absent, not 1 and 2 more")
 
 
 def test_packages_without_use_are_not_judged(folder: RunFolder) -> None:

@@ -9,19 +9,8 @@ import pytest
 from components.config.recipe import Recipe
 from components.config.schema.cluster import Preflight
 from components.errors import RecipeError
+from components.preflight import verdict as rulings
 from components.preflight.node import gather_reports, look_alone, rules_of, serve_store
-from components.preflight.verdict import (
-    HOSTS,
-    NodeReport,
-    NodeVerdict,
-    PreflightVerdict,
-    Rates,
-    forget_verdict,
-    judge_nodes,
-    list_hosts,
-    read_verdict,
-    write_verdict,
-)
 from components.run.folder import RunFolder
 from tests.components.preflight.conftest import compose, finding, report
 
@@ -31,7 +20,7 @@ BARE = ()
 MEASURED = ("cluster=juwels", "scale=mini", "cluster.nodes=1", "cluster.devices_per_node=1")
 
 
-def told(**values: Sequence[Any]) -> list[NodeReport]:
+def told(**values: Sequence[Any]) -> list[rulings.NodeReport]:
     """What the first nodes say, of each of these figures one value a node."""
     return [
         report(name, **dict(zip(values, figures, strict=True)))
@@ -42,14 +31,16 @@ def told(**values: Sequence[Any]) -> list[NodeReport]:
 def judged(
     recipe: Recipe,
     rules: Preflight,
-    reports: Sequence[NodeReport],
-    links: Mapping[str, Rates] = {},
-) -> PreflightVerdict:
+    reports: Sequence[rulings.NodeReport],
+    links: Mapping[str, rulings.Rates] = {},
+) -> rulings.PreflightVerdict:
     by_name = {one.node: one for one in reports}
-    return judge_nodes(recipe.cluster, rules, NAMES, by_name, links, needed=2, seconds=1.0)
+    return rulings.judge_nodes(
+        recipe.cluster, rules, NAMES, by_name, links, needed=2, seconds=1.0
+    )
 
 
-def bad(verdict: PreflightVerdict) -> dict[str, list[str]]:
+def bad(verdict: rulings.PreflightVerdict) -> dict[str, list[str]]:
     return {
         one.node: [f.check for f in one.bad_findings]
         for one in verdict.nodes
@@ -80,7 +71,7 @@ def bad(verdict: PreflightVerdict) -> dict[str, list[str]]:
 )
 def test_a_node_is_bad_below_the_profile_or_the_other_nodes(
     machine: tuple[str, ...],
-    reports: list[NodeReport],
+    reports: list[rulings.NodeReport],
     wrong: dict[str, list[str]],
     rules: Preflight,
 ) -> None:
@@ -120,7 +111,7 @@ def test_a_node_is_slow_that_is_slow_with_all_its_neighbours(
     expected: str | None,
     rules: Preflight,
 ) -> None:
-    links: dict[str, Rates] = {
+    links: dict[str, rulings.Rates] = {
         "n1": {"n2": fast, "n3": slow},
         "n2": {"n1": fast, "n3": None},
         "n3": {"n1": slow, "n2": None},
@@ -142,14 +133,14 @@ def test_data_that_others_read_need_no_new_preparation(others, remedy, rules) ->
     assert remedy in judged(compose(), rules, said).nodes[1].bad_findings[0].remedy
 
 
-def verdict(needed: int, *wrong: tuple[str, ...]) -> PreflightVerdict:
+def verdict(needed: int, *wrong: tuple[str, ...]) -> rulings.PreflightVerdict:
     nodes = [
-        NodeVerdict(
+        rulings.NodeVerdict(
             node=f"n{number}", findings=tuple(finding(check, "bad") for check in checks)
         )
         for number, checks in enumerate(wrong, start=1)
     ]
-    return PreflightVerdict(needed=needed, nodes=tuple(nodes), seconds=1.0)
+    return rulings.PreflightVerdict(needed=needed, nodes=tuple(nodes), seconds=1.0)
 
 
 def test_it_holds_as_long_as_enough_nodes_are_good() -> None:
@@ -167,18 +158,19 @@ def test_what_no_node_passes_is_not_the_nodes_fault() -> None:
 
 
 def test_it_is_read_as_it_was_written_until_the_next_job_begins(folder: RunFolder) -> None:
-    assert read_verdict(folder) is None
+    assert rulings.read_verdict(folder) is None
     written = verdict(1, (), ("clock",))
-    write_verdict(folder, written)
-    assert read_verdict(folder) == written
+    rulings.write_verdict(folder, written)
+    assert rulings.read_verdict(folder) == written
     node = json.loads((folder.path / "preflight" / "n2.json").read_text())
     assert node["findings"][0]["check"] == "clock"
-    forget_verdict(folder.path)
-    assert read_verdict(folder) is None
+    rulings.forget_verdict(folder.path)
+    assert rulings.read_verdict(folder) is None
 
 
 def test_a_list_for_the_launcher_has_a_line_a_node(folder: RunFolder) -> None:
-    assert list_hosts(folder, HOSTS, ["n1.site", "n2.site"]).read_text() == "n1.site\nn2.site\n"
+    file = rulings.list_hosts(folder, rulings.HOSTS, ["n1.site", "n2.site"])
+    assert file.read_text() == "n1.site\nn2.site\n"
 
 
 def test_nodes_that_say_nothing_are_waited_for_no_longer_than_they_may() -> None:
@@ -191,11 +183,8 @@ def test_nodes_that_say_nothing_are_waited_for_no_longer_than_they_may() -> None
 
 def test_a_node_alone_has_no_clock_and_no_link_to_compare(folder: RunFolder) -> None:
     (node,) = look_alone(compose(), folder).nodes
-    assert [one.check for one in node.findings] == [
-        *("devices", "memory", "run folder", "temporary folder"),
-        *("packages", "versions", "data"),
-        *("cores", "product"),
-    ]
+    checks = "devices, memory, run folder, temporary folder, packages, versions, data, cores"
+    assert [one.check for one in node.findings] == [*checks.split(", "), "product"]
 
 
 def test_who_wants_no_preflight_has_no_limits() -> None:

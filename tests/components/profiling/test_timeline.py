@@ -63,12 +63,8 @@ def times(entries: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
 
 
 def test_on_a_cpu_the_host_has_what_no_operator_has() -> None:
-    expected = {
-        (parts.PRODUCTS, "forward"): 10,
-        (parts.PRODUCTS, "backward"): 20,
-        (parts.HOST, ""): 70,
-    }
-    assert times(STEP) == expected
+    products = {(parts.PRODUCTS, "forward"): 10, (parts.PRODUCTS, "backward"): 20}
+    assert times(STEP) == products | {(parts.HOST, ""): 70}
 
 
 def test_waiting_for_gloo_is_communication_and_computing_meanwhile_is_not() -> None:
@@ -100,8 +96,7 @@ def test_unions_and_common_parts_are_those_of_sets(ones, others) -> None:
         return {point for begin, end in intervals for point in range(begin, end)}
 
     assert points(timeline.merge_intervals(ones)) == points(ones)
-    common = timeline.intersect_intervals(
-        timeline.merge_intervals(ones), timeline.merge_intervals(others)
-    )
+    both = (timeline.merge_intervals(one) for one in (ones, others))
+    common = timeline.intersect_intervals(*both)
     assert points(common) == points(ones) & points(others)
     assert timeline.sum_lengths(common) == len(points(common))

@@ -12,6 +12,7 @@ from components.report.page import write_report
 from tests.components.report.outline import Outline
 
 WriteRun = Callable[..., Path]
+Counted = tuple[float | None, float, float]
 
 TOKENS_PER_STEP = 8192
 SOURCES = ("de", "en", "fi", "mt", "python")
@@ -92,12 +93,7 @@ def of_an_earlier_version(line: dict[str, Any]) -> dict[str, Any]:
     return {key: one for key, one in line.items() if key not in {"weighted_loss", "shares"}}
 
 
-def energy_line(
-    step: int,
-    *,
-    devices: tuple[float | None, float, float],
-    hosts: tuple[float | None, float, float],
-) -> dict[str, Any]:
+def energy_line(step: int, *, devices: Counted, hosts: Counted) -> dict[str, Any]:
     """Write joules, the seconds that were counted and those that passed, so far."""
     names = ("joules", "counted_seconds", "passed_seconds")
     return {
@@ -190,16 +186,13 @@ def write_run(tmp_path: Path) -> WriteRun:
         folder = tmp_path / name
         folder.mkdir(parents=True)
         files = {
-            "recipe.json": recipe or recipe_tree(),
-            "derived.json": derived_tree(),
-            "environment.json": environment_tree(),
-        }
-        if not killed:
-            files["results.json"] = results or results_tree(60)
-        for file, tree in files.items():
-            (folder / file).write_text(json.dumps(tree))
-        history = history_lines(60) if lines is None else lines
-        write_history(folder, history, tail)
+            "recipe": recipe or recipe_tree(), "derived": derived_tree(),
+            "environment": environment_tree(), "results": results or results_tree(60),
+        }  # fmt: skip
+        for name, tree in files.items():
+            if name != "results" or not killed:
+                (folder / f"{name}.json").write_text(json.dumps(tree))
+        write_history(folder, history_lines(60) if lines is None else lines, tail)
         return folder
 
     return write

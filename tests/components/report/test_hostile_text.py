@@ -80,38 +80,35 @@ def plant(value: Any, name: str = "") -> Any:
     return value
 
 
-Writer = Callable[[Path, WriteRun, Callable[[Any], Any]], Path]
+Plant = Callable[[Any], Any]
+Writer = Callable[[Path, WriteRun, Plant], Path]
 
 
-def _run(write_run: WriteRun, name: str, planted: Callable[[Any], Any], place: int = 0) -> Path:
+def _run(write_run: WriteRun, name: str, planted: Plant, place: int = 0) -> Path:
     """Write a run of the text that ``planted`` gives."""
     kept = {"data": {"shares": planted(recipe_tree()["data"]["shares"])}}
     mixture = {
         planted("en"): {"promised_share": 0.5, "share": 0.5, "samples": 9, "epochs": 1.0}
     }
     lines = planted([*history_lines(3), mark_line("skip", 3, why="x", nodes=["n1"])])
-    run = write_run(
-        name,
-        recipe=planted(recipe_tree()) | kept,
-        results=planted(results_tree(3)) | {"mixture": mixture},
-        lines=lines,
-    )
+    results = planted(results_tree(3)) | {"mixture": mixture}
+    run = write_run(name, recipe=planted(recipe_tree()) | kept, results=results, lines=lines)
     environment = environment_tree()
     environment["command"] = [f"schedule={planted('x')}{place}", "name=n"]
     (run / "environment.json").write_text(json.dumps(planted(environment)))
     return run
 
 
-def _report(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
+def _report(page: Path, write_run: WriteRun, planted: Plant) -> Path:
     return write_report([_run(write_run, "report <b>", planted)], page)
 
 
-def _comparison(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
+def _comparison(page: Path, write_run: WriteRun, planted: Plant) -> Path:
     runs = [_run(write_run, f"{place}'<i>&\u202e", planted, place) for place in range(3)]
     return write_report(runs, page)
 
 
-def _tree(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
+def _tree(page: Path, write_run: WriteRun, planted: Plant) -> Path:
     trunk = PlacedNode(
         name="trunk", kind="run", of=None, begins=(0,), ends=9, added=0, state="finished",
         folder=_run(write_run, "trunk <u>", planted),
@@ -125,17 +122,17 @@ def _tree(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Pat
     return write_tree(replace(trunk, name=planted("trunk")), nodes, page)
 
 
-def _card(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
+def _card(page: Path, write_run: WriteRun, planted: Plant) -> Path:
     return write_document(data_card(planted(card_tree())), page)
 
 
-def _plan(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
+def _plan(page: Path, write_run: WriteRun, planted: Plant) -> Path:
     plan, picture = planned("teuken7b")
     document = plan_document(_planted(plan, planted), picture, why=planted("why"))
     return write_document(document, page)
 
 
-def _planted(plan: Plan, planted: Callable[[Any], Any]) -> Plan:
+def _planted(plan: Plan, planted: Plant) -> Plan:
     """Plant what a plan shows of others' text; what it computes with stays."""
     recipe, run = plan.recipe, plan.run
     assert run is not None
@@ -144,9 +141,8 @@ def _planted(plan: Plan, planted: Callable[[Any], Any]) -> Plan:
         section.model_copy(update={"name": planted(section.name)})
         for section in (recipe.scale, recipe.cluster)
     )
-    missing = [
-        RecipeError(*map(planted, (one.path, one.problem, one.remedy))) for one in plan.missing
-    ]
+    texts = ((one.path, one.problem, one.remedy) for one in plan.missing)
+    missing = [RecipeError(*map(planted, text)) for text in texts]
     return replace(
         plan,
         recipe=recipe.model_copy(update={**named, "scale": scale, "cluster": cluster}),
@@ -156,7 +152,7 @@ def _planted(plan: Plan, planted: Callable[[Any], Any]) -> Plan:
     )
 
 
-def _study(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
+def _study(page: Path, write_run: WriteRun, planted: Plant) -> Path:
     tree = json.loads(json.dumps(test_page.TREE).replace("<b>a</b>", "a"))
     if planted is plant:  # a study's file may hold printable text alone
         name = "a" + "".join(one for one in PAYLOAD if one.isprintable())
@@ -173,7 +169,7 @@ def _study(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Pa
     return write_document(study_document(study, tries, [planted("cluster=x")]), page)
 
 
-def _prediction(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
+def _prediction(page: Path, write_run: WriteRun, planted: Plant) -> Path:
     found, law = _predicted()
     said = PredictedRecipe(
         title="t", unit="nats", convention="c", notes=("n",), rows=(("a", "b"),), again="again"
@@ -190,7 +186,7 @@ def _predicted() -> tuple[Prediction, Law]:
     return predict_target(rows, 10**9, 10**11)
 
 
-def _proposal(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
+def _proposal(page: Path, write_run: WriteRun, planted: Plant) -> Path:
     plan = _planted(planned("teuken7b")[0], planted)
     recipe = plan.recipe.model_copy(update={"description": planted(plan.recipe.description)})
     says = LadderSummary(study="s", rows=(("a", "b"),), notes=("n",))

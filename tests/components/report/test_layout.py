@@ -18,7 +18,6 @@ from components.report.tables import Grid
 from components.report.write import write_report_if_possible
 from tests.components.report.conftest import (
     WriteRun,
-    environment_tree,
     mark_line,
     read_report,
     recipe_tree,
@@ -110,16 +109,6 @@ def test_the_heading_names_a_few_recipes_and_counts_many(write_run, tmp_path: Pa
     ]
     for count, heading in ((4, "cake0, cake1, cake2, cake3"), (9, "cake2 and 6 more")):
         assert f"{heading}</h1>" in read_report(runs[:count], tmp_path).html
-
-
-def test_what_all_runs_agree_in_is_said_once(write_run: WriteRun, tmp_path: Path) -> None:
-    runs = [write_run(name) for name in ("a", "b", "c")]
-    other = environment_tree() | {"python": "3.13.1"}
-    (runs[2] / "environment.json").write_text(json.dumps(other))
-    text = read_report(runs, tmp_path).text
-    assert text.count("0123abc") == 1
-    assert text.count("3.11.9") == 2
-    assert text.count("not measured") == 2  # energy of the devices, and of the hosts
 
 
 def test_a_comparison_links_each_run_s_page_of_events(write_run, tmp_path: Path) -> None:

@@ -121,17 +121,11 @@ def test_refuses_a_report_on_nothing_and_on_a_run_twice(write_run):
 
 
 def test_labels_are_as_short_as_telling_the_runs_apart_allows():
-    assert outcome.short_labels([Path("/home/ada/runs/a"), Path("/home/ada/runs/b")]) == (
-        "a",
-        "b",
-    )
+    assert outcome.short_labels([Path("/home/ada/a"), Path("/home/ada/b")]) == ("a", "b")
     assert outcome.short_labels([Path("/x/one/a"), Path("/x/two/a")]) == ("one/a", "two/a")
     assert outcome.short_labels([Path("/home/ada/runs/a")]) == ("a",)
 
 
 def test_flat_keeps_empty_mappings_as_values():
-    assert outcome.flatten_tree({"a": {"b": 1, "c": {}}, "d": [1]}) == {
-        "a.b": 1,
-        "a.c": {},
-        "d": [1],
-    }
+    flat = outcome.flatten_tree({"a": {"b": 1, "c": {}}, "d": [1]})
+    assert flat == {"a.b": 1, "a.c": {}, "d": [1]}

@@ -101,9 +101,7 @@ def test_a_loss_without_a_floor_is_drawn_from_a_small_one() -> None:
 def test_the_same_runs_have_the_same_interval() -> None:
     runs = planted(noise=0.005)
     law = fit.fit_law(runs)
-    found = [
-        fit.compute_range(law, fit.drawn_laws(runs, law, 5), lambda one: one.E)
-        for _ in range(2)
-    ]
+    drawn = (fit.drawn_laws(runs, law, 5) for _ in range(2))
+    found = [fit.compute_range(law, laws, lambda one: one.E) for laws in drawn]
     assert found[0] == found[1]
     assert found[0].low <= law.E <= found[0].high
