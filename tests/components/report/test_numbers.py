@@ -1,6 +1,8 @@
 """Numbers as the report writes them."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from components.report import numbers
 
 _POWERS = {"": 1, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 # Values, and what each is written as.
-_CASES = {
+_CASES: dict[Callable[..., str], list[tuple[Any, str]]] = {
     numbers.format_exact: [
         (None, "—"), (True, "yes"), (False, "no"), (7_452_725_248, "7,452,725,248"),
         (2891.5, "2,891.5"), (3e-05, "3e-05"), ([1000, "a"], "1,000, a"),
