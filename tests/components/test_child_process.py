@@ -30,21 +30,21 @@ def plant(folder: Path, *names: str) -> Path:
     return mark
 
 
+def run(*words: str, env: dict[str, str], cwd: Path | str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *words]
+    done = subprocess.run(
+        command, env=env, cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 @pytest.mark.parametrize("path", [None, "", ":", ".:/site", "/site::", "x:/site:../y"])
-def test_a_child_imports_the_clone_and_the_site_but_not_the_working_folder(
-    path: str | None, tmp_path: Path
-) -> None:
+def test_a_child_imports_nothing_of_the_working_folder(path, tmp_path: Path) -> None:
     mark = plant(tmp_path, *NAMES)
     base = dict(os.environ) if path is None else os.environ | {"PYTHONPATH": path}
     program = "import components, json, multiprocessing, sys; print(sys.path)"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=python_environment(base),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run("-c", program, env=python_environment(base), cwd=tmp_path)
     listed = ast.literal_eval(done.stdout)
     assert listed[0] == ROOT
     assert ("/site" in listed) == ("/site" in (path or ""))
@@ -59,39 +59,22 @@ def test_a_tool_searches_absolute_places_only(name: str) -> None:
     assert tool_environment({name: ":."}) == {}
 
 
-def test_the_command_starts_again_where_pythonpath_names_the_working_folder(
-    tmp_path: Path,
-) -> None:
+def test_the_command_starts_again_where_pythonpath_names_the_folder(tmp_path: Path) -> None:
     # Python itself looks for the other two before a program's first line.
     mark = plant(tmp_path, *(name for name in NAMES if "customize" not in name))
-    done = subprocess.run(
-        [sys.executable, f"{ROOT}/run.py", "action=help"],
-        env=os.environ | {"PYTHONPATH": ":"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run(f"{ROOT}/run.py", "action=help", env=os.environ | {"PYTHONPATH": ":"}, cwd=tmp_path)
     assert not mark.exists()
 
 
 @pytest.mark.parametrize("name", ["PATH", "LD_LIBRARY_PATH", "PYTHONPATH"])
-def test_a_process_that_starts_again_keeps_its_options_and_words(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_process_that_starts_again_keeps_its_options(name: str, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(
         "import os, sys\nfrom components.child_process import leave_working_folder\n"
         f"leave_working_folder()\nprint(sys.argv[1:], sys.warnoptions, os.environ[{name!r}])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", script, "a b"],
-        env=os.environ | {"PYTHONPATH": ROOT} | {name: f":/a:x:{ROOT}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    env = os.environ | {"PYTHONPATH": ROOT} | {name: f":/a:x:{ROOT}"}
+    done = run("-W", "ignore", str(script), "a b", env=env, cwd=ROOT)
     places = f"{ROOT}:/a" if name == "PYTHONPATH" else f"/a:{ROOT}"
     assert done.stdout == f"['a b'] ['ignore'] {places}\n"
 
@@ -113,6 +96,8 @@ def test_every_program_is_started_with_an_environment_of_this_module() -> None:
     wrong = []
     for file in SOURCES:
         text = file.read_text("utf-8")
+        if not any(one in text for one in ("subprocess", "os.spawn", "os.posix_spawn")):
+            continue
         if file.is_relative_to(Path(ROOT, "benchmarks")) and not starts_a_module(text):
             continue  # run.py itself takes the working folder off the search paths
         for node in ast.walk(ast.parse(text)):
@@ -120,9 +105,7 @@ def test_every_program_is_started_with_an_environment_of_this_module() -> None:
                 continue
             called = ast.unparse(node.func)
             if called not in {"subprocess.run", "subprocess.Popen"}:
-                assert not called.startswith(("subprocess.", "os.spawn", "os.posix_spawn")), (
-                    file
-                )
+                assert not called.startswith(("subprocess.", "os.spawn", "os.posix_")), file
                 continue
             given = {one.arg: ast.unparse(one.value) for one in node.keywords}
             tool = any(f'["{one}"' in text for one in SHELL_TOOLS)

@@ -9,22 +9,12 @@ import pytest
 from components.command_line import RUN, command_line
 
 
-def test_in_the_clone_run_py_has_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_py_has_its_folder_outside_the_clone(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(RUN.parent)
     assert command_line("resume=runs/mine") == "python run.py resume=runs/mine"
-
-
-def test_elsewhere_it_is_the_clones_own_run_py(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.py").write_text("raise SystemExit('another program')")
     assert shlex.split(command_line("a=b"))[1:] == [str(RUN), "a=b"]
-
-
-def test_in_a_folder_that_is_gone_it_is_still_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -34,10 +24,6 @@ def test_in_a_folder_that_is_gone_it_is_still_said(
 @pytest.mark.parametrize("place", ["my runs/a", "a'b", "$(touch x)", "a;b", "ä&ö", "*"])
 def test_a_shell_reads_the_words_as_they_were(place: str) -> None:
     program = 'python() { shift; printf "%s\\n" "$@"; }\n'
-    done = subprocess.run(
-        ["bash", "-c", program + command_line(f"run={place}", "x=1")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    words = ["bash", "-c", program + command_line(f"run={place}", "x=1")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout == f"run={place}\nx=1\n"

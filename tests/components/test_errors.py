@@ -8,9 +8,6 @@ from components.errors import RecipeError
 def test_an_error_crosses_from_one_process_to_another_whole() -> None:
     error = RecipeError("budget.seed", "-1 is negative", "use 0 or more")
     arrived = pickle.loads(pickle.dumps(error))
-    assert (arrived.path, arrived.problem, arrived.remedy) == (
-        error.path,
-        error.problem,
-        error.remedy,
-    )
+    parts = (arrived.path, arrived.problem, arrived.remedy)
+    assert parts == (error.path, error.problem, error.remedy)
     assert str(arrived) == "budget.seed: -1 is negative\n  use 0 or more"

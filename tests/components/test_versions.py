@@ -11,13 +11,6 @@ from pathlib import Path
 import pytest
 
 from components import versions
-from components.versions import (
-    PYTHON,
-    TORCH,
-    compare_version,
-    list_outside_range,
-    refuse_old_versions,
-)
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD_PYTHONS = ("3.6", "3.8", "3.10")
@@ -27,37 +20,36 @@ def with_torch(version: str, folder: Path) -> dict[str, str]:
     """Let another torch be installed, by what pip would write of it."""
     written = folder / f"torch-{version}.dist-info"
     written.mkdir()
-    (written / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
-    )
+    said = f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
+    (written / "METADATA").write_text(said)
     return os.environ | {"PYTHONPATH": str(folder)}
 
 
-def run(*words: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+def run(
+    *words: str, env: dict[str, str] | None = None, python: str = sys.executable
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+        [python, *words], cwd=ROOT, env=env, capture_output=True, text=True, check=False
     )
 
 
 @pytest.mark.parametrize(
     ("version", "side"),
     [
-        ("2.9.1", "below"),
-        ("1.13.0", "below"),
-        ("2.10.0a0+git449b176", "tried"),
-        ("2.15.0+cpu", "tried"),
-        ("2.16.0.dev20270101", "above"),
-        ("3.0.0", "above"),
+        ("2.9.1", "below"), ("1.13.0", "below"), ("2.10.0a0+git449b176", "tried"),
+        ("2.15.0+cpu", "tried"), ("2.16.0.dev20270101", "above"), ("3.0.0", "above"),
     ],
-)
+)  # fmt: skip
 def test_a_build_counts_as_its_release(version: str, side: str) -> None:
-    assert compare_version(version, TORCH) == side
+    assert versions.compare_version(version, versions.TORCH) == side
 
 
-def test_what_is_tried_here_is_neither_refused_nor_told() -> None:
-    assert list_outside_range("below") == []
-    assert list_outside_range("above") == []
-    refuse_old_versions()
+def test_what_is_tried_here_or_absent_is_neither_refused_nor_told(monkeypatch) -> None:
+    assert versions.list_outside_range("below") == versions.list_outside_range("above") == []
+    versions.refuse_old_versions()
+    without_torch = {versions.PYTHON: platform.python_version()}
+    monkeypatch.setattr(versions, "read_installed_versions", lambda: without_torch)
+    versions.refuse_old_versions()
 
 
 def test_a_torch_below_the_range_ends_every_command_with_one_message(tmp_path: Path) -> None:
@@ -65,7 +57,7 @@ def test_a_torch_below_the_range_ends_every_command_with_one_message(tmp_path: P
     assert done.returncode == 2
     assert done.stdout == ""
     first, second = done.stderr.splitlines()
-    assert first == f"torch 2.9.1 is installed; tested versions: {TORCH}"
+    assert first == f"torch 2.9.1 is installed; tested versions: {versions.TORCH}"
     assert "make setup" in second
 
 
@@ -75,45 +67,27 @@ def test_an_installer_asks_the_same(tmp_path: Path) -> None:
     assert run("-m", "components.versions").returncode == 0
 
 
-def test_a_torch_above_the_range_is_told_and_not_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_torch_above_the_range_is_told_and_not_refused(tmp_path: Path, monkeypatch) -> None:
     with_torch("9.1.0", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    assert list_outside_range("above") == [
-        f"torch 9.1.0 is installed; tested versions: {TORCH}"
-    ]
-    refuse_old_versions()
+    said = [f"torch 9.1.0 is installed; tested versions: {versions.TORCH}"]
+    assert versions.list_outside_range("above") == said
+    versions.refuse_old_versions()
 
 
-def test_without_torch_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        versions, "read_installed_versions", lambda: {PYTHON: platform.python_version()}
-    )
-    refuse_old_versions()
-
-
-def test_an_older_python_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_older_python_is_refused(monkeypatch, capsys) -> None:
     monkeypatch.setattr(platform, "python_version", lambda: "3.10.13")
     with pytest.raises(SystemExit) as ended:
-        refuse_old_versions()
+        versions.refuse_old_versions()
     assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith(
-        f"Python 3.10.13 is installed; tested versions: {PYTHON}\n"
-    )
+    said = f"Python 3.10.13 is installed; tested versions: {versions.PYTHON}\n"
+    assert capsys.readouterr().err.startswith(said)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "run.py",
-        *(f"components/{name}.py" for name in ("child_process", "versions", "__init__")),
-    ],
-)
-def test_python_3_6_can_read_what_refuses_it(name: str) -> None:
-    ast.parse((ROOT / name).read_text("utf-8"), feature_version=(3, 6))
+def test_python_3_6_can_read_what_refuses_it() -> None:
+    names = (f"components/{name}.py" for name in ("child_process", "versions", "__init__"))
+    for name in ("run.py", *names):
+        ast.parse((ROOT / name).read_text("utf-8"), feature_version=(3, 6))
 
 
 @pytest.mark.parametrize("python", OLD_PYTHONS)
@@ -121,9 +95,7 @@ def test_an_older_python_itself_says_so(python: str) -> None:
     program = shutil.which(f"python{python}")
     if program is None or subprocess.run([program, "-V"], check=False).returncode:
         pytest.skip(f"python{python} is not installed")
-    done = subprocess.run(
-        [program, "run.py"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run("run.py", python=program)
     assert done.returncode == 2
     assert done.stderr.startswith(f"Python {python}.")
 
@@ -135,6 +107,6 @@ def test_training_says_in_a_line_that_a_later_torch_was_not_tried(tmp_path: Path
     words = ("recipe=teuken7b", f"model.init_from={tmp_path}", f"run={tmp_path / 'run'}")
     done = run("run.py", *words, env=env)
     said = done.stderr.splitlines()
-    assert said[0] == f"torch 9.1.0 is installed; tested versions: {TORCH}"
+    assert said[0] == f"torch 9.1.0 is installed; tested versions: {versions.TORCH}"
     assert "config.json" in said[1]
     assert done.returncode == 2

@@ -30,9 +30,7 @@ def test_a_folder_that_names_code_is_refused(name: str, tmp_path: Path) -> None:
         ask(tmp_path)
 
 
-def test_without_lm_eval_the_message_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_lm_eval_the_message_says_how_to_get_it(monkeypatch) -> None:
     monkeypatch.setattr(harness, "PACKAGE", "lm_eval_that_nobody_has")
     with pytest.raises(RecipeError, match=r"not installed\n.*requirements/evaluate.lock"):
         harness.check_installed()

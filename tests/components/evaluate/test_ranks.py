@@ -14,9 +14,7 @@ from components.evaluate.ranks import ask_ranks, failure_of, ranks_here
     ("kind", "asked", "expected"),
     [("cpu", None, 1), ("cpu", 2, 2), ("cuda", None, 4), ("cuda", 3, 3)],
 )
-def test_each_device_has_a_rank_and_a_cpu_is_one(
-    kind: str, asked: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_device_has_a_rank_and_a_cpu_is_one(kind, asked, expected, monkeypatch) -> None:
     monkeypatch.setattr(ranks, "device_type", lambda named: kind)
     monkeypatch.setattr(ranks, "count_devices", lambda kind: 4)
     assert ranks_here(asked) == expected
@@ -38,6 +36,6 @@ def test_what_a_user_can_mend_is_raised_again_and_all_else_is_told(tmp_path: Pat
     assert str(found) == "rank 1: KeyError: 'x'\nline 7\n"
 
 
-def test_ranks_that_fail_by_a_fault_are_told_with_their_traceback() -> None:
+def test_a_rank_that_fails_is_told_with_its_traceback() -> None:
     with pytest.raises(ChildProcessError, match=r"(?s)rank \d: .*no_such_key"):
-        ask_ranks("tests.components.evaluate.failing_rank", "no_such_key", 2)
+        ask_ranks("tests.components.evaluate.failing_rank", "no_such_key", 1)

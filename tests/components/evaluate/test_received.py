@@ -14,27 +14,15 @@ from components.evaluate.received import read_received, staged_folder
 from tests.components.data.test_byte_bpe import make, words
 
 CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 64,
-    "vocab_size": 400,
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "torch_dtype": "float32",
-}
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16,
+    "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 8, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64, "vocab_size": 400, "tie_word_embeddings": True,
+    "attention_bias": False, "mlp_bias": False, "torch_dtype": "float32",
+}  # fmt: skip
 LAYER = {
     **{f"self_attn.{one}_proj": (16, 16) for one in "qkvo"},
-    "mlp.gate_proj": (32, 16),
-    "mlp.up_proj": (32, 16),
+    **{f"mlp.{one}_proj": (32, 16) for one in ("gate", "up")},
     "mlp.down_proj": (16, 32),
     **dict.fromkeys(("input_layernorm", "post_attention_layernorm"), (16,)),
 }
@@ -60,6 +48,11 @@ def change(folder: Path, **keys: object) -> None:
     (folder / "config.json").write_text(json.dumps({**CONFIG, **keys}))
 
 
+def refuse(folder: Path, message: str) -> None:
+    with pytest.raises(RecipeError, match=message), staged_folder(folder):
+        pass
+
+
 def test_only_what_is_known_is_staged(folder: Path) -> None:
     change(folder, _name_or_path="x", attn_implementation="eager", use_cache=False)
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "someone/else"}')
@@ -78,42 +71,28 @@ def test_only_what_is_known_is_staged(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (
-            {"attn_implementation": "a/kernel"},
-            "attn_implementation: 'a/kernel' is not one of eager",
-        ),
+        ({"attn_implementation": "a/kernel"}, "attn_implementation: 'a/kernel' is not one of"),
         ({"_attn_implementation": "a/kernel"}, "_attn_implementation: 'a/kernel' is not one"),
         ({"torch_dtype": "os.system"}, "torch_dtype: 'os.system' is not one of float32"),
         ({"quantization_config": {"a": 1}}, "quantization_config: .* LlamaForCausalLM has no"),
         ({"use_kernels": True}, "use_kernels: True: LlamaForCausalLM"),
         ({"hidden_size": -1}, "hidden_size: -1 is not an integer"),
-        (
-            {"hidden_size": 1 << 40},
-            "hidden_size: 1,099,511,627,776, but the files have 9,008",
-        ),
+        ({"hidden_size": 1 << 40}, "hidden_size: 1,099,511,627,776, but the files have 9,008"),
         ({"num_hidden_layers": 1 << 40}, "num_hidden_layers: .* but the files have"),
         ({"num_hidden_layers": 5_000}, "num_hidden_layers: 5,000, but .* 11 tensors"),
         ({"vocab_size": 1 << 40}, "vocab_size: .* but the files have"),
         ({"model_type": "someone"}, "model_type: unknown model family 'someone'"),
     ],
 )
-def test_a_config_with_unknown_keys_or_values_is_refused(
-    folder: Path, keys: dict[str, Any], message: str
-) -> None:
+def test_unknown_keys_or_values_are_refused(folder, keys: dict[str, Any], message: str) -> None:
     change(folder, **keys)
-    with (
-        pytest.raises(RecipeError, match=rf"config\.json: {message}"),
-        staged_folder(folder),
-    ):
+    with pytest.raises(RecipeError, match=rf"config\.json: {message}"), staged_folder(folder):
         pass
 
 
 def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
-    with (
-        pytest.raises(RecipeError, match=r"has no tokenizer\.json"),
-        staged_folder(folder),
-    ):
+    with pytest.raises(RecipeError, match=r"has no tokenizer\.json"), staged_folder(folder):
         pass
 
 
@@ -141,9 +120,7 @@ def test_hostile_headers_of_safetensors_are_refused(folder: Path, header: Any) -
         text = json.dumps(header).encode()
         raw = struct.pack("<Q", len(text)) + text + b"\0" * 4
     (folder / "model.safetensors").write_bytes(raw)
-    refused = pytest.raises(RecipeError, match=r"safetensors: cannot|the files have")
-    with refused, staged_folder(folder):
-        pass
+    refuse(folder, r"safetensors: cannot|the files have")
 
 
 @pytest.mark.long
@@ -157,18 +134,12 @@ def test_hostile_headers_of_safetensors_are_refused(folder: Path, header: Any) -
         ({"pad_token_id": 10**9}, "Padding_idx"),
     ],
 )
-def test_what_transformers_cannot_load_is_refused_with_its_reason(
-    folder: Path, keys: dict[str, Any], message: str
-) -> None:
+def test_what_transformers_cannot_load_is_refused(folder: Path, keys, message: str) -> None:
     with staged_folder(folder) as staged:
         model, tokenizer = read_received(staged, "auto", folder)
     assert (len(tokenizer), model.config.vocab_size) == (400, 400)
     change(folder, **keys)
-    with (
-        staged_folder(folder) as staged,
-        pytest.raises(
-            RecipeError, match=rf"transformers cannot load it: .*{message}"
-        ) as refused,
-    ):
+    refused = pytest.raises(RecipeError, match=rf"transformers cannot load it: .*{message}")
+    with staged_folder(folder) as staged, refused as caught:
         read_received(staged, "auto", folder)
-    assert refused.value.path == str(folder)
+    assert caught.value.path == str(folder)

@@ -14,8 +14,7 @@ from components.errors import RecipeError
 from components.evaluate.task_list import TaskList
 
 pytestmark = pytest.mark.skipif(  # lm-eval is optional
-    find_spec("lm_eval") is None,
-    reason="lm-eval is not installed: requirements/evaluate.lock",
+    find_spec("lm_eval") is None, reason="lm-eval is not installed: requirements/evaluate.lock"
 )
 CHOICES = {"text": ["dog"], "label": ["A"]}
 ROW = json.dumps({"question": "Who barks?", "choices": CHOICES, "answerKey": "A"})
@@ -51,50 +50,38 @@ def hub(tmp_path: Path) -> Path:
     return folder
 
 
-def test_each_split_is_fetched_once_and_recorded(
-    hub: Path, tmp_path: Path, manager: Any
-) -> None:
+def test_each_split_is_fetched_once_and_recorded(hub: Path, tmp_path: Path, manager) -> None:
     from components.evaluate.task_list import fetch_task_data, open_staged
 
     said: list[str] = []
-    place = fetch_task_data(listed(str(hub)), tmp_path / "prepared", manager, said.append)
-    assert place == tmp_path / "prepared" / "tasks-mine"
-    assert len(said) == 1
-    (hub / "test.jsonl").unlink()  # what is here is not asked for again
-    assert (
-        fetch_task_data(listed(str(hub)), tmp_path / "prepared", manager, said.append) == place
-    )
-    assert len(said) == 1
+    for _ in range(2):
+        place = fetch_task_data(listed(str(hub)), tmp_path / "prepared", manager, said.append)
+        assert place == tmp_path / "prepared" / "tasks-mine"
+        assert len(said) == 1
+        (hub / "test.jsonl").unlink(missing_ok=True)  # what is here is not asked for again
     names = [Path(one).name for one in open_staged(listed(str(hub)), place).names]
     assert names == ["train.parquet", "validation.parquet", "test.parquet"]
     assert len([*place.iterdir()]) == 2  # one data set and the record: no cache is left
 
 
-def test_a_data_set_that_is_not_to_be_had_says_how_to_go_on(
-    hub: Path, tmp_path: Path, manager: Any
-) -> None:
+def test_a_missing_data_set_says_how_to_go_on(hub: Path, tmp_path: Path, manager: Any) -> None:
     from components.evaluate.task_list import fetch_task_data
 
-    def take(asked: TaskList) -> None:
-        fetch_task_data(asked, tmp_path / "prepared", manager, print)
-
-    with pytest.raises(RecipeError, match=r"tasks: .*hub, ARC-None: .*\n.*it continues"):
-        take(listed(str(hub), config="ARC-None"))
-    with pytest.raises(RecipeError, match=r"tasks: nobody/none: .*\n.*with a network"):
-        take(listed("nobody/none"))
-    with pytest.raises(RecipeError, match=r"lm-eval has no task 'arc_hard' in this version"):
-        take(listed(str(hub), asked="arc_hard"))
+    for asked, message in (
+        (listed(str(hub), config="ARC-None"), r"tasks: .*hub, ARC-None: .*\n.*it continues"),
+        (listed("nobody/none"), r"tasks: nobody/none: .*\n.*with a network"),
+        (listed(str(hub), asked="arc_hard"), "lm-eval has no task 'arc_hard' in this version"),
+    ):
+        with pytest.raises(RecipeError, match=message):
+            fetch_task_data(asked, tmp_path / "prepared", manager, print)
 
 
-def test_a_task_reads_nothing_but_what_was_staged(
-    hub: Path, tmp_path: Path, manager: Any
-) -> None:
+def test_a_task_reads_only_what_was_staged(hub: Path, tmp_path: Path, manager: Any) -> None:
     from components.evaluate.task_list import fetch_task_data, open_staged, patch_datasets
 
     task_list = listed(str(hub))
-    data = open_staged(
-        task_list, fetch_task_data(task_list, tmp_path / "prepared", manager, print)
-    )
+    place = fetch_task_data(task_list, tmp_path / "prepared", manager, print)
+    data = open_staged(task_list, place)
     (question,) = task_list.iter_questions()
     with patch_datasets(question, data, tmp_path):
         built = manager.load(["arc_easy"])["tasks"]["arc_easy"]

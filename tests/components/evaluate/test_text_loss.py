@@ -1,16 +1,31 @@
-"""The loss of a stretch of text: what counts, and who sees whom."""
+"""The loss of a stretch of text: what counts, who sees whom, and how many bytes tokens are."""
 
 import math
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 from torch import Tensor, nn
 
-from command.arguments import read_point
+from command.arguments import ROOT, read_point
 from command.composition.compose import compose_recipe
 from components.build import build_node
-from components.evaluate.text_loss import Judge, LossTally
+from components.data.unigram import Unigram
+from components.evaluate.text_loss import Judge, LossTally, read_text_bytes
+from tests.components.convert.conftest import corpus, unigram_section, without_target
 
 END = 3
 WORDS = ("recipe=teuken7b", "scale=mini", "model.dim=32", "model.num_layers=2")
@@ -27,16 +42,11 @@ def decoder() -> nn.Module:
     return decoder
 
 
-def judge(decoder: nn.Module, *, parts: bool, most_rows: int = 2) -> Judge:
+def judge(decoder: nn.Module, *, parts: bool) -> Judge:
     return Judge(
-        decoder=decoder,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        eod_id=END,
-        parts_documents=parts,
-        most_rows=most_rows,
-        text_bytes=None,
-    )
+        decoder=decoder, device=torch.device("cpu"), dtype=torch.float32, eod_id=END,
+        parts_documents=parts, most_rows=2, text_bytes=None,
+    )  # fmt: skip
 
 
 def windows(ids: Tensor, length: int) -> Iterator[Tensor]:
@@ -81,14 +91,9 @@ def test_documents_are_counted_of_which_a_token_was_predicted(decoder) -> None:
 def test_sums_make_the_figures() -> None:
     one = LossTally(nats=2.0, tokens=4, text_bytes=8, documents=1)
     both = one + LossTally(nats=6.0, tokens=4, text_bytes=8, documents=2)
-    assert both.compute_figures() == {
-        "loss": 1.0,
-        "perplexity": pytest.approx(math.e),
-        "bits_per_byte": pytest.approx(0.5 / math.log(2)),
-        "tokens": 8,
-        "bytes": 16,
-        "documents": 3,
-    }
+    bits, counts = pytest.approx(0.5 / math.log(2)), {"tokens": 8, "bytes": 16, "documents": 3}
+    figures = {"loss": 1.0, "perplexity": pytest.approx(math.e), "bits_per_byte": bits}
+    assert both.compute_figures() == figures | counts
     unknown = (one + LossTally(text_bytes=None)).compute_figures()
     assert (unknown["bits_per_byte"], unknown["bytes"]) == (None, None)
     for nats in (math.nan, math.inf, 1e6):  # of a model that diverged
@@ -97,3 +102,107 @@ def test_sums_make_the_figures() -> None:
         assert figures["loss"] == pytest.approx(nats / 4, nan_ok=True)
     nothing = LossTally().compute_figures()
     assert (nothing["loss"], nothing["perplexity"], nothing["bits_per_byte"]) == (None,) * 3
+
+
+EOD = "<|endoftext|>"
+TEXTS = [
+    *("over the bridge", "x", "I'll see, 12345", "\n\nbegins with a line", "a  b   c\t\r\n d "),
+    *("\u0939\u093f\u0928\u094d\u0926\u0940", "\U0001f600\U0001f44d\U0001f3fd", "\u6f22\u5b57"),
+    *("the<extra>end", "<extra>", f"one{EOD}", "\x00\x7f\u2028"),
+]
+CUT = pre_tokenizers.Split(Regex(r"\p{N}{1,3}| ?\p{L}+"), "isolated")
+
+
+def byte_level(*, prefix: bool = False, split: Any = None, normalizer: Any = None) -> Tokenizer:
+    engine = Tokenizer(models.BPE())
+    last = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=split is None)
+    engine.pre_tokenizer = pre_tokenizers.Sequence([split, last]) if split else last
+    engine.normalizer = normalizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=290, special_tokens=[EOD], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    engine.train_from_iterator(["over the bridge the end"] * 9, trainer)
+    engine.add_tokens([AddedToken("<extra>", normalized=False)])
+    return engine
+
+
+ENGINES = {
+    "plain": byte_level(),
+    "space before a text": byte_level(prefix=True),
+    "cut by a pattern": byte_level(split=CUT),
+    "mark before a text": byte_level(normalizer=normalizers.Prepend("\u2581")),
+}
+
+
+def count(folder: Path, documents: Sequence[Sequence[int]], eod_id: int) -> int:
+    """Count all of the documents: an end of a document before the first is read alone."""
+    text_bytes = read_text_bytes(folder, eod_id=eod_id)
+    assert text_bytes is not None
+    packed = np.array([eod_id, *(i for ids in documents for i in (*ids, eod_id))], np.int64)
+    rows = (packed[start : start + 8][None] for start in range(0, len(packed), 7))
+    return sum(map(text_bytes.count_bytes, rows))
+
+
+def raw_bytes(texts: list[str]) -> int:
+    """Count without the end of a document, which is no text even where it is spelled."""
+    return sum(len(text.replace(EOD, "").encode()) for text in texts)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_bytes_of_a_byte_level_tokenizer(name: str, tmp_path: Path) -> None:
+    engine = ENGINES[name]
+    engine.save(str(tmp_path / "tokenizer.json"))
+    # After a piece that a text spells, a prefix would come again.
+    texts = [text for text in TEXTS if name in {"plain", "cut by a pattern"} or "<" not in text]
+    for some in (texts, *([text] for text in texts)):
+        ids = [engine.encode(text, add_special_tokens=False).ids for text in some]
+        assert count(tmp_path, ids, 0) == raw_bytes(some)
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_bytes_of_a_sentencepiece_tokenizer(kind: str, prefix: bool, tmp_path: Path) -> None:
+    kinds = {"model_type": kind, "add_dummy_prefix": prefix}
+    section = unigram_section(1_200) | kinds | {"normalization_rule_name": "identity"}
+    tokenizer = Unigram(**without_target(section))
+    tokenizer.train_on_texts(corpus(), tmp_path)
+    texts = [text for text in TEXTS if "<" not in text] + [" with a space", *corpus()[:3]]
+    ids = [ids.tolist() for ids in tokenizer.encode(texts)]
+    assert count(tmp_path, ids, tokenizer.eod_id) == raw_bytes(texts)
+
+
+EU_TEXTS = [
+    part
+    for name in ("de", "el", "ga")
+    for part in (ROOT / f"corpora/eu24/{name}.txt").read_text("utf-8").split("\n\n")
+]
+ODD = "x  = [\t'ﬁ', '½', '漢字', '🜚'];\r\n\n    end<eod>"
+
+
+def trained(recipe: str, folder: Path, **settings: Any) -> Any:
+    section = dict(compose_recipe(read_point([f"recipe={recipe}", "scale=mini"])).tokenizer)
+    tokenizer = build_node(section | settings, "tokenizer")
+    tokenizer.train_on_texts(EU_TEXTS, folder)
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("recipe", "vocab_size", "form", "lost"),
+    # To the unigram <eod> in a text is an end of document, behind which there is no prefix.
+    [("teuken7b", 700, "NFKC", len("<eod>") + 1), ("gpt3b6", 400, None, 0)],
+    ids=["unigram", "byte BPE"],
+)
+def test_bytes_are_those_of_normalized_text(recipe, vocab_size, form, lost, tmp_path) -> None:
+    tokenizer = trained(recipe, tmp_path, vocab_size=vocab_size)
+    documents = [*EU_TEXTS, ODD]
+    ids = [ids.tolist() for ids in tokenizer.encode(documents)]
+    texts = [unicodedata.normalize(form, one) if form else one for one in documents]
+    spelled = sum(len(one.encode()) for one in texts)
+    assert count(tmp_path, ids, tokenizer.eod_id) == spelled - lost
+
+
+def test_nobody_can_count_where_a_piece_stands_for_any_text(tmp_path: Path) -> None:
+    assert read_text_bytes(tmp_path, eod_id=0) is None
+    trained("teuken7b", tmp_path, vocab_size=500, byte_fallback=False)
+    assert read_text_bytes(tmp_path, eod_id=4) is None

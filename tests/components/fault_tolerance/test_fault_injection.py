@@ -11,20 +11,13 @@ import torch
 from torch import nn
 
 from components.checkpoint.metadata import MARKER, RunProgress
-from components.config.schema.monitoring import (
-    BitFlip,
-    Fault,
-    FilesGone,
-    FullDisk,
-    Injection,
-    PlainFault,
-)
+from components.config.schema import monitoring
 from components.errors import RecipeError
 from components.fault_tolerance import faults
 from components.fault_tolerance.faults import FaultInjector, Reach
 from components.run.history import read_lines
 
-KINDS = get_args(get_args(Injection)[0])
+KINDS = get_args(get_args(monitoring.Injection)[0])
 
 
 def reach(folder: Path) -> Reach:
@@ -34,11 +27,17 @@ def reach(folder: Path) -> Reach:
     return Reach(checkpoints=folder, batch=batch, stages=list(stages))
 
 
-def strike(folder: Path, fault: Fault, *, rank: int = 1, step: int = 7) -> Reach:
-    reached = reach(folder)
-    FaultInjector(faults=[fault], folder=folder, rank=rank).before_step(
-        RunProgress(step=step - 1, tokens=60), reached
-    )
+def strike(
+    folder: Path,
+    fault: monitoring.Fault,
+    *,
+    rank: int = 1,
+    step: int = 7,
+    checkpoints: Path | None = None,
+) -> Reach:
+    reached = reach(checkpoints or folder)
+    injector = FaultInjector(faults=[fault], folder=folder, rank=rank)
+    injector.before_step(RunProgress(step=step - 1, tokens=60), reached)
     return reached
 
 
@@ -48,7 +47,7 @@ def test_every_fault_of_the_section_has_a_function_named_like_it() -> None:
 
 
 def test_nan_spoils_one_pass_of_the_first_stage(tmp_path: Path) -> None:
-    reached = strike(tmp_path, PlainFault(fault="nan", rank=1, step=7))
+    reached = strike(tmp_path, monitoring.PlainFault(fault="nan", rank=1, step=7))
     first, second = reached.stages
     inputs = torch.ones(2, 4)
     assert first(inputs).isnan().all()
@@ -57,7 +56,7 @@ def test_nan_spoils_one_pass_of_the_first_stage(tmp_path: Path) -> None:
 
 
 def test_a_spike_is_one_rare_token_again_and_again(tmp_path: Path) -> None:
-    reached = strike(tmp_path, PlainFault(fault="spike", rank=1, step=7))
+    reached = strike(tmp_path, monitoring.PlainFault(fault="spike", rank=1, step=7))
     assert reached.batch.unique().tolist() == [29]
     assert reached.batch.shape == (2, 3, 5)
 
@@ -66,7 +65,7 @@ def test_a_spike_is_one_rare_token_again_and_again(tmp_path: Path) -> None:
 def test_a_bit_flip_changes_one_bit_of_one_number(tmp_path: Path, bit: int) -> None:
     spared = reach(tmp_path).stages
     before = [weight for stage in spared for weight in stage.parameters()]
-    reached = strike(tmp_path, BitFlip(fault="bit_flip", rank=1, step=7, bit=bit))
+    reached = strike(tmp_path, monitoring.BitFlip(fault="bit_flip", rank=1, step=7, bit=bit))
     after = [weight for stage in reached.stages for weight in stage.parameters()]
     changed = [
         (one.view(torch.int32) ^ other.view(torch.int32)) & 0xFFFFFFFF
@@ -90,13 +89,12 @@ def sizes(folder: Path) -> list[int]:
 
 
 def test_the_newest_checkpoint_alone_is_cut(tmp_path: Path) -> None:
-    fault = PlainFault(fault="truncated_checkpoint", rank=1, step=7)
-    run = tmp_path / "run"
-    run.mkdir()
+    fault = monitoring.PlainFault(fault="truncated_checkpoint", rank=1, step=7)
+    run, again = tmp_path / "run", tmp_path / "again"
+    for folder in (run, again):
+        folder.mkdir()
     with pytest.raises(RecipeError, match="has no checkpoint to damage"):
         strike(run, fault)
-    again = tmp_path / "again"
-    again.mkdir()
     checkpoint(again, 10)
     checkpoint(again, 20)
     strike(again, fault)
@@ -107,11 +105,8 @@ def test_the_folder_of_checkpoints_comes_back(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     checkpoint(folder, 10)
-    fault = FilesGone(fault="files_gone", rank=1, step=7, seconds=0.2)
-    reached = Reach(checkpoints=folder, batch=torch.zeros(1), stages=[])
-    FaultInjector(faults=[fault], folder=tmp_path, rank=1).before_step(
-        RunProgress(step=6, tokens=60), reached
-    )
+    fault = monitoring.FilesGone(fault="files_gone", rank=1, step=7, seconds=0.2)
+    strike(tmp_path, fault, checkpoints=folder)
     assert not folder.exists()
     wait_until(folder.exists)
     assert sizes(folder) == [8]
@@ -119,7 +114,10 @@ def test_the_folder_of_checkpoints_comes_back(tmp_path: Path) -> None:
 
 def test_a_full_disk_takes_small_files_and_has_room_again(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    strike(tmp_path, FullDisk(fault="full_disk", rank=1, step=7, seconds=0.2, free_bytes=1_000))
+    strike(
+        tmp_path,
+        monitoring.FullDisk(fault="full_disk", rank=1, step=7, seconds=0.2, free_bytes=1_000),
+    )
     file = tmp_path / "file"
     file.write_bytes(bytes(1_000))
     with pytest.raises(OSError, match="File too large"):
@@ -137,12 +135,12 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize(("rank", "step"), [(0, 7), (1, 6), (1, 8)])
 def test_other_ranks_and_other_steps_are_spared(tmp_path: Path, rank: int, step: int) -> None:
-    strike(tmp_path, PlainFault(fault="spike", rank=1, step=7), rank=rank, step=step)
+    strike(tmp_path, monitoring.PlainFault(fault="spike", rank=1, step=7), rank=rank, step=step)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_fault_strikes_once_also_after_a_restart(tmp_path: Path) -> None:
-    fault = PlainFault(fault="spike", rank=1, step=7)
+    fault = monitoring.PlainFault(fault="spike", rank=1, step=7)
     first, again = strike(tmp_path, fault), strike(tmp_path, fault)
     assert len(first.batch.unique()) == 1
     assert len(again.batch.unique()) == 30

@@ -4,12 +4,16 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
+from scipy.stats import median_abs_deviation
 
 from components.config.schema.monitoring import GuardSection as Rules
 from components.errors import RecipeError
-from components.fault_tolerance.guards import StepGuard, StepVerdict
+from components.fault_tolerance.guards import StepGuard, StepVerdict, compute_deviations
 
 LIMIT = {"most": 2, "within_tokens": 100}
 SPIKES = {**LIMIT, "window_steps": 8, "deviations": 6.0}
@@ -57,14 +61,11 @@ def test_an_overflow_of_scaled_gradients_is_no_fault_but_a_loss_that_is_no_numbe
 
 
 @pytest.mark.parametrize(
-    ("figure", "worst"), [("loss", (4.0, 1.0)), ("gradient_norm", (2.9, 3.0))]
+    ("figure", "loss", "norm"), [("loss", 4.0, 1.0), ("gradient_norm", 2.9, 3.0)]
 )
-def test_a_figure_far_above_its_last_ones_is_bad(
-    figure: str, worst: tuple[float, float]
-) -> None:
+def test_a_figure_far_above_its_last_ones_is_bad(figure: str, loss: float, norm: float) -> None:
     rules: dict[str, Any] = {f"{figure}_spike": {"action": "roll_back", **SPIKES}}
     one = guard(**rules)
-    loss, norm = worst
     learn(one, steps=7)
     assert one.check_step(loss=loss, gradient_norm=norm) is None  # too few steps to judge by
     learn(one, steps=1)
@@ -92,18 +93,17 @@ def test_a_rule_that_is_broken_too_often_within_its_tokens_stops_the_run() -> No
     for tokens in (0, 60):
         one.record_bad_step(bad("skip"), tokens=tokens, window=WINDOW)
     one.record_bad_step(bad("skip"), tokens=120, window=WINDOW)  # the first is 120 tokens ago
-    with pytest.raises(
-        RecipeError,
-        match=r"guard\.non_finite\.most: loss not finite; the rule fired 2 times within 100 "
-        r"tokens\n  find the cause, then resume with resume=FOLDER and a larger",
-    ):
+    said = (
+        r"guard\.non_finite\.most: loss not finite; the rule fired 2 times within 100 tokens\n"
+        "  find the cause, then resume with resume=FOLDER and a larger"
+    )
+    with pytest.raises(RecipeError, match=said):
         one.record_bad_step(bad("skip"), tokens=120, window=WINDOW)
 
 
 def test_the_action_stop_stops_at_once() -> None:
-    with pytest.raises(
-        RecipeError, match=r"guard\.non_finite: loss not finite\n.*set guard\.non_finite\.act"
-    ):
+    said = r"guard\.non_finite: loss not finite\n.*set guard\.non_finite\.act"
+    with pytest.raises(RecipeError, match=said):
         guard().record_bad_step(bad("stop"), tokens=0, window=WINDOW)
 
 
@@ -112,9 +112,8 @@ def test_a_spike_relaunches_nothing() -> None:
         ValidationError, match="Input should be 'skip', 'roll_back', 'lower_lr'"
     ):
         guard(loss_spike={"action": "relaunch", **SPIKES})
-    verdict = guard(non_finite={"action": "relaunch", **LIMIT}).check_step(
-        loss=math.nan, gradient_norm=None
-    )
+    relaunching = guard(non_finite={"action": "relaunch", **LIMIT})
+    verdict = relaunching.check_step(loss=math.nan, gradient_norm=None)
     assert verdict is not None
     assert verdict.action == "relaunch"
 
@@ -123,9 +122,8 @@ def test_a_lowered_rate_comes_back_after_its_tokens() -> None:
     one = guard()
     one.record_bad_step(bad("lower_lr"), tokens=100, window=WINDOW)
     one.record_bad_step(bad("lower_lr"), tokens=120, window=WINDOW)
-    assert [one.lr_factor(tokens) for tokens in (100, 149, 150, 169, 170)] == [
-        *(0.25, 0.25, 0.5, 0.5, 1.0)
-    ]
+    factors = [one.lr_factor(tokens) for tokens in (100, 149, 150, 169, 170)]
+    assert factors == [0.25, 0.25, 0.5, 0.5, 1.0]
 
 
 def test_its_state_goes_through_json_bit_by_bit() -> None:
@@ -150,3 +148,27 @@ def test_going_back_takes_the_figures_and_keeps_what_was_learnt() -> None:
     assert one.export_state()["figures"] == saved["figures"]
     assert one.skipped == [WINDOW]
     assert one.export_state()["faults"] == {"loss_spike": [90]}
+
+
+NUMBERS = st.floats(min_value=-1e6, max_value=1e6, allow_nan=False)
+
+
+@given(st.lists(NUMBERS, min_size=8, max_size=64), NUMBERS)
+def test_they_are_those_of_the_normal_mad(window: list[float], value: float) -> None:
+    spread = median_abs_deviation(window, scale="normal")
+    found = compute_deviations(value, window)
+    if spread > 1e-9:
+        expected = (value - np.median(window)) / spread
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_a_third_of_spikes_in_the_window_hides_no_spike() -> None:
+    """With mean and standard deviation the same spike is 1.4 deviations away."""
+    window = [2.0 + 0.01 * (i % 7) for i in range(40)] + [9.0] * 20
+    assert compute_deviations(9.0, window) > 100
+    assert (9.0 - np.mean(window)) / np.std(window) < 2
+
+
+@pytest.mark.parametrize(("value", "expected"), [(2.0, 0.0), (2.5, math.inf), (1.5, -math.inf)])
+def test_where_most_figures_are_alike_others_are_far_away(value, expected: float) -> None:
+    assert compute_deviations(value, [2.0] * 10 + [3.0] * 3) == expected

@@ -1,28 +1,34 @@
-"""The reference is the layout undone; processes that fail or hang end with a reason."""
+"""The reference is the layout undone; its data are drawn; ranks that fail end with a reason."""
 
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe
+from components.data.manifest import Manifest
 from components.parity import prover
-from components.parity.prover import RanksError, in_precision, start_ranks, to_single_process
+from components.train.batches import RankBatches
 
 Start = Callable[[str, int], None]
+STAGES = "parallelism.stages_per_rank=2"
 
 
+@cache
 def composed(*words: str) -> Recipe:
     return compose_recipe(read_point(["recipe=teuken7b", "scale=parity", *words]))
 
 
 def test_one_process_has_the_same_mathematics_and_microbatches() -> None:
     recipe = composed("cluster.ranks=8")
-    alone = to_single_process(recipe)
+    alone = prover.to_single_process(recipe)
     assert alone.cluster.ranks == 1
     assert compute_fingerprint(alone) == compute_fingerprint(recipe)
     assert alone.parallelism.microbatch_sequences == recipe.parallelism.microbatch_sequences
@@ -34,23 +40,67 @@ def test_one_process_has_the_same_mathematics_and_microbatches() -> None:
     [
         ("parallelism.pipeline=2", "parallelism.tensor=2"),
         ("parallelism.data=4", "parallelism.zero=1", "parallelism.data_shard=2"),
-        (
-            "parallelism.pipeline=2",
-            "parallelism.schedule=zero_bubble",
-            "parallelism.stages_per_rank=2",
-        ),
+        ("parallelism.pipeline=2", "parallelism.schedule=zero_bubble", STAGES),
     ],
 )
-def test_layouts_that_share_their_microbatches_share_one_reference(
-    words: tuple[str, ...],
-) -> None:
+def test_layouts_that_share_their_microbatches_share_one_reference(words) -> None:
     size = "parallelism.microbatch_sequences=4"
-    assert to_single_process(composed(size, *words)) == to_single_process(composed(size))
+    alone = prover.to_single_process(composed(size))
+    assert prover.to_single_process(composed(size, *words)) == alone
 
 
 def test_a_precision_is_taken_for_all_three_sums() -> None:
-    precision = in_precision(composed(), "float64").precision
+    precision = prover.in_precision(composed(), "float64").precision
     assert {precision.compute, precision.accumulate, precision.reduce} == {"float64"}
+
+
+def read(recipe: Recipe, folder: Path, rank: int, step: int) -> Tensor:
+    batches = RankBatches(
+        recipe=recipe, folder=folder, manifest=Manifest.from_folder(folder), rank=rank
+    )
+    return batches.read_samples(batches.list_sample_numbers(step), pinned=False)
+
+
+def drawn(recipe: Recipe, folder: Path) -> Path:
+    prover.draw_data(recipe, folder)
+    return folder
+
+
+def test_what_is_drawn_passes_the_check_of_prepared_data(tmp_path: Path) -> None:
+    recipe = composed()
+    folder = drawn(recipe, tmp_path / "data")
+    manifest = Manifest.from_folder(folder)
+    manifest.verify_files(folder, contents=True)
+    assert set(manifest.sources) == set(recipe.data.shares)
+    # Documents end, and small ids are common.
+    tokens = read(recipe, folder, 0, 0).flatten()
+    vocab_size = recipe.decoder_spec.vocab_size
+    assert tokens.min() >= 0
+    assert tokens.max() < vocab_size
+    assert (tokens == 0).sum() > 10
+    assert (tokens < vocab_size // 8).double().mean() > 0.4
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_one_process_reads_microbatches_rank_by_rank(tmp_path: Path, ranks: int) -> None:
+    together = composed(f"parallelism.data={ranks}")
+    size = together.parallelism.microbatch_sequences
+    alone = composed(f"parallelism.microbatch_sequences={size}")
+    first, second = (
+        drawn(recipe, tmp_path / name) for name, recipe in (("a", alone), ("b", together))
+    )
+    for step in (0, 9):
+        shares = [read(together, second, rank, step) for rank in range(ranks)]
+        assert torch.equal(read(alone, first, 0, step), torch.cat(shares))
+
+
+def test_another_seed_draws_other_tokens(tmp_path: Path) -> None:
+    one = drawn(composed(), tmp_path / "one")
+    other = drawn(composed("budget.seed=43"), tmp_path / "other")
+    again = drawn(composed(), tmp_path / "again")
+    file = "de.train.bin"
+    assert (one / file).read_bytes() == (again / file).read_bytes()
+    assert (one / file).read_bytes() != (other / file).read_bytes()
 
 
 @pytest.fixture
@@ -58,7 +108,7 @@ def start(tmp_path: Path) -> Start:
     def call(code: str, ranks: int) -> None:
         program = tmp_path / "program.py"
         program.write_text(code)
-        start_ranks((str(program),), ranks, tmp_path / "ranks.log")
+        prover.start_ranks((str(program),), ranks, tmp_path / "ranks.log")
 
     return call
 
@@ -68,26 +118,27 @@ def test_a_program_that_ends_well_is_waited_for(start: Start, tmp_path: Path) ->
     assert (tmp_path / "end").exists()
 
 
-def test_a_failing_program_says_why(start: Start) -> None:
-    with pytest.raises(RanksError, match=r"exit status 1: ValueError: no such luck") as caught:
-        start("raise ValueError('no such luck')", 1)
-    assert "Traceback" in caught.value.log
+LOST = "print('RuntimeError: gloo: Connection closed by peer', file=sys.stderr)"
 
 
-def test_the_rank_that_failed_is_told_from_those_that_lost_it(start: Start) -> None:
-    lost = "print('RuntimeError: gloo: Connection closed by peer', file=sys.stderr)"
-    with pytest.raises(RanksError, match=r"exit status 1: KeyError: 'mine'"):
-        start(f"import sys; {lost}; raise KeyError('mine')", 1)
-
-
-def test_a_silent_failure_says_its_status(start: Start) -> None:
-    with pytest.raises(RanksError, match=r"exit status 3: the log is empty"):
-        start("raise SystemExit(3)", 1)
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("raise ValueError('no such luck')", "exit status 1: ValueError: no such luck"),
+        # The rank that failed is told from those that lost it.
+        (f"import sys; {LOST}; raise KeyError('mine')", "exit status 1: KeyError: 'mine'"),
+        ("raise SystemExit(3)", "exit status 3: the log is empty"),
+    ],
+)
+def test_a_failing_program_says_why(start: Start, code: str, message: str) -> None:
+    with pytest.raises(prover.RanksError, match=message) as caught:
+        start(code, 1)
+    assert ("Traceback" in caught.value.log) == ("Error" in message)
 
 
 def test_a_program_that_hangs_is_ended(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prover, "MOST_SECONDS", 1)
     began = time.perf_counter()
-    with pytest.raises(RanksError, match=r"not finished within 1 seconds"):
+    with pytest.raises(prover.RanksError, match=r"not finished within 1 seconds"):
         start("import time; time.sleep(120)", 1)
     assert time.perf_counter() - began < 30

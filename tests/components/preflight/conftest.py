@@ -1,6 +1,6 @@
 """A small recipe and the folder of its run."""
 
-from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,16 +13,14 @@ from components.preflight.verdict import ClockOffset, NodeFinding, NodeReport
 from components.run.folder import RunFolder
 from tests.life.conftest import TINY
 
-Compose = Callable[..., Recipe]
+
+@cache
+def compose(*words: str) -> Recipe:
+    return compose_recipe(read_point([*TINY, *words]))
 
 
-@pytest.fixture
-def compose() -> Compose:
-    return lambda *words: compose_recipe(read_point([*TINY, *words]))
-
-
-@pytest.fixture
-def rules(compose: Compose) -> Preflight:
+@pytest.fixture(scope="session")
+def rules() -> Preflight:
     """What conf/ says."""
     rules = compose().cluster.preflight
     assert isinstance(rules, Preflight)
@@ -36,14 +34,8 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def finding(check: str, verdict: str) -> NodeFinding:
-    return NodeFinding.model_validate({
-        "check": check,
-        "verdict": verdict,
-        "found": "x",
-        "expected": "y",
-        "rule": "z",
-        "remedy": "mend it",
-    })
+    says = {"found": "x", "expected": "y", "rule": "z", "remedy": "mend it"}
+    return NodeFinding.model_validate({"check": check, "verdict": verdict, **says})
 
 
 def report(
@@ -52,11 +44,6 @@ def report(
     """What a node says in whose own checks nothing is wrong."""
     clock = None if ahead is None else ClockOffset(ahead_seconds=ahead, uncertain_seconds=0.1)
     return NodeReport(
-        node=node,
-        findings=(finding("devices", "ok"),),
-        cores=cores,
-        product_teraflops=rate,
-        dtype="bfloat16",
-        clock=clock,
-        seconds=1.0,
-    )
+        node=node, findings=(finding("devices", "ok"),), cores=cores, product_teraflops=rate,
+        dtype="bfloat16", clock=clock, seconds=1.0,
+    )  # fmt: skip

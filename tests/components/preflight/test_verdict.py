@@ -1,41 +1,152 @@
-"""What is kept of a verdict, and what it says of all nodes together."""
+"""Nodes against the profile and against one another; what is kept of a verdict."""
 
 import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
+from components.config.recipe import Recipe
+from components.config.schema.cluster import Preflight
 from components.errors import RecipeError
+from components.preflight import verdict as rulings
 from components.preflight.node import gather_reports, look_alone, rules_of, serve_store
-from components.preflight.verdict import (
-    HOSTS,
-    NodeVerdict,
-    PreflightVerdict,
-    forget_verdict,
-    list_hosts,
-    read_verdict,
-    write_verdict,
-)
 from components.run.folder import RunFolder
-from tests.components.preflight.conftest import Compose, finding
+from tests.components.preflight.conftest import compose, finding, report
+
+NAMES = ("n1", "n2", "n3")
+# A machine that nobody has measured, and JUWELS Booster: 271 TFLOP/s, links of 25 GB/s.
+BARE = ()
+MEASURED = ("cluster=juwels", "scale=mini", "cluster.nodes=1", "cluster.devices_per_node=1")
 
 
-def verdict(needed: int, *wrong: tuple[str, ...]) -> PreflightVerdict:
+def told(**values: Sequence[Any]) -> list[rulings.NodeReport]:
+    """What the first nodes say, of each of these figures one value a node."""
+    return [
+        report(name, **dict(zip(values, figures, strict=True)))
+        for name, figures in zip(NAMES, zip(*values.values(), strict=True), strict=False)
+    ]
+
+
+def judged(
+    recipe: Recipe,
+    rules: Preflight,
+    reports: Sequence[rulings.NodeReport],
+    links: Mapping[str, rulings.Rates] = {},
+) -> rulings.PreflightVerdict:
+    by_name = {one.node: one for one in reports}
+    return rulings.judge_nodes(
+        recipe.cluster, rules, NAMES, by_name, links, needed=2, seconds=1.0
+    )
+
+
+def bad(verdict: rulings.PreflightVerdict) -> dict[str, list[str]]:
+    return {
+        one.node: [f.check for f in one.bad_findings]
+        for one in verdict.nodes
+        if one.bad_findings
+    }
+
+
+@pytest.mark.parametrize(
+    ("machine", "reports", "wrong"),
+    [
+        (MEASURED, told(rate=(271.0, 0.71 * 271, 2.71)), {"n3": ["product"]}),
+        (BARE, told(rate=(1.0, 0.69, 1.01)), {"n2": ["product"]}),
+        (BARE, told(rate=(1.0, 0.1)), {"n3": ["answer"]}),
+        (BARE, told(rate=(None, 1.0, 1.0)), {"n1": ["product"]}),
+        (BARE, told(cores=(7, 8, 8)), {"n1": ["cores"]}),
+        (BARE, told(cores=(8, 7, 8)), {"n2": ["cores"]}),
+        (BARE, told(cores=(8, 8, 7)), {"n3": ["cores"]}),
+        (BARE, told(cores=(9, 8, 8)), {}),
+        (BARE, told(cores=(8, 8, 9)), {}),
+        # If the first node's own clock is wrong, the two others are ahead of it alike.
+        (BARE, told(ahead=(0.0, 5.0, 5.0)), {"n1": ["clock"]}),
+        (BARE, told(ahead=(0.0, -5.0, 0.0)), {"n2": ["clock"]}),
+        (BARE, told(ahead=(0.0, 0.0, -5.0)), {"n3": ["clock"]}),
+        (BARE, told(ahead=(0.0, 5.0)), {"n2": ["clock"], "n3": ["answer"]}),
+        (BARE, told(ahead=(0.0, 1.05, 0.0)), {}),  # 0.1 are half a round trip
+        (BARE, told(ahead=(0.0, 1.15, 0.0)), {"n2": ["clock"]}),
+    ],
+)
+def test_a_node_is_bad_below_the_profile_or_the_other_nodes(
+    machine: tuple[str, ...],
+    reports: list[rulings.NodeReport],
+    wrong: dict[str, list[str]],
+    rules: Preflight,
+) -> None:
+    found = judged(compose(*machine), rules, reports)
+    assert bad(found) == wrong
+    if machine:
+        (slow,) = found.nodes[2].bad_findings
+        assert slow.expected == "at least 190, 0.7 of the profile's 271"
+
+
+def test_a_node_that_does_not_answer_is_bad(rules: Preflight) -> None:
+    found = judged(compose(), rules, [report("n1"), report("n3")])
+    assert bad(found) == {"n2": ["answer"]}
+    assert found.has_enough_nodes
+    assert list(found.iter_reasons()) == ["n2: answer: silent, expected an answer within 120 s"]
+
+
+def test_of_two_nodes_that_differ_in_cores_neither_is_blamed(rules: Preflight) -> None:
+    found = judged(compose(), rules, told(cores=(8, 4)))
+    assert bad(found) == {"n3": ["answer"]}
+    verdicts = [{one.check: one.verdict for one in node.findings} for node in found.nodes]
+    assert [one.get("cores") for one in verdicts] == ["unknown", "unknown", None]
+
+
+@pytest.mark.parametrize(
+    ("machine", "fast", "slow", "found", "expected"),
+    [
+        (MEASURED, 20.0, 0.5, "0.5 GB/s", "at least 5, 0.2 of the profile's 25"),
+        (BARE, 1e-3, None, "no answer of n1, n2", None),  # a link only has to be there
+    ],
+)
+def test_a_node_is_slow_that_is_slow_with_all_its_neighbours(
+    machine: tuple[str, ...],
+    fast: float,
+    slow: float | None,
+    found: str,
+    expected: str | None,
+    rules: Preflight,
+) -> None:
+    links: dict[str, rulings.Rates] = {
+        "n1": {"n2": fast, "n3": slow},
+        "n2": {"n1": fast, "n3": None},
+        "n3": {"n1": slow, "n2": None},
+    }
+    seen = judged(compose(*machine), rules, told(rate=(271.0, 271.0, 271.0)), links)
+    assert bad(seen) == {"n3": ["link"]}
+    (said,) = seen.nodes[2].bad_findings
+    assert (said.found, expected or said.expected) == (found, said.expected)
+
+
+@pytest.mark.parametrize(
+    ("others", "remedy"), [("ok", "report this node to the site"), ("bad", "mend it")]
+)
+def test_data_that_others_read_need_no_new_preparation(others, remedy, rules) -> None:
+    said = [
+        report(name).model_copy(update={"findings": (finding("data", verdict),)})
+        for name, verdict in zip(NAMES, (others, "bad", others), strict=True)
+    ]
+    assert remedy in judged(compose(), rules, said).nodes[1].bad_findings[0].remedy
+
+
+def verdict(needed: int, *wrong: tuple[str, ...]) -> rulings.PreflightVerdict:
     nodes = [
-        NodeVerdict(
+        rulings.NodeVerdict(
             node=f"n{number}", findings=tuple(finding(check, "bad") for check in checks)
         )
         for number, checks in enumerate(wrong, start=1)
     ]
-    return PreflightVerdict(needed=needed, nodes=tuple(nodes), seconds=1.0)
+    return rulings.PreflightVerdict(needed=needed, nodes=tuple(nodes), seconds=1.0)
 
 
 def test_it_holds_as_long_as_enough_nodes_are_good() -> None:
     wrong = ((), ("clock",), ())
-    assert [verdict(needed, *wrong).has_enough_nodes for needed in (1, 2, 3)] == [
-        True,
-        True,
-        False,
-    ]
+    enough = [verdict(needed, *wrong).has_enough_nodes for needed in (1, 2, 3)]
+    assert enough == [True, True, False]
     assert verdict(2, *wrong).good_nodes == ("n1", "n3")
     assert verdict(2, *wrong).bad_nodes == ("n2",)
 
@@ -47,23 +158,22 @@ def test_what_no_node_passes_is_not_the_nodes_fault() -> None:
 
 
 def test_it_is_read_as_it_was_written_until_the_next_job_begins(folder: RunFolder) -> None:
-    assert read_verdict(folder) is None
+    assert rulings.read_verdict(folder) is None
     written = verdict(1, (), ("clock",))
-    write_verdict(folder, written)
-    assert read_verdict(folder) == written
+    rulings.write_verdict(folder, written)
+    assert rulings.read_verdict(folder) == written
     node = json.loads((folder.path / "preflight" / "n2.json").read_text())
     assert node["findings"][0]["check"] == "clock"
-    forget_verdict(folder.path)
-    assert read_verdict(folder) is None
+    rulings.forget_verdict(folder.path)
+    assert rulings.read_verdict(folder) is None
 
 
 def test_a_list_for_the_launcher_has_a_line_a_node(folder: RunFolder) -> None:
-    assert list_hosts(folder, HOSTS, ["n1.site", "n2.site"]).read_text() == "n1.site\nn2.site\n"
+    file = rulings.list_hosts(folder, rulings.HOSTS, ["n1.site", "n2.site"])
+    assert file.read_text() == "n1.site\nn2.site\n"
 
 
-def test_nodes_that_say_nothing_are_waited_for_no_longer_than_they_may(
-    compose: Compose,
-) -> None:
+def test_nodes_that_say_nothing_are_waited_for_no_longer_than_they_may() -> None:
     recipe = compose("cluster.preflight.answer_seconds=0.2")
     with serve_store(0) as store:
         found = gather_reports(store, recipe, ["n1", "n2"], needed=2)
@@ -71,17 +181,12 @@ def test_nodes_that_say_nothing_are_waited_for_no_longer_than_they_may(
     assert 0.2 <= found.seconds < 5
 
 
-def test_a_node_alone_has_no_clock_and_no_link_to_compare(
-    compose: Compose, folder: RunFolder
-) -> None:
+def test_a_node_alone_has_no_clock_and_no_link_to_compare(folder: RunFolder) -> None:
     (node,) = look_alone(compose(), folder).nodes
-    assert [one.check for one in node.findings] == [
-        *("devices", "memory", "run folder", "temporary folder"),
-        *("packages", "versions", "data"),
-        *("cores", "product"),
-    ]
+    checks = "devices, memory, run folder, temporary folder, packages, versions, data, cores"
+    assert [one.check for one in node.findings] == [*checks.split(", "), "product"]
 
 
-def test_who_wants_no_preflight_has_no_limits(compose: Compose) -> None:
+def test_who_wants_no_preflight_has_no_limits() -> None:
     with pytest.raises(RecipeError, match=r"cluster\.preflight: none: there are no limits"):
         rules_of(compose("cluster.preflight=none"))

@@ -17,17 +17,13 @@ from components.model.decoder import Decoder
 from components.profiling.parts import Ranges
 from components.profiling.trace import STEP, Trace, read_trace
 
-DENSE = (
-    *("recipe=teuken7b", "model.dim=32", "model.num_layers=2", "model.attention.head_dim=8"),
+SMALL = (
+    *("model.dim=32", "model.num_layers=2", "model.attention.head_dim=8"),
     *("model.mlp.ffn_dim=64", "budget.sequence_length=64", "budget.global_batch_tokens=512"),
     "parallelism.microbatch_sequences=4",
 )
-MIXTURE = (
-    *("recipe=mula7b_a1b", "model.dim=32", "model.num_layers=2"),
-    *("model.attention.head_dim=8", "model.mlp.ffn_dim=64", "model.mlp.num_experts=4"),
-    *("budget.sequence_length=64", "budget.global_batch_tokens=512"),
-    "parallelism.microbatch_sequences=4",
-)
+DENSE = ("recipe=teuken7b", *SMALL)
+MIXTURE = ("recipe=mula7b_a1b", *SMALL, "model.mlp.num_experts=4")
 
 
 @dataclass(frozen=True)

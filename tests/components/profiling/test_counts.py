@@ -18,14 +18,10 @@ def shaped(heads: int, length: int, depth: int) -> Tensor:
 @pytest.mark.parametrize(
     ("forward", "backward"), [(CPU_ATTENTION, CPU_ATTENTION_BACKWARD), (flash, flash_backward)]
 )
-def test_attention_counts_every_query_head_however_few_heads_the_keys_have(
-    forward: object, backward: object, kv_heads: int
-) -> None:
+def test_attention_counts_every_query_head(forward, backward: object, kv_heads: int) -> None:
     query, key, value = shaped(8, 32, 16), shaped(kv_heads, 48, 16), shaped(kv_heads, 48, 24)
-    upstream, (repeated_key, repeated_value) = (
-        shaped(8, 32, 24),
-        (shaped(8, 48, 16), shaped(8, 48, 24)),
-    )
+    sizes = ((32, 24), (48, 16), (48, 24))
+    upstream, repeated_key, repeated_value = (shaped(8, *size) for size in sizes)
     # Torch's own formulas, which before 2.13 want as many heads of keys as of queries.
     expected = sdpa_flop(query, repeated_key, repeated_value, out_val=upstream)
     assert FORMULAS[forward](query, key, value, 0.0, True, out_val=upstream) == expected

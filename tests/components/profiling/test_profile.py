@@ -1,20 +1,14 @@
-"""The table of a profiled step, against torch's own sums."""
+"""The table of a profiled step, against torch's own sums; ranges leave a model as it was."""
 
 from collections import Counter
 
 import pytest
+from torch import nn
 
-from components.profiling.parts import (
-    ATTENTION,
-    EXPERT_PRODUCTS,
-    OPTIMIZER,
-    PARTS,
-    POINTWISE,
-    PRODUCTS,
-    REST,
-    ROUTING,
-    places_of,
-)
+from command.arguments import read_point
+from command.composition.compose import compose_recipe
+from components.build import build_node
+from components.profiling import parts
 from components.profiling.profile import profile_of
 from components.profiling.timeline import own_times, times_of, total_of
 from tests.components.profiling.conftest import DENSE, MIXTURE, MakeProfile
@@ -25,7 +19,7 @@ ALIKE = 1e-6  # relative: torch sums microseconds in floating point
 @pytest.mark.parametrize("words", [DENSE, MIXTURE])
 def test_the_parts_add_up_to_the_step(profiled: MakeProfile, words: tuple[str, ...]) -> None:
     trace = profiled(words).trace
-    places = places_of(trace)
+    places = parts.places_of(trace)
     (step,) = [event for event in trace.main if event.is_step]
     assert sum(times_of(trace, places).values()) == total_of(trace, places)
     assert total_of(trace, places) == step.end - step.begin
@@ -44,25 +38,40 @@ def test_every_operator_has_the_time_that_torch_gives_it(profiled: MakeProfile) 
 
 def test_a_backward_pass_belongs_where_its_forward_pass_does(profiled: MakeProfile) -> None:
     made = profiled(DENSE)
-    times = times_of(made.trace, places_of(made.trace))
-    for part in (ATTENTION, PRODUCTS, POINTWISE, REST):
+    times = times_of(made.trace, parts.places_of(made.trace))
+    for part in (parts.ATTENTION, parts.PRODUCTS, parts.POINTWISE, parts.REST):
         assert times[part, "forward"] > 0
         assert times[part, "backward"] > 0, part
-    assert times[OPTIMIZER, ""] > 0
+    assert times[parts.OPTIMIZER, ""] > 0
 
 
 def test_experts_have_their_own_products_and_their_routing(profiled: MakeProfile) -> None:
     found = profile_of(profiled(MIXTURE).trace)
-    assert list(found["parts"]) == list(PARTS)
-    for part in (EXPERT_PRODUCTS, ROUTING):
+    assert list(found["parts"]) == list(parts.PARTS)
+    for part in (parts.EXPERT_PRODUCTS, parts.ROUTING):
         assert found["parts"][part]["forward_seconds"] > 0
         assert found["parts"][part]["backward_seconds"] > 0
 
 
 def test_a_part_that_is_computed_again_says_so(profiled: MakeProfile) -> None:
     made = profiled(DENSE, recompute="full")
-    places = places_of(made.trace)
+    places = parts.places_of(made.trace)
     times = times_of(made.trace, places)
-    assert times[PRODUCTS, "recomputed"] > 0
     assert sum(times.values()) == total_of(made.trace, places)
-    assert times[ATTENTION, "recomputed"] > 0
+    assert min(times[part, "recomputed"] for part in (parts.PRODUCTS, parts.ATTENTION)) > 0
+
+
+def hooks(model: nn.Module) -> int:
+    return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
+
+
+def test_a_model_is_left_as_it_was() -> None:
+    decoder = build_node(compose_recipe(read_point(list(DENSE))).model, "model")
+    before = hooks(decoder)
+    ranges = parts.Ranges([decoder])
+    # A layer has itself, two norms, attention and its core, an MLP; around them are the
+    # decoder, its last norm and its readouts.
+    readouts = sum(name.endswith("readout") for name, _ in decoder.named_modules())
+    assert hooks(decoder) == before + 2 * (2 * 6 + 2 + readouts)
+    ranges.remove_hooks()
+    assert hooks(decoder) == before

@@ -5,22 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.profiling.parts import (
-    COMMUNICATION,
-    GRADIENTS,
-    HOST,
-    NEXT_BATCH,
-    PRODUCTS,
-    places_of,
-)
+from components.profiling import parts, timeline
 from components.profiling.profile import profile_of
-from components.profiling.timeline import (
-    intersect_intervals,
-    merge_intervals,
-    sum_lengths,
-    times_of,
-    total_of,
-)
 from components.profiling.trace import trace_of
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted).map(tuple))
@@ -70,35 +56,35 @@ KERNELS = [
 
 def times(entries: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
     trace = trace_of(entries)
-    places = places_of(trace)
-    found = times_of(trace, places)
-    assert sum(found.values()) == total_of(trace, places)
+    places = parts.places_of(trace)
+    found = timeline.times_of(trace, places)
+    assert sum(found.values()) == timeline.total_of(trace, places)
     return {key: ns / 1e3 for key, ns in found.items() if ns}
 
 
 def test_on_a_cpu_the_host_has_what_no_operator_has() -> None:
-    expected = {(PRODUCTS, "forward"): 10, (PRODUCTS, "backward"): 20, (HOST, ""): 70}
-    assert times(STEP) == expected
+    products = {(parts.PRODUCTS, "forward"): 10, (parts.PRODUCTS, "backward"): 20}
+    assert times(STEP) == products | {(parts.HOST, ""): 70}
 
 
 def test_waiting_for_gloo_is_communication_and_computing_meanwhile_is_not() -> None:
     found = times([*STEP, *GLOO])
-    assert found[COMMUNICATION, ""] == 2 + (90 - 73) - 4
-    assert found[GRADIENTS, ""] == 4
-    assert found[HOST, ""] == 70 - 2 - 17
+    assert found[parts.COMMUNICATION, ""] == 2 + (90 - 73) - 4
+    assert found[parts.GRADIENTS, ""] == 4
+    assert found[parts.HOST, ""] == 70 - 2 - 17
 
 
 def test_on_a_device_a_collective_has_what_no_other_kernel_covers() -> None:
     assert times([*STEP, *KERNELS]) == {
-        (PRODUCTS, "forward"): 30,
-        (PRODUCTS, "backward"): 15,
-        (COMMUNICATION, ""): 5 + 10,
-        (HOST, ""): 20 + 20,
+        (parts.PRODUCTS, "forward"): 30,
+        (parts.PRODUCTS, "backward"): 15,
+        (parts.COMMUNICATION, ""): 5 + 10,
+        (parts.HOST, ""): 20 + 20,
     }
 
 
 def test_reading_before_a_step_counts_to_it() -> None:
-    read = range_around(NEXT_BATCH, -20, -5)
+    read = range_around(parts.NEXT_BATCH, -20, -5)
     found = profile_of(trace_of([*STEP, read]))
     assert round(found["step_seconds"] * 1e6) == 115
     assert round(found["parts"]["data"]["seconds"] * 1e6) == 15
@@ -109,7 +95,8 @@ def test_unions_and_common_parts_are_those_of_sets(ones, others) -> None:
     def points(intervals) -> set[int]:
         return {point for begin, end in intervals for point in range(begin, end)}
 
-    assert points(merge_intervals(ones)) == points(ones)
-    common = intersect_intervals(merge_intervals(ones), merge_intervals(others))
+    assert points(timeline.merge_intervals(ones)) == points(ones)
+    both = (timeline.merge_intervals(one) for one in (ones, others))
+    common = timeline.intersect_intervals(*both)
     assert points(common) == points(ones) & points(others)
-    assert sum_lengths(common) == len(points(common))
+    assert timeline.sum_lengths(common) == len(points(common))

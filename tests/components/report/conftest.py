@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from components.report.page import write_report
+from tests.components.report.outline import Outline
+
 WriteRun = Callable[..., Path]
+Counted = tuple[float | None, float, float]
 
 TOKENS_PER_STEP = 8192
 SOURCES = ("de", "en", "fi", "mt", "python")
@@ -89,12 +93,7 @@ def of_an_earlier_version(line: dict[str, Any]) -> dict[str, Any]:
     return {key: one for key, one in line.items() if key not in {"weighted_loss", "shares"}}
 
 
-def energy_line(
-    step: int,
-    *,
-    devices: tuple[float | None, float, float],
-    hosts: tuple[float | None, float, float],
-) -> dict[str, Any]:
+def energy_line(step: int, *, devices: Counted, hosts: Counted) -> dict[str, Any]:
     """Write joules, the seconds that were counted and those that passed, so far."""
     names = ("joules", "counted_seconds", "passed_seconds")
     return {
@@ -165,6 +164,12 @@ def history_lines(steps: int) -> list[dict[str, Any]]:
     return lines
 
 
+def read_report(runs: Sequence[Path], folder: Path) -> Outline:
+    """Write the report of these runs without the library of charts, and read it."""
+    page = write_report(runs, folder / "report.html", script="plotly.js")
+    return Outline(page.read_text("utf-8"))
+
+
 @pytest.fixture
 def write_run(tmp_path: Path) -> WriteRun:
     """Give a function that writes a run folder; each argument replaces one of its files."""
@@ -181,16 +186,13 @@ def write_run(tmp_path: Path) -> WriteRun:
         folder = tmp_path / name
         folder.mkdir(parents=True)
         files = {
-            "recipe.json": recipe or recipe_tree(),
-            "derived.json": derived_tree(),
-            "environment.json": environment_tree(),
-        }
-        if not killed:
-            files["results.json"] = results or results_tree(60)
-        for file, tree in files.items():
-            (folder / file).write_text(json.dumps(tree))
-        history = history_lines(60) if lines is None else lines
-        write_history(folder, history, tail)
+            "recipe": recipe or recipe_tree(), "derived": derived_tree(),
+            "environment": environment_tree(), "results": results or results_tree(60),
+        }  # fmt: skip
+        for name, tree in files.items():
+            if name != "results" or not killed:
+                (folder / f"{name}.json").write_text(json.dumps(tree))
+        write_history(folder, history_lines(60) if lines is None else lines, tail)
         return folder
 
     return write

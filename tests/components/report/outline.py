@@ -1,5 +1,7 @@
 """What every page keeps to, read from its tags: on a phone, on paper, by ear."""
 
+import base64
+import hashlib
 import re
 from collections import Counter
 from html.parser import HTMLParser
@@ -11,12 +13,13 @@ Attributes = dict[str, str]
 
 
 class Outline(HTMLParser):
-    """The elements of a page, each with what it stands in."""
+    """The elements of a page, each with what it stands in; its text; its blocks of code."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
+        self.html = html
         self.elements: list[tuple[str, Attributes, tuple[tuple[str, Attributes], ...]]] = []
-        self.text, self._open = "", list[tuple[str, Attributes]]()
+        self.text, self.code, self._open = "", "", list[tuple[str, Attributes]]()
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -29,8 +32,10 @@ class Outline(HTMLParser):
         assert self._open.pop()[0] == tag, f"{tag} closes another element"
 
     def handle_data(self, data: str) -> None:
-        if self._open and self._open[-1][0] not in {"script", "style"}:
+        inside = self._open[-1][0] if self._open else "script"
+        if inside not in {"script", "style"}:
             self.text += data
+            self.code += data if any(tag == "pre" for tag, _ in self._open) else ""
 
     def all(self, tag: str) -> list[Attributes]:
         return [attributes for name, attributes, _ in self.elements if name == tag]
@@ -42,12 +47,19 @@ class Outline(HTMLParser):
 
 
 def check_outline(html: str) -> Outline:
-    """Check that the page holds on a phone, can be walked by its contents, and read aloud."""
+    """Check that the page loads nothing, fits a phone, lists its contents and can be read."""
     page = Outline(html)
-    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all(
-        "meta"
-    )
+    viewport = {"name": "viewport", "content": "width=device-width, initial-scale=1"}
+    assert viewport in page.all("meta")
     assert "prefers-color-scheme: dark" in html
+    assert "default-src 'none'" in html
+    tags = {tag for tag, _, _ in page.elements}
+    assert not {"link", "iframe", "img", "object", "embed", "base"} & tags
+    scripts = re.findall(r"(?s)<script>(.*?)</script>", html)
+    assert set(map(_digest, scripts)) <= set(re.findall(r"'sha256-([^']+)'", policy_of(html)))
+    assert "unsafe-inline" not in policy_of(html)
+    assert not re.search(r"url\(|@import", re.sub(r"(?s)<script.*?</script>", "", html))
+    assert len(html) < 6_000_000  # the library of charts is there once
     _check_headings(page)
     _check_contents(page)
     for tag, attributes, around in page.elements:
@@ -60,6 +72,15 @@ def check_outline(html: str) -> Outline:
             assert attributes["role"] == "img"
             assert attributes["aria-label"]
     return page
+
+
+def policy_of(html: str) -> str:
+    """Return which scripts a page allows."""
+    return html.partition("script-src")[2].partition(";")[0]
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _check_headings(page: Outline) -> None:

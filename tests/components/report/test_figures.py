@@ -10,19 +10,14 @@ from hypothesis import strategies as st
 
 from components.report import figures
 from components.report.outcome import load_entries
-from tests.components.report.conftest import (
-    earlier_results_tree,
-    history_lines,
-    mark_line,
-    of_an_earlier_version,
-    results_tree,
-)
+from tests.components.report import conftest as runs
 
 _POINTS = 20
 
 
 @given(st.lists(st.floats(), min_size=_POINTS + 1, max_size=200))
 def test_thinning_keeps_the_extremes_the_order_and_the_divergence(values):
+    assert figures.thin_points([3.0, 1.0, 2.0], 3) == [0, 1, 2]
     kept = figures.thin_points(values, _POINTS)
     finite = [value for value in values if math.isfinite(value)]
     assert kept == sorted(set(kept))
@@ -33,10 +28,6 @@ def test_thinning_keeps_the_extremes_the_order_and_the_divergence(values):
     assert any(not math.isfinite(values[i]) for i in kept) == (len(finite) < len(values))
 
 
-def test_a_short_run_is_drawn_whole():
-    assert figures.thin_points([3.0, 1.0, 2.0], 3) == [0, 1, 2]
-
-
 def test_loss_chart_shows_training_both_means_and_the_unigram(write_run):
     entries = load_entries([write_run()])
     chart, measured = figures.loss_figure(entries), entries[0].run.history.held_out
@@ -45,34 +36,27 @@ def test_loss_chart_shows_training_both_means_and_the_unigram(write_run):
     assert list(weighted.x) == list(plain.x) == [m.tokens for m in measured]
     assert list(weighted.y) == [m.weighted_loss for m in measured]
     assert list(plain.y) == [m.loss for m in measured]
-    assert [one.name for one in chart.data] == [
-        "training",
-        "held-out, weighted as the mixture",
-        "held-out, plain mean over sources",
-    ]
+    means = ["held-out, weighted as the mixture", "held-out, plain mean over sources"]
+    assert [one.name for one in chart.data] == ["training", *means]
     assert chart.layout.shapes[0].y0 == 6.543
 
 
 def test_the_chart_of_an_earlier_versions_run_has_the_plain_mean_alone(write_run):
-    lines = [*map(of_an_earlier_version, history_lines(60))]
-    chart = figures.loss_figure(
-        load_entries([write_run(lines=lines, results=earlier_results_tree(60))])
-    )
+    lines = [*map(runs.of_an_earlier_version, runs.history_lines(60))]
+    entries = load_entries([write_run(lines=lines, results=runs.earlier_results_tree(60))])
+    chart = figures.loss_figure(entries)
     assert [one.name for one in chart.data][1:] == ["held-out, plain mean over sources"]
     assert chart.layout.shapes[0].y0 == 6.6
 
 
 def test_runs_keep_their_colour_in_every_chart(write_run):
     entries = load_entries([write_run("a"), write_run("b")])
+    colors = [figures.choose_color(0), figures.choose_color(1)]
     for field in ("lr", "gradient_norm", "tokens_per_second"):
-        assert [t.line.color for t in figures.step_figure(entries, field).data] == [
-            figures.choose_color(0),
-            figures.choose_color(1),
-        ]
+        assert [t.line.color for t in figures.step_figure(entries, field).data] == colors
     held_out = [t for t in figures.loss_figure(entries).data if t.showlegend]
-    assert [(t.name, t.line.color) for t in held_out] == [
-        ("a", figures.choose_color(0)), ("b", figures.choose_color(1)),
-    ]  # fmt: skip
+    assert [t.name for t in held_out] == ["a", "b"]
+    assert [t.line.color for t in held_out] == colors
 
 
 def test_runs_are_told_apart_without_colours_too(write_run):
@@ -111,7 +95,7 @@ def test_sources_stand_in_the_order_of_their_last_loss_below_the_means(write_run
     entries = load_entries([write_run()])
     chart = figures.sources_figure(entries)
     assert chart is not None
-    final = results_tree(60)["held_out"]["by_source"]
+    final = runs.results_tree(60)["held_out"]["by_source"]
     means = ["weighted as the mixture", "plain mean over sources"]
     order = [*means, *sorted(final, key=final.__getitem__)]
     assert list(chart.layout.yaxis.categoryarray) == order
@@ -130,28 +114,21 @@ def test_the_training_loss_stands_beside_the_mean_that_it_compares_with(write_ru
     assert held_out["weighted as the mixture"] == pytest.approx(last + 0.42)
     assert held_out["plain mean over sources"] == pytest.approx(last + 0.6)
 
-
-def test_nothing_compares_with_the_training_loss_of_an_earlier_versions_run(write_run):
-    run = write_run(lines=[], results=earlier_results_tree(60))
-    chart = figures.sources_figure(load_entries([run]))
+    earlier = write_run("earlier", lines=[], results=runs.earlier_results_tree(60))
+    chart = figures.sources_figure(load_entries([earlier]))
     assert chart is not None
     assert "training, last step" not in [trace.name for trace in chart.data]
 
 
-def test_without_a_held_out_measurement_there_is_no_chart_of_sources(write_run):
-    assert figures.sources_figure(load_entries([write_run(killed=True, lines=[])])) is None
-
-
-@pytest.mark.parametrize(
-    "draw", [figures.loss_figure, partial(figures.step_figure, field="tokens_per_second")]
-)
-def test_a_run_without_steps_gives_an_empty_chart(write_run, draw):
-    chart = draw(load_entries([write_run(killed=True, lines=[])]))
-    assert all(len(trace.x) == 0 for trace in chart.data)
+def test_a_run_without_steps_gives_empty_charts(write_run):
+    entries = load_entries([write_run(killed=True, lines=[])])
+    assert figures.sources_figure(entries) is None
+    for chart in (figures.loss_figure(entries), figures.step_figure(entries, "lr")):
+        assert all(len(trace.x) == 0 for trace in chart.data)
 
 
 def test_a_resume_is_marked_where_it_happened(write_run):
-    resume = mark_line("resume", 20)
+    resume = runs.mark_line("resume", 20)
     chart = figures.loss_figure(load_entries([write_run(killed=True, lines=[resume])]))
     assert [shape.x0 for shape in chart.layout.shapes] == [163_840]
     json.loads(chart.to_json())

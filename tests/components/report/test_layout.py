@@ -18,8 +18,8 @@ from components.report.tables import Grid
 from components.report.write import write_report_if_possible
 from tests.components.report.conftest import (
     WriteRun,
-    environment_tree,
     mark_line,
+    read_report,
     recipe_tree,
     results_tree,
 )
@@ -47,14 +47,12 @@ def four(write_run: WriteRun) -> list[Path]:
     ]
 
 
-def write_a_card(destination: Path) -> Path:
-    return write_document(data_card(card_tree()), destination)
-
-
 def card_tree() -> dict[str, Any]:
     """Give the card of data with long names, hashes and words, as there are."""
-    counts = {"documents_in": 9, "documents_out": 8, "bytes_in": 900, "bytes_out": 800}
-    changed = {"removed": {"too short": 1}, "replaced": {}}
+    counts = {
+        "documents_in": 9, "documents_out": 8, "bytes_in": 900, "bytes_out": 800,
+        "removed": {"too short": 1}, "replaced": {},
+    }  # fmt: skip
     source = {
         "language": "de", "licence": "CC0-1.0", "origin": f"https://example.org/{LONG}",
         "documents": 12, "train_tokens": 4321, "held_out_tokens": 77,
@@ -63,7 +61,7 @@ def card_tree() -> dict[str, Any]:
         "mixture": {"promised_share": 1.0, "share": 1.0, "samples": 12, "epochs": 1.5},
     }  # fmt: skip
     stage = {
-        "sources": {"village": counts | changed},
+        "sources": {"village": counts},
         "examples": {"village": [{"why": "too short", "text": LONG}]},
     }
     figures = {"tokens_per_word": 1.5, "bytes_per_token": 4.5, "documents": 12}
@@ -77,72 +75,51 @@ def card_tree() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write_a_plan(destination: Path) -> Path:
-    result, picture = planned("teuken7b")
-    return write_document(plan_document(result, picture, why="why not?"), destination)
+def write_pages(report: Path, four: list[Path], folder: Path) -> dict[str, Path]:
+    plan = plan_document(*planned("teuken7b"), why="why not?")
+    return {
+        "report": write_report([report], folder / "report.html"),
+        "comparison": write_report(four, folder / "compared.html"),
+        "card": write_document(data_card(card_tree()), folder / "card.html"),
+        "plan": write_document(plan, folder / "plan.html"),
+    }
 
 
-def test_every_page_keeps_to_the_outline(
-    write_run: WriteRun, four: list[Path], tmp_path: Path
-) -> None:
-    page = tmp_path / "page.html"
-    for written in (
-        write_report([write_run()], page),
-        write_report(four, page),
-        write_a_card(page),
-        write_a_plan(page),
-    ):
-        assert check_outline(written.read_text("utf-8")).all("nav")
-
-
-def test_a_comparison_of_four_recipes_is_short(four: list[Path], tmp_path: Path) -> None:
-    html = write_report(four, tmp_path / "report.html").read_text("utf-8")
-    page = Outline(html)
+def test_pages_keep_to_the_outline_and_a_comparison_is_short(write_run, four, tmp_path) -> None:
+    pages = {
+        name: check_outline(page.read_text("utf-8"))
+        for name, page in write_pages(write_run(), four, tmp_path).items()
+    }
+    for page in pages.values():
+        assert page.all("nav")
+        assert all(one["href"].startswith("#") for one in page.all("a"))
+        assert not [one for _, one, _ in page.elements if "src" in one]
+    page = pages["comparison"]
     assert page.unfolded("tr") <= 60 < 200 < len(page.all("tr"))
-    assert len(html) - max(map(len, html.split("<script>"))) < 1_000_000
-    assert [one["aria-label"] for one in page.all("figure")] == [
-        "Training and held-out loss over tokens",
-        *[one["aria-label"] for one in page.all("figure")][1:2],
-        "Learning rate over tokens",
-        "Gradient norm over tokens",
-        "Tokens per second over tokens",
-    ]
+    assert len(page.html) - max(map(len, page.html.split("<script>"))) < 1_000_000
+    over = ("Training and held-out loss", "Learning rate", "Gradient norm", "Tokens per second")
+    labels = [one["aria-label"] for one in page.all("figure")]
+    assert [*labels[:1], *labels[2:]] == [f"{name} over tokens" for name in over]
 
 
-def test_the_heading_names_a_few_recipes_and_counts_many(
-    write_run: WriteRun, tmp_path: Path
-) -> None:
+def test_the_heading_names_a_few_recipes_and_counts_many(write_run, tmp_path: Path) -> None:
     runs = [
         write_run(f"run{place}", recipe=recipe_tree() | {"name": f"cake{place}"})
         for place in range(9)
     ]
     for count, heading in ((4, "cake0, cake1, cake2, cake3"), (9, "cake2 and 6 more")):
-        html = write_report(runs[:count], tmp_path / "report.html").read_text("utf-8")
-        assert f"{heading}</h1>" in html
+        assert f"{heading}</h1>" in read_report(runs[:count], tmp_path).html
 
 
-def test_what_all_runs_agree_in_is_said_once(write_run: WriteRun, tmp_path: Path) -> None:
-    runs = [write_run(name) for name in ("a", "b", "c")]
-    other = environment_tree() | {"python": "3.13.1"}
-    (runs[2] / "environment.json").write_text(json.dumps(other))
-    text = Outline(write_report(runs, tmp_path / "report.html").read_text("utf-8")).text
-    assert text.count("0123abc") == 1
-    assert text.count("3.11.9") == 2
-    assert text.count("not measured") == 2  # energy of the devices, and of the hosts
-
-
-def test_a_comparison_leaves_events_to_the_page_of_each_run_and_links_it(
-    write_run: WriteRun, tmp_path: Path
-) -> None:
+def test_a_comparison_links_each_run_s_page_of_events(write_run, tmp_path: Path) -> None:
     runs = [write_run(f"all/{name}", lines=[mark_line("skip", 1)]) for name in ("a", "b:c")]
     for run in runs:
-        assert "<h2>Story</h2>" in write_report([run], run / "report.html").read_text("utf-8")
-    html = write_report(runs, tmp_path / "all" / "report.html").read_text("utf-8")
-    assert "<h2>Story</h2>" not in html
-    links = [one["href"] for one in Outline(html).all("a")]
-    assert [link for link in links if "#" not in link] == ["a/report.html", "b%3Ac/report.html"]
-    elsewhere = write_report(runs, tmp_path / "other" / "report.html").read_text("utf-8")
-    assert "b%3Ac" not in elsewhere
+        assert "<h2>Story</h2>" in read_report([run], run).html
+    page = read_report(runs, tmp_path / "all")
+    assert "<h2>Story</h2>" not in page.html
+    links = [one["href"] for one in page.all("a") if "#" not in one["href"]]
+    assert links == ["a/report.html", "b%3Ac/report.html"]
+    assert "b%3Ac" not in read_report(runs, tmp_path / "other").html
 
 
 def test_a_run_s_name_of_another_alphabet_has_its_place_in_the_contents() -> None:
@@ -156,29 +133,24 @@ def test_a_run_s_name_of_another_alphabet_has_its_place_in_the_contents() -> Non
     assert "A &amp; b" in html
 
 
-def test_runs_of_a_folder_share_the_script_that_lies_there(
-    write_run: WriteRun, tmp_path: Path
-) -> None:
-    runs = [write_run(f"sweep/{name}") for name in ("a", "b")]
+def test_runs_of_a_folder_share_the_script_that_lies_there(write_run, tmp_path: Path) -> None:
+    run = write_run("sweep/a")
     share_script(tmp_path / "sweep")
     (script,) = (tmp_path / "sweep").glob("plotly-*.min.js")
-    for run in runs:
-        page = write_report_if_possible([run], run / "report.html", print)
-        assert page is not None
-        html = page.read_text("utf-8")
-        assert len(html) < 500_000
-        sources = [one["src"] for one in Outline(html).all("script") if "src" in one]
-        assert sources == [f"../{script.name}"]
-        assert re.search(r"script-src (?:'sha256-\S+' )+'self' file:;", html)
-    alone = write_report([runs[0]], tmp_path / "to_mail.html").read_text("utf-8")
-    assert len(alone) > 4_000_000
-    assert not [one for one in Outline(alone).all("script") if "src" in one]
+    page = write_report_if_possible([run], run / "report.html", print)
+    assert page is not None
+    html = page.read_text("utf-8")
+    assert len(html) < 500_000
+    sources = [one["src"] for one in Outline(html).all("script") if "src" in one]
+    assert sources == [f"../{script.name}"]
+    assert re.search(r"script-src (?:'sha256-\S+' )+'self' file:;", html)
+    before = script.stat().st_ino
+    share_script(tmp_path / "sweep")
+    assert script.stat().st_ino == before  # it is not written twice
 
 
 @pytest.mark.parametrize("planted", ["alert(1)", "same length"])
-def test_a_script_that_somebody_else_put_there_is_not_run(
-    write_run: WriteRun, tmp_path: Path, planted: str
-) -> None:
+def test_a_script_that_differs_is_not_shared(write_run, tmp_path: Path, planted: str) -> None:
     run = write_run("sweep/a")
     share_script(tmp_path / "sweep")
     (script,) = (tmp_path / "sweep").glob("plotly-*.min.js")
@@ -191,17 +163,7 @@ def test_a_script_that_somebody_else_put_there_is_not_run(
     assert script.read_text("utf-8") == own
 
 
-def test_the_script_is_not_written_twice(tmp_path: Path) -> None:
-    share_script(tmp_path)
-    (script,) = tmp_path.iterdir()
-    before = script.stat().st_ino
-    share_script(tmp_path)
-    assert script.stat().st_ino == before
-
-
-def test_without_plotly_no_script_is_shared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_plotly_no_script_is_shared(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("components.report.html.find_spec", lambda name: None)
     share_script(tmp_path)
     assert not list(tmp_path.iterdir())
@@ -237,28 +199,21 @@ def measured(page: Path, width: int) -> dict[str, int]:
 
 @pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason="a browser measures")
-def test_no_page_is_wider_than_a_phone(
-    write_run: WriteRun, four: list[Path], tmp_path: Path
-) -> None:
-    sizes: dict[tuple[str, int], dict[str, int]] = {}
-    for name, page in {
-        "report": write_report([write_run()], tmp_path / "report.html"),
-        "comparison": write_report(four, tmp_path / "compared.html"),
-        "card": write_a_card(tmp_path / "card.html"),
-        "plan": write_a_plan(tmp_path / "plan.html"),
-    }.items():
-        for width in (390, 1_400):
-            sizes[name, width] = measured(page, width)
-            assert sizes[name, width]["width"] <= width, (name, sizes)
+def test_no_page_is_wider_than_a_phone(write_run, four: list[Path], tmp_path: Path) -> None:
+    sizes = {
+        (name, width): measured(page, width)
+        for name, page in write_pages(write_run(), four, tmp_path).items()
+        for width in (390, 1_400)
+    }
+    assert all(size["width"] <= width for (_, width), size in sizes.items()), sizes
     assert sizes["comparison", 390]["height"] < 12_000
     assert sizes["comparison", 1_400]["height"] < 9_000
 
 
 def test_a_page_without_charts_has_no_script(tmp_path: Path) -> None:
     table = Grid(columns=("a", "b"), rows=[("1", "2")])
-    document = ReportDocument(
-        kind="Page", title="t", sections=[ReportSection("Table", (table,))], notices=("n",)
-    )
+    sections = [ReportSection("Table", (table,))]
+    document = ReportDocument(kind="Page", title="t", sections=sections, notices=("n",))
     for shared in (None, "../plotly.min.js"):
         html = write_document(document, tmp_path / "page.html", shared).read_text("utf-8")
         assert not Outline(html).all("script")
@@ -268,7 +223,7 @@ def test_a_page_without_charts_has_no_script(tmp_path: Path) -> None:
 def test_a_section_without_content_is_left_out(write_run: WriteRun, tmp_path: Path) -> None:
     recipe = recipe_tree() | {"published": {}, "assumed": {}}
     run = write_run(recipe=recipe, killed=True, lines=[])
-    page = Outline(write_report([run], tmp_path / "report.html").read_text("utf-8"))
+    page = read_report([run], tmp_path)
     ids = [one["id"] for one in page.all("section") if "id" in one]
     left_out = {"loss", "steps", "assumed", "published-beside-this-run", "story", "data"}
     assert not left_out & {*ids}

@@ -1,52 +1,41 @@
 """Run folders, whole and broken, and what came out of the runs."""
 
-import json
+import math
 from pathlib import Path
 from statistics import median
 
 import pytest
 
 from components.errors import RecipeError
-from components.report.outcome import (
-    flatten_tree,
-    load_entries,
-    load_run,
-    outcome_of,
-    short_labels,
-)
+from components.report import outcome
 from components.report.tables import count_incidents
-from tests.components.report.conftest import (
-    SOURCES,
-    earlier_results_tree,
-    held_out_line,
-    history_lines,
-    of_an_earlier_version,
-    step_line,
-)
+from tests.components.report import conftest as runs
+
+
+def outcome_in(folder: Path) -> outcome.RunOutcome:
+    return outcome.outcome_of(outcome.load_run(folder))
 
 
 def test_a_finished_run_speaks_through_its_results(write_run):
-    run = load_run(write_run())
-    out = outcome_of(run)
+    run = outcome.load_run(write_run())
+    out = outcome.outcome_of(run)
     assert run.recipe["name"] == "walnut7b"
     assert (out.status, out.steps, out.held_out.rising) == ("finished", 60, False)
     assert (out.held_out.step, out.held_out.unigram) == (60, 6.543)
     assert out.training_loss == run.history.steps[-1].loss
     sources = (out.first_by_source, out.held_out.by_source, out.held_out.unigram_by_source)
-    assert {frozenset(one) for one in sources} == {frozenset(SOURCES)}
+    assert {frozenset(one) for one in sources} == {frozenset(runs.SOURCES)}
 
 
 def test_a_killed_run_speaks_through_its_journal(write_run):
-    run = load_run(write_run(killed=True))
-    out = outcome_of(run)
+    run = outcome.load_run(write_run(killed=True))
+    out = outcome.outcome_of(run)
     rate = median(step.tokens_per_second for step in run.history.steps)
     assert (out.status, out.steps, out.tokens) == ("unfinished", 60, 60 * 8192)
     last = run.history.held_out[-1]
     assert (out.held_out.step, out.held_out.tokens) == (60, 60 * 8192)
-    assert (out.held_out.final, out.held_out.final_unweighted) == (
-        last.weighted_loss,
-        last.loss,
-    )
+    final = (out.held_out.final, out.held_out.final_unweighted)
+    assert final == (last.weighted_loss, last.loss)
     assert out.tokens_per_second_per_device == rate / 4
     assert out.flops_per_second == {"full": 8_000_000 * rate, "causal": 7_600_000 * rate}
     assert (out.held_out.unigram, out.held_out.rising) == (None, None)
@@ -54,114 +43,89 @@ def test_a_killed_run_speaks_through_its_journal(write_run):
 
 
 def test_a_run_killed_before_its_first_evaluation_has_the_untrained_loss_as_such(write_run):
-    out = outcome_of(load_run(write_run(killed=True, lines=[held_out_line(0), step_line(1)])))
+    lines = [runs.held_out_line(0), runs.step_line(1)]
+    out = outcome_in(write_run(killed=True, lines=lines))
     assert (out.held_out.final, out.held_out.final_unweighted) == (None, None)
-    assert out.held_out.first == held_out_line(0)["weighted_loss"]
+    assert out.held_out.first == runs.held_out_line(0)["weighted_loss"]
     assert not out.held_out.by_source
 
 
 def test_an_earlier_version_stated_plain_means_whose_step_the_journal_has(write_run):
-    lines = [*map(of_an_earlier_version, history_lines(60))]
-    out = outcome_of(load_run(write_run(lines=lines, results=earlier_results_tree(60))))
-    plain = held_out_line(60)["loss"]
+    lines = [*map(runs.of_an_earlier_version, runs.history_lines(60))]
+    out = outcome_in(write_run(lines=lines, results=runs.earlier_results_tree(60)))
+    plain = runs.held_out_line(60)["loss"]
     assert (out.held_out.final, out.held_out.final_unweighted) == (None, plain)
     assert (out.held_out.unigram, out.held_out.unigram_unweighted) == (None, 6.6)
     assert (out.held_out.step, out.held_out.rising) == (60, False)
 
 
 def test_what_an_earlier_version_called_final_before_training_is_not(write_run):
-    lines = [of_an_earlier_version(held_out_line(0)), step_line(1)]
-    untrained = held_out_line(0)["loss"]
-    results = earlier_results_tree(1, first=untrained, final=untrained, slope_last_quarter=0.0)
-    out = outcome_of(load_run(write_run(lines=lines, results=results)))
+    lines = [runs.of_an_earlier_version(runs.held_out_line(0)), runs.step_line(1)]
+    untrained = runs.held_out_line(0)["loss"]
+    results = runs.earlier_results_tree(
+        1, first=untrained, final=untrained, slope_last_quarter=0.0
+    )
+    out = outcome_in(write_run(lines=lines, results=results))
     assert (out.held_out.first_unweighted, out.held_out.final_unweighted) == (untrained, None)
     assert (out.held_out.step, out.held_out.rising) == (None, None)
     assert not out.held_out.by_source
 
 
 def test_a_run_killed_before_its_first_step_has_no_figures(write_run):
-    out = outcome_of(load_run(write_run(killed=True, lines=[])))
-    assert (out.steps, out.tokens, out.training_loss, out.tokens_per_second) == (
-        0,
-        0,
-        None,
-        None,
-    )
-    assert out.flops_per_second == {}
-    assert (out.seconds, out.device_hours) == (None, None)
+    out = outcome_in(write_run(killed=True, lines=[]))
+    assert (out.steps, out.tokens, out.flops_per_second) == (0, 0, {})
+    figures = (out.training_loss, out.tokens_per_second, out.seconds, out.device_hours)
+    assert figures == (None, None, None, None)
 
 
 def test_losses_that_are_no_number_are_counted(write_run):
-    folder = write_run(lines=[])
-    line = (
-        '{"kind": "step", "step": 1, "tokens": 1, "loss": NaN, "lr": 0, "gradient_norm": 0,'
-        ' "auxiliary_loss": 0, "expert_load": 1, "loss_scale": 1,'
-        ' "seconds": 1, "tokens_per_second": 1, "time": 1}\n'
-    )
-    (folder / "metrics.jsonl").write_text(line)
-    (entry,) = load_entries([folder])
+    (entry,) = outcome.load_entries([write_run(lines=[runs.step_line(1, loss=math.nan)])])
     assert count_incidents(entry)["steps with a non-finite loss"] == "1"
 
 
 def test_refuses_a_folder_that_is_no_run(tmp_path):
     with pytest.raises(RecipeError, match=r"not a run folder: recipe\.json is missing"):
-        load_run(tmp_path)
-
-
-@pytest.mark.parametrize("file", ["derived.json", "environment.json"])
-def test_refuses_a_folder_that_was_not_copied_whole(write_run, file):
-    folder = write_run()
-    (folder / file).unlink()
-    with pytest.raises(RecipeError, match=rf"{file}: is missing"):
-        load_run(folder)
+        outcome.load_run(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("file", "text", "problem"),
     [
-        ("{", "is not JSON: Expecting property name"),
-        ("[1]", "is a list, not a mapping"),
-        (json.dumps({"status": "finished"}), None),
+        ("derived.json", None, r"derived\.json: is missing"),
+        ("environment.json", None, r"environment\.json: is missing"),
+        ("results.json", "{", "is not JSON: Expecting property name"),
+        ("results.json", "[1]", "is a list, not a mapping"),
+        (
+            "recipe.json",
+            '{"name": "x", "description": "y", "scale": {}, "cluster": {}}',
+            r"recipe\.json: model is missing; parallelism is missing; budget is missing; "
+            "scale.name is missing",
+        ),
     ],
 )
-def test_refuses_results_that_are_no_mapping(write_run, text, problem):
+def test_refuses_files_that_are_missing_or_damaged(write_run, file, text, problem):
     folder = write_run()
-    (folder / "results.json").write_text(text)
-    if problem is None:
-        assert load_run(folder).results == {"status": "finished"}
-        return
+    (folder / file).unlink()
+    if text is not None:
+        (folder / file).write_text(text)
     with pytest.raises(RecipeError, match=problem):
-        load_run(folder)
+        outcome.load_run(folder)
 
 
-def test_refuses_a_recipe_without_its_heading(write_run):
-    folder = write_run()
-    (folder / "recipe.json").write_text(
-        '{"name": "x", "description": "y", "scale": {}, "cluster": {}}'
-    )
-    missing = (
-        "model is missing; parallelism is missing; budget is missing; scale.name is missing"
-    )
-    with pytest.raises(RecipeError, match=rf"recipe\.json: {missing}"):
-        load_run(folder)
-
-
-def test_refuses_a_report_on_nothing():
+def test_refuses_a_report_on_nothing_and_on_a_run_twice(write_run):
     with pytest.raises(RecipeError, match="runs: the list is empty"):
-        load_entries([])
-
-
-def test_refuses_the_same_run_twice(write_run):
+        outcome.load_entries([])
     folder = write_run()
     with pytest.raises(RecipeError, match=r"lists .* twice"):
-        load_entries([folder, folder / ".." / folder.name])
+        outcome.load_entries([folder, folder / ".." / folder.name])
 
 
 def test_labels_are_as_short_as_telling_the_runs_apart_allows():
-    assert short_labels([Path("/home/ada/runs/a"), Path("/home/ada/runs/b")]) == ("a", "b")
-    assert short_labels([Path("/x/one/a"), Path("/x/two/a")]) == ("one/a", "two/a")
-    assert short_labels([Path("/home/ada/runs/a")]) == ("a",)
+    assert outcome.short_labels([Path("/home/ada/a"), Path("/home/ada/b")]) == ("a", "b")
+    assert outcome.short_labels([Path("/x/one/a"), Path("/x/two/a")]) == ("one/a", "two/a")
+    assert outcome.short_labels([Path("/home/ada/runs/a")]) == ("a",)
 
 
 def test_flat_keeps_empty_mappings_as_values():
-    assert flatten_tree({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "a.c": {}, "d": [1]}
+    flat = outcome.flatten_tree({"a": {"b": 1, "c": {}}, "d": [1]})
+    assert flat == {"a.b": 1, "a.c": {}, "d": [1]}

@@ -7,33 +7,29 @@ import pytest
 from components.report import figure_tables, tables
 from components.report.outcome import load_entries
 from components.report.tables import key_figures
-from components.terminal import create_console
-from tests.components.report.conftest import (
-    derived_tree,
-    held_out_line,
-    mark_line,
-    recipe_tree,
-    results_tree,
-    step_line,
-)
+from tests.components.report import conftest as given
 
 
 @pytest.fixture
 def two_runs(write_run):
     first = write_run("a")
-    entry = load_entries([first])[0]
-    wider = dict(entry.run.recipe["model"], dim=256)
-    recipe = dict(
-        entry.run.recipe,
-        model=wider,
-        description="another",
-        scale={"name": "full", "shrink": "none"},
-    )
+    recipe = given.recipe_tree() | {"description": "another"}
+    recipe["model"]["dim"], recipe["scale"] = 256, {"name": "full", "shrink": "none"}
     return [first, write_run("b", recipe=recipe, killed=True)]
 
 
 def _rows(grid):
     return {row[0]: row[1:] for row in grid.rows}
+
+
+def _summary(runs):
+    """Return the cells of the terminal's table of runs by their column."""
+    table = tables.terminal_table(tables.summary_grid(load_entries(runs)))
+    return {column.header: list(column.cells) for column in table.columns}
+
+
+def _cards(run):
+    return {card.title: card for card in key_figures(load_entries([run])[0])}
 
 
 def test_only_overrides_that_differ_are_listed(two_runs):
@@ -47,31 +43,25 @@ def test_only_overrides_that_differ_are_listed(two_runs):
 
 
 def test_a_key_that_one_recipe_lacks_differs(write_run):
-    first = write_run("a")
-    recipe = dict(load_entries([first])[0].run.recipe)
+    recipe = given.recipe_tree()
     del recipe["optimizer"]
-    entries = load_entries([first, write_run("b", recipe=recipe)])
+    entries = load_entries([write_run("a"), write_run("b", recipe=recipe)])
     assert tables.differing_keys(entries)["optimizer.lr"] == ("3e-05", "—")
 
 
 def test_summary_has_one_row_a_run(two_runs):
-    table = tables.terminal_table(tables.summary_grid(load_entries(two_runs)))
-    assert table.row_count == 2
-    columns = {column.header: list(column.cells) for column in table.columns}
-    assert columns["differs in"][1] == (
-        "model.dim=256, scale.name=full, scale.shrink.dim=—, scale.shrink=none"
-    )
+    columns = _summary(two_runs)
+    differs = "model.dim=256, scale.name=full, scale.shrink.dim=—, scale.shrink=none"
+    assert columns["differs in"][1:] == [differs]
     assert columns["status"] == ["finished", "unfinished"]
     assert columns["held-out loss, weighted"] == ["2.535", "2.535"]
     assert columns["held-out loss, plain mean"] == ["2.715", "2.715"]
 
 
 def test_the_summary_says_where_a_run_went_on_after_its_last_evaluation(write_run):
-    lines = [held_out_line(0), step_line(1), held_out_line(1), step_line(2)]
-    table = tables.terminal_table(
-        tables.summary_grid(load_entries([write_run(lines=lines, killed=True)]))
-    )
-    columns = {column.header: list(column.cells) for column in table.columns}
+    before, after = given.held_out_line(0), given.held_out_line(1)
+    lines = [before, given.step_line(1), after, given.step_line(2)]
+    columns = _summary([write_run(lines=lines, killed=True)])
     assert columns["held-out loss, weighted"] == ["8.314 at step 1"]
 
 
@@ -79,27 +69,12 @@ def test_many_differing_keys_are_counted_and_those_that_the_user_named_come_firs
     runs = []
     for place, name in enumerate(("a", "b")):
         model = {f"key_{number}": place for number in range(9)}
-        run = write_run(name, recipe=recipe_tree() | {"model": model})
+        run = write_run(name, recipe=given.recipe_tree() | {"model": model})
         command = {"command": ["python", "run.py", f"model.key_7={place}"]}
         (run / "environment.json").write_text(json.dumps(command))
         runs.append(run)
     grid = tables.summary_grid(load_entries(runs))
     assert grid.rows[1][1] == ("model.key_7=1, model.key_0=1, model.key_1=1, and 6 more keys")
-
-
-def test_flop_rates_that_all_runs_have_are_said_once(two_runs):
-    grid = tables.flops_grid(load_entries(two_runs))
-    assert grid.columns == ("", "a", "b")
-    assert dict(grid.alike)["one token, full attention"] == "8.00 MFLOP"
-    assert dict(grid.alike)["one token, causal attention"] == "7.60 MFLOP"
-
-
-def test_summary_shows_brackets_as_they_are(write_run):
-    table = tables.terminal_table(tables.summary_grid(load_entries([write_run("[red]run")])))
-    out = create_console(width=200)
-    with out.capture() as captured:
-        out.print(table)
-    assert "[red]run" in captured.get()
 
 
 def test_published_figures_stand_beside_the_same_quantity_only(write_run):
@@ -111,11 +86,12 @@ def test_published_figures_stand_beside_the_same_quantity_only(write_run):
 
 
 def test_groups_of_published_figures_are_walked(write_run):
-    recipe = dict(load_entries([write_run("a")])[0].run.recipe)
-    recipe["published"] = {"run": {"steps": {"value": 9, "unit": "steps", "source": "s"}}}
-    recipe["published"]["active_parameters"] = {"value": 2, "unit": "", "source": "s"}
+    steps = {"value": 9, "unit": "steps", "source": "s"}
+    active = {"value": 2, "unit": "", "source": "s"}
+    published = {"run": {"steps": steps}, "active_parameters": active}
+    recipe = given.recipe_tree() | {"published": published}
     rows = _rows(figure_tables.published_grid(load_entries([write_run("b", recipe=recipe)])))
-    active = derived_tree()["parameters"]["active"]
+    active = given.derived_tree()["parameters"]["active"]
     beside = {"active parameters": ("2", "s", f"{active:,} parameters")}
     assert rows == {"run: steps": ("9 steps", "s", "60")} | beside
 
@@ -128,58 +104,54 @@ def test_a_miniature_is_named_at_the_head_of_its_column(two_runs):
 def test_device_hours_are_those_of_all_processes_not_of_the_last_one(write_run):
     """By hand: 2 s to start, a step of 3 s; after a gap of 100 s 4 s to resume, and 3 s."""
     lines = [
-        mark_line("start", 0) | {"time": 102.0, "seconds": 2.0},
-        step_line(1) | {"time": 105.0, "seconds": 3.0},
-        mark_line("resume", 1) | {"time": 209.0, "seconds": 4.0},
-        step_line(2) | {"time": 212.0, "seconds": 3.0},
+        given.mark_line("start", 0) | {"time": 102.0, "seconds": 2.0},
+        given.step_line(1) | {"time": 105.0, "seconds": 3.0},
+        given.mark_line("resume", 1) | {"time": 209.0, "seconds": 4.0},
+        given.step_line(2) | {"time": 212.0, "seconds": 3.0},
     ]
-    recipe = recipe_tree()
-    recipe["published"] = {
-        name: {"value": 1, "unit": "", "source": "card"} for name in ("device_hours", "days")
-    }
-    run = write_run(recipe=recipe, lines=lines, results=results_tree(2) | {"seconds": 7.0})
-    (entry,) = load_entries([run])
-    rows = _rows(figure_tables.published_grid([entry]))
+    figure = {"value": 1, "unit": "", "source": "card"}
+    recipe = given.recipe_tree() | {"published": {"device_hours": figure, "days": figure}}
+    run = write_run(
+        recipe=recipe, lines=lines, results=given.results_tree(2) | {"seconds": 7.0}
+    )
+    rows = _rows(figure_tables.published_grid(load_entries([run])))
     held = 2 + 3 + 4 + 3
     assert rows["device hours"][2] == f"{held * 4 / 3600:.4g} h"
     assert rows["days"][2] == f"{held / 86400:.4g} d"
-    cards = {card.title: card for card in key_figures(entry)}
-    assert cards["steps"].notes == ("of 60 planned", "in 12.0 s")
+    assert _cards(run)["steps"].notes == ("of 60 planned", "in 12.0 s")
 
 
 @pytest.mark.parametrize(("ranks", "said"), [(1, "1 rank on cpu"), (4, "4 ranks on cpu")])
 def test_one_rank_is_one(write_run, ranks, said):
     run = write_run()
-    (run / "derived.json").write_text(json.dumps(derived_tree() | {"ranks": ranks}))
-    cards = {card.title: card for card in key_figures(load_entries([run])[0])}
-    assert cards["tokens per second"].notes[1].endswith(f"; {said}")
+    (run / "derived.json").write_text(json.dumps(given.derived_tree() | {"ranks": ranks}))
+    assert _cards(run)["tokens per second"].notes[1].endswith(f"; {said}")
 
 
 def test_a_run_of_another_recipe_leaves_foreign_figures_blank(write_run):
-    first = write_run("a")
-    recipe = dict(load_entries([first])[0].run.recipe, published={})
-    rows = _rows(
-        figure_tables.published_grid(load_entries([first, write_run("b", recipe=recipe)]))
-    )
+    other = write_run("b", recipe=given.recipe_tree() | {"published": {}})
+    rows = _rows(figure_tables.published_grid(load_entries([write_run("a"), other])))
     assert rows["parameters"][-2:] == ("1,234,567 parameters", "—")
 
 
 def test_assumed_values_carry_their_reason_and_their_run(write_run):
     first = write_run("a")
-    alone = figure_tables.assumed_grid(load_entries([first]))
     row = ("schedule.warmup_tokens", "2,000,000", "no source says")
-    assert alone.rows == [row]
-    recipe = dict(load_entries([first])[0].run.recipe, assumed={})
-    both = figure_tables.assumed_grid(load_entries([first, write_run("b", recipe=recipe)]))
-    assert both.rows == [(*row, "a")]
+    assert figure_tables.assumed_grid(load_entries([first])).rows == [row]
+    other = write_run("b", recipe=given.recipe_tree() | {"assumed": {}})
+    assert figure_tables.assumed_grid(load_entries([first, other])).rows == [(*row, "a")]
 
 
 def test_flop_rates_are_given_under_both_conventions(write_run):
-    rows = _rows(tables.flops_grid(load_entries([write_run()])))
-    assert rows["one token, full attention"] == ("8.00 MFLOP",)
-    assert rows["one token, causal attention"] == ("7.60 MFLOP",)
-    assert rows["one device, full attention"] == ("32.8 GFLOP/s",)
-    assert rows["one device, causal attention"] == ("31.1 GFLOP/s",)
+    runs = [write_run("a"), write_run("b")]
+    rows = _rows(tables.flops_grid(load_entries(runs[:1])))
+    both = tables.flops_grid(load_entries(runs))
+    assert both.columns == ("", "a", "b")
+    for name, token, device in (("full", "8.00", "32.8"), ("causal", "7.60", "31.1")):
+        assert rows[f"one token, {name} attention"] == (f"{token} MFLOP",)
+        assert rows[f"one device, {name} attention"] == (f"{device} GFLOP/s",)
+        # What all runs have is said once.
+        assert dict(both.alike)[f"one token, {name} attention"] == f"{token} MFLOP"
 
 
 def test_of_the_environment_what_is_the_same_is_said_once(two_runs):
@@ -201,8 +173,6 @@ def test_incidents_count_kills_and_resumes(write_run):
 
 def test_key_figures_name_active_parameters(write_run):
     folder = write_run()
-    derived = '{"parameters": {"total": 2000000, "active": 500000}, "tokens_per_step": 8192,'
-    rest = '"steps": 60, "ranks": 4, "flops_per_token": {"full": 2, "causal": 1}}'
-    (folder / "derived.json").write_text(derived + rest)
-    cards = {card.title: card for card in key_figures(load_entries([folder])[0])}
-    assert cards["parameters"].notes == ("2,000,000", "500 k active per token")
+    derived = given.derived_tree() | {"parameters": {"total": 2_000_000, "active": 500_000}}
+    (folder / "derived.json").write_text(json.dumps(derived))
+    assert _cards(folder)["parameters"].notes == ("2,000,000", "500 k active per token")

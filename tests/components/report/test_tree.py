@@ -16,17 +16,10 @@ STEP = TOKENS_PER_STEP
 
 def node(folder: Path, kind: str, begin: int, **more: object) -> PlacedNode:
     """Give a node that begins after so many steps."""
-    tokens = begin * STEP
     fresh = PlacedNode(
-        name=folder.name,
-        kind=kind,
-        of=None,
-        begins=(tokens,),
-        ends=tokens + 60 * STEP,
-        added=0,
-        state="finished",
-        folder=folder,
-    )
+        name=folder.name, kind=kind, of=None, begins=(begin * STEP,),
+        ends=(begin + 60) * STEP, added=0, state="finished", folder=folder,
+    )  # fmt: skip
     return replace(fresh, **more)  # type: ignore[arg-type]  # of the kinds above
 
 
@@ -57,18 +50,14 @@ def points_of(page: str) -> dict[str, list[float]]:
     return {curve["name"]: curve["x"] for curve in curves if isinstance(curve["x"], list)}
 
 
-def test_curves_of_weights_alone_are_joined_where_their_parent_was_left(
-    trunk: PlacedNode, nodes: list[PlacedNode]
-) -> None:
+def test_curves_begin_where_their_parent_was_left(trunk: PlacedNode, nodes) -> None:
     page = write_tree(trunk, nodes, trunk.folder / "tree.html").read_text("utf-8")
     found = points_of(page)
     assert found["trunk"] == found["cooled"] == [step * STEP for step in range(0, 61, 10)]
     assert found["long"] == [(50 + step) * STEP for step in range(0, 61, 10)]
 
 
-def test_every_node_has_a_row_and_a_place_in_the_drawing(
-    trunk: PlacedNode, nodes: list[PlacedNode]
-) -> None:
+def test_every_node_has_a_row_and_a_place_in_the_drawing(trunk: PlacedNode, nodes) -> None:
     folders = [one.folder for one in (trunk, *nodes) if one.has_run_folder]
     entries = [replace(one, label=one.run.folder.name) for one in load_entries(folders)]
     rows = {row[0]: row[1:] for row in tree_grid([trunk, *nodes], entries).rows}
@@ -89,16 +78,13 @@ def test_every_node_has_a_row_and_a_place_in_the_drawing(
 
 
 def test_a_merge_is_told_from_a_run_that_has_not_finished(trunk: PlacedNode) -> None:
-    assert load_entries([trunk.folder])[0].outcome.status == "finished"
     (trunk.folder / "results.json").unlink()
     assert load_entries([trunk.folder])[0].outcome.status == "unfinished"
     (trunk.folder / "merge.json").write_text("{}")
     assert load_entries([trunk.folder])[0].outcome.status == "merged"
 
 
-def test_a_repeated_evaluation_of_many_checkpoints_names_the_first_ones(
-    trunk: PlacedNode,
-) -> None:
+def test_an_evaluation_of_many_checkpoints_names_the_first_ones(trunk: PlacedNode) -> None:
     many = node(trunk.folder / "many", "evaluate", 0, begins=(1, 2, 3, 4, 5))
     [row] = tree_grid([many], []).rows
     assert row[3] == "1, 2, 3 and 2 more"

@@ -35,9 +35,7 @@ def fitted() -> tuple[RunLosses, Law]:
     return runs, fit_law(runs)
 
 
-def test_the_minimum_is_that_of_the_replication(
-    fitted: tuple[RunLosses, Law],
-) -> None:
+def test_the_minimum_is_that_of_the_replication(fitted: tuple[RunLosses, Law]) -> None:
     _, law = fitted
     assert law.objective == pytest.approx(0.0010182740, abs=1e-9)
     found = (law.E, law.alpha, law.beta)
@@ -60,9 +58,7 @@ def test_the_published_constants_are_within_5_per_cent(fitted: tuple[RunLosses, 
         (6.0073404, 6.0179186, 0.5267228, 0.33917084, 0.2849083, 0.0012312),
     ],
 )
-def test_hoffmanns_constants_have_the_objective_that_is_known(
-    a: float, b: float, e: float, alpha: float, beta: float, value: float
-) -> None:
+def test_hoffmanns_constants_have_the_known_objective(a, b, e, alpha, beta, value) -> None:
     found, _ = compute_objective(np.array([a, b, e, alpha, beta]), chinchilla())
     assert found == pytest.approx(value, abs=1e-7)
 
@@ -82,9 +78,7 @@ def test_the_optimum_at_chinchillas_flops(fitted: tuple[RunLosses, Law]) -> None
     assert hoffmann.find_optimum(5.76e23).parameters == pytest.approx(32.2e9, rel=2e-3)
 
 
-def test_deviations_of_the_bootstrap_are_those_of_the_replication(
-    fitted: tuple[RunLosses, Law],
-) -> None:
+def test_the_bootstrap_deviates_as_the_replication(fitted: tuple[RunLosses, Law]) -> None:
     """Of 4,000 bootstraps they print 0.0257, 0.0154 and 0.0206."""
     laws = drawn_laws(*fitted)
     found = [np.std([getattr(one, key) for one in laws]) for key in ("E", "alpha", "beta")]
@@ -94,37 +88,22 @@ def test_deviations_of_the_bootstrap_are_those_of_the_replication(
     assert np.std(exponents) == pytest.approx(0.019, abs=0.004)
 
 
-@pytest.mark.parametrize(
-    ("column", "constants", "predicted", "actual", "error"),
-    [
-        ("c4_loss", (2.5244, 3.5109, 0.1036, 0.1620, 0.9344), 2.3443873, 2.4378760, -0.03835),
-        (
-            "hellaswag_val_bpb",
-            (2.4187, 4.1005, 0.1955, 0.2565, 0.5019),
-            0.6531766,
-            0.6609339,
-            -0.01174,
-        ),
-        (
-            "mmlu_test_bpb",
-            (3.6394, 4.6061, 0.2262, 0.2361, 0.4541),
-            0.7501562,
-            0.7488274,
-            0.00177,
-        ),
-        (
-            "arc_challenge_test_bpb",
-            (13.463, 3.6492, 0.7877, 0.1970, 0.6546),
-            0.7833239,
-            0.7157248,
-            0.09446,
-        ),
-    ],
-)
-def test_olmos_ladder_predicts_what_its_authors_predict(
-    column: str, constants: tuple[float, ...], predicted: float, actual: float, error: float
-) -> None:
+# Column; log A, log B, alpha, beta and E; the loss that they predict, what it was, the error.
+OLMO_LADDER = """
+c4_loss                  2.5244 3.5109 0.1036 0.1620 0.9344  2.3443873 2.4378760 -0.03835
+hellaswag_val_bpb        2.4187 4.1005 0.1955 0.2565 0.5019  0.6531766 0.6609339 -0.01174
+mmlu_test_bpb            3.6394 4.6061 0.2262 0.2361 0.4541  0.7501562 0.7488274  0.00177
+arc_challenge_test_bpb  13.463  3.6492 0.7877 0.1970 0.6546  0.7833239 0.7157248  0.09446
+"""
+LINES = OLMO_LADDER.strip().splitlines()
+
+
+@pytest.mark.quick("c4_loss")
+@pytest.mark.parametrize("line", LINES, ids=[line.split()[0] for line in LINES])
+def test_olmos_ladder_predicts_what_its_authors_predict(line: str) -> None:
     """ArXiv 2412.04403; their L-BFGS-B stops up to 3e-6 of the loss before the minimum."""
+    column, *numbers = line.split()
+    *constants, predicted, actual, error = map(float, numbers)
     table = rows("olmo_ladder_points")
 
     def point(row: dict[str, str]) -> tuple[float, float, float]:
@@ -147,9 +126,7 @@ def test_olmos_ladder_predicts_what_its_authors_predict(
         ("transformer_only", 0.6965, 0.4058),
     ],
 )
-def test_which_parameters_are_counted_decides_the_exponents_of_nanochat(
-    counting: str, of_parameters: float, of_tokens: float
-) -> None:
+def test_the_counting_decides_nanochat_s_exponents(counting, of_parameters, of_tokens) -> None:
     table = [row for row in rows("nanochat_isoflop_optima") if row["counting"] == counting]
     flops = [float(row["flops"]) for row in table]
     for key, exponent in (("parameters", of_parameters), ("tokens", of_tokens)):

@@ -8,35 +8,25 @@ import pytest
 from components.errors import RecipeError
 from components.tracking.run_export import RunExport, read_run_export
 from tests.components.report.conftest import mark_line
-from tests.components.tracking.runs import (
-    AGAIN,
-    START,
-    STEPS,
-    Points,
-    held_out_line,
-    points_of,
-    step_line,
-    write_run,
-)
+from tests.components.tracking import runs
+from tests.components.tracking.runs import AGAIN, START, STEPS, points_of, step_line, write_run
 
 
-def told_points(told: RunExport) -> Points:
-    return {
-        (key, row.step, value) for row in told.metrics_rows for key, value in row.values.items()
-    }
+def told_points(told: RunExport) -> runs.Points:
+    rows = told.metrics_rows
+    return {(key, row.step, value) for row in rows for key, value in row.values.items()}
 
 
 def test_every_figure_of_every_line_is_told(tmp_path: Path) -> None:
-    run_export = read_run_export(
-        write_run(tmp_path / "run", [*START, *STEPS], status="finished")
-    )
+    folder = write_run(tmp_path / "run", [*START, *STEPS], status="finished")
+    run_export = read_run_export(folder)
     assert told_points(run_export) == points_of([*START, *STEPS])
     assert [row.time for row in run_export.metrics_rows] == [1, 2, 3, 4, 5, 6]
     assert (run_export.name, run_export.status, run_export.began) == ("run", "finished", 0.0)
 
 
 def test_trackers_get_nan_where_a_line_has_null(tmp_path: Path) -> None:
-    held_out = held_out_line(2) | {"loss": None, "by_source": {"eu": None}}
+    held_out = runs.held_out_line(2) | {"loss": None, "by_source": {"eu": None}}
     lines = [*START, step_line(1) | {"loss": None}, held_out]
     run_export = read_run_export(write_run(tmp_path / "run", lines))
     by_step = {row.step: row.values for row in run_export.metrics_rows}
@@ -56,10 +46,9 @@ def test_of_steps_taken_twice_the_last_are_told_in_their_order(tmp_path: Path) -
 
 def test_the_id_outlives_a_resume_in_another_layout_and_a_copy(tmp_path: Path) -> None:
     before = read_run_export(write_run(tmp_path / "run", [*START, *STEPS]))
-    moved = ("checkpoint.keep=9", "tracking=wandb")
-    after = read_run_export(
-        write_run(tmp_path / "copy", [*START, *STEPS, mark_line("resume", 5)], *moved)
-    )
+    lines = [*START, *STEPS, mark_line("resume", 5)]
+    moved = write_run(tmp_path / "copy", lines, "checkpoint.keep=9", "tracking=wandb")
+    after = read_run_export(moved)
     assert after.id == before.id
     assert after.facts["fingerprint"] == before.facts["fingerprint"]
 

@@ -12,15 +12,8 @@ from components.report.outcome import flatten_tree
 from components.tracking import to_mlflow
 from components.tracking.run_export import read_run_export
 from tests.components.report.conftest import mark_line
-from tests.components.tracking.runs import (
-    AGAIN,
-    START,
-    STEPS,
-    Points,
-    points_of,
-    step_line,
-    write_run,
-)
+from tests.components.tracking import runs
+from tests.components.tracking.runs import AGAIN, START, STEPS, points_of, step_line, write_run
 
 pytestmark = [
     pytest.mark.long,  # seconds of imports
@@ -68,15 +61,12 @@ def points(found: Any, store: str) -> list[tuple[str, int, float]]:
     ]
 
 
-def once(listed: list[tuple[str, int, float]]) -> Points:
+def once(listed: list[tuple[str, int, float]]) -> runs.Points:
     assert len(set(listed)) == len(listed), "something was sent twice"
     return set(listed)
 
 
-@pytest.mark.long
-def test_a_run_that_goes_on_gets_what_is_new(
-    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_goes_on_gets_what_is_new(tmp_path: Path, store: str, monkeypatch) -> None:
     monkeypatch.setattr(to_mlflow, "MOST_METRICS", 25)  # several requests
     begun = [*START, *STEPS[:2]]
     first = send(write_run(tmp_path / "run", begun), store)
@@ -90,10 +80,7 @@ def test_a_run_that_goes_on_gets_what_is_new(
     assert (last.info.status, last.info.end_time) == ("FINISHED", 6_000)
 
 
-@pytest.mark.long
-def test_a_request_that_breaks_off_is_made_up_for(
-    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_breaks_off_is_made_up_for(tmp_path, store: str, monkeypatch) -> None:
     from mlflow import MlflowClient
 
     folder = write_run(tmp_path / "run", [*START, *STEPS])
@@ -111,27 +98,22 @@ def test_a_request_that_breaks_off_is_made_up_for(
     assert once(points(send(folder, store), store)) == points_of([*START, *STEPS])
 
 
-def test_what_was_sent_and_is_taken_again_stays_beside_the_new(
-    tmp_path: Path, store: str
-) -> None:
+def test_steps_taken_again_stay_beside_those_sent_before(tmp_path: Path, store: str) -> None:
     send(write_run(tmp_path / "run", [*START, *STEPS]), store)
     both = [*START, *STEPS, *AGAIN]
     found = points(send(write_run(tmp_path / "run", both), store), store)
     assert set(found) == points_of(both)
-    assert [value for name, step, value in found if (name, step) == ("loss", 4)] == [
-        STEPS[3]["loss"],
-        AGAIN[1]["loss"],
-    ]
+    losses = [value for name, step, value in found if (name, step) == ("loss", 4)]
+    assert losses == [STEPS[3]["loss"], AGAIN[1]["loss"]]
 
 
 def test_the_recipe_is_there_and_what_a_move_changed(tmp_path: Path, store: str) -> None:
     folder = write_run(tmp_path / "run", [*START, *STEPS])
     run_export = read_run_export(folder)
     found = send(folder, store)
-    assert found.data.params.keys() == flatten_tree(run_export.recipe).keys()
-    assert found.data.params["budget.total_tokens"] == str(
-        run_export.recipe["budget"]["total_tokens"]
-    )
+    recipe = flatten_tree(run_export.recipe)
+    assert found.data.params.keys() == recipe.keys()
+    assert found.data.params["budget.total_tokens"] == str(recipe["budget.total_tokens"])
     assert found.data.tags["kochbuch.fingerprint"] == run_export.facts["fingerprint"]
     assert found.data.tags["kochbuch.commit"] == "0123abc"
     moved = [*START, *STEPS, mark_line("resume", 5), step_line(6)]

@@ -1,6 +1,7 @@
 """What W&B's own program reads in the folder and uploads, against the lines of a run."""
 
 import json
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -16,16 +17,9 @@ from components.run.folder import existing_run_folder
 from components.tracking import to_wandb
 from components.tracking.run_export import RunExport, read_run_export
 from tests.cluster.staging.test_install import HAS_NAMESPACES, OFFLINE
+from tests.components.tracking import runs
 from tests.components.tracking.fake_wandb import Received, wandb_server
-from tests.components.tracking.runs import (
-    AGAIN,
-    START,
-    STEPS,
-    Line,
-    Points,
-    points_of,
-    write_run,
-)
+from tests.components.tracking.runs import AGAIN, START, STEPS, points_of, write_run
 
 pytestmark = [
     pytest.mark.long,  # seconds of imports
@@ -45,12 +39,12 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_X_GRAPHQL_RETRY_MAX", "0")
 
 
-def write(folder: Path, lines: list[Line]) -> tuple[RunExport, Path]:
+def write(folder: Path, lines: list[runs.Line]) -> tuple[RunExport, Path]:
     run_export = read_run_export(write_run(folder, lines))
     return run_export, to_wandb.write_offline_run(run_export, SECTION, folder)
 
 
-def received_points(server: Received, run: str) -> Points:
+def received_points(server: Received, run: str) -> runs.Points:
     return {
         (key, row["_step"], value)
         for row in server.history[run]
@@ -59,10 +53,7 @@ def received_points(server: Received, run: str) -> Points:
     }
 
 
-@pytest.mark.long
-def test_wandb_sync_uploads_all_and_a_second_time_replaces_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_sync_uploads_all_and_then_replaces_it(tmp_path: Path, monkeypatch) -> None:
     folder = tmp_path / "run"
     with wandb_server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
@@ -102,9 +93,7 @@ def test_links_to_wandb_s_own_cache_lock_nobody_out_of_the_run(tmp_path: Path) -
     assert existing_run_folder(folder, "resume").path == folder
 
 
-def test_in_wandb_dir_other_runs_are_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_wandb_dir_other_runs_are_left_alone(tmp_path: Path, monkeypatch) -> None:
     own = tmp_path / "mine"
     other = own / "wandb" / "offline-run-20260101_000000-other"
     other.mkdir(parents=True)
@@ -123,10 +112,8 @@ def run_python(program: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("mode", ["offline", "dryrun", "disabled"])
-def test_what_the_environment_forbids_to_upload_is_not_uploaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
+@pytest.mark.parametrize("mode", ["offline", "disabled"])
+def test_a_mode_without_upload_is_obeyed(tmp_path: Path, monkeypatch, mode: str) -> None:
     folder = write_run(tmp_path / "run", [*START, *STEPS])
     monkeypatch.setenv("WANDB_MODE", mode)
     program = "import sys; from command.main import main; sys.exit(main(sys.argv[1:]))"
@@ -141,26 +128,25 @@ def test_what_the_environment_forbids_to_upload_is_not_uploaded(
     assert (folder / "wandb").exists() == (mode != "disabled")
 
 
-@pytest.mark.parametrize("mode", ["online", None])
-def test_without_such_a_mode_runs_are_uploaded(
-    monkeypatch: pytest.MonkeyPatch, mode: str | None
-) -> None:
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("online", "online\n"),
+        (None, "online\n"),
+        ("dryrun", "offline\n"),
+        ("nonsense", "RecipeError: tracking.wandb: .*\n.*set WANDB_MODE to online, offline or"),
+    ],
+)
+def test_the_mode_is_that_of_the_environment(monkeypatch, mode: str | None, said: str) -> None:
     monkeypatch.delenv("WANDB_MODE", raising=False)
     if mode is not None:
         monkeypatch.setenv("WANDB_MODE", mode)
     program = "from components.tracking.to_wandb import upload_mode; print(upload_mode())"
-    assert run_python(program).stdout == "online\n"
-
-
-def test_a_mode_that_wandb_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", "nonsense")
-    program = "from components.tracking.to_wandb import upload_mode; upload_mode()"
     ended = run_python(program)
-    assert "RecipeError: tracking.wandb: " in ended.stderr
-    assert "set WANDB_MODE to online, offline or disabled" in ended.stderr
+    assert re.search(said, ended.stdout + ended.stderr)
+    assert (ended.stdout == said) == (mode != "nonsense")
 
 
-@pytest.mark.long
 @pytest.mark.skipif(not HAS_NAMESPACES, reason="no network namespace can be made here")
 def test_the_folder_is_written_where_there_is_no_network_at_all(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*START, *STEPS])
@@ -175,10 +161,7 @@ def test_the_folder_is_written_where_there_is_no_network_at_all(tmp_path: Path) 
     assert len(list((folder / "wandb").glob("offline-run-*/run-*.wandb"))) == 1
 
 
-@pytest.mark.long
-def test_who_is_not_logged_in_is_told_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_who_is_not_logged_in_is_told_so(tmp_path: Path, monkeypatch, capfd) -> None:
     monkeypatch.delenv("WANDB_API_KEY")
     _, written = write(tmp_path / "run", [*START, *STEPS])
     with pytest.raises(RecipeError, match=r"tracking\.wandb: W&B did not .*\n.*wandb login"):
@@ -188,9 +171,7 @@ def test_who_is_not_logged_in_is_told_so(
     assert said.out == ""
 
 
-def test_a_server_that_refuses_is_no_success(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_refuses_is_no_success(tmp_path: Path, monkeypatch, capfd) -> None:
     _, written = write(tmp_path / "run", [*START, *STEPS])
     with wandb_server(status=404) as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)

@@ -1,15 +1,12 @@
-"""What a run was trained on, from the card beside its data."""
+"""What a run was trained on, from the card beside its data; the mixture, promised and drawn."""
 
 import json
 from pathlib import Path
 
-import pytest
-
-from components.report.data_card import data_grid, data_sections
+from components.report.data_card import data_grid, data_sections, mixture_grid
 from components.report.outcome import load_entries
-from components.report.page import write_report
 from components.run.ownership import seal_of, sign_file
-from tests.components.report.conftest import WriteRun
+from tests.components.report.conftest import WriteRun, read_report, results_tree
 
 KEY = "abcdef0123456789"
 
@@ -40,9 +37,7 @@ def trained_on(run: Path, folder: Path) -> Path:
     return run
 
 
-def test_the_card_that_another_s_run_points_to_is_not_opened(
-    write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_card_of_another_user_s_run_is_not_opened(write_run, tmp_path, monkeypatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     run = trained_on(write_run(), prepare(tmp_path / "theirs"))
@@ -54,16 +49,14 @@ def test_the_card_that_another_s_run_points_to_is_not_opened(
     assert data_sections(load_entries([inside]))[0]["cards"]
 
 
-def test_the_page_has_the_card_s_figures_and_sources(
-    write_run: WriteRun, tmp_path: Path
-) -> None:
+def test_the_page_has_the_card_s_figures_and_sources(write_run, tmp_path: Path) -> None:
     run = trained_on(write_run(), prepare(tmp_path / "walnut-mini-abc"))
     [section] = data_sections(load_entries([run]))
     assert (section["folder"], section["key"]) == ("walnut-mini-abc", KEY)
     assert section["sources"].rows[0][:4] == ("village", "4,321", "77", "12")
-    html = write_report([run], tmp_path / "report.html").read_text("utf-8")
-    assert "the mill" in html
-    assert str(tmp_path) not in html  # paths name people
+    page = read_report([run], tmp_path)
+    assert "the mill" in page.text
+    assert str(tmp_path) not in page.html  # paths name people
 
 
 def test_runs_on_the_same_data_share_a_section(write_run: WriteRun, tmp_path: Path) -> None:
@@ -77,9 +70,7 @@ def test_runs_on_the_same_data_share_a_section(write_run: WriteRun, tmp_path: Pa
     assert set(gone[3:]) == {"—"}
 
 
-def test_data_that_moved_or_changed_leave_their_key_alone(
-    write_run: WriteRun, tmp_path: Path
-) -> None:
+def test_data_that_moved_or_changed_leave_their_key_alone(write_run, tmp_path: Path) -> None:
     gone = trained_on(write_run("gone"), tmp_path / "nowhere")
     other = trained_on(write_run("other"), prepare(tmp_path / "again", key="another"))
     half = prepare(tmp_path / "half")
@@ -87,9 +78,30 @@ def test_data_that_moved_or_changed_leave_their_key_alone(
     for run in (gone, other, trained_on(write_run("half_run"), half)):
         [section] = data_sections(load_entries([run]))
         assert (section["key"], section["cards"], section["sources"].rows) == (KEY, (), ())
-    html = write_report([gone], tmp_path / "report.html").read_text("utf-8")
-    assert "The card no longer exists." in html
+    assert "The card no longer exists." in read_report([gone], tmp_path).text
+    assert data_sections(load_entries([write_run("of an older version")])) == []
 
 
-def test_a_run_of_an_older_version_has_no_section(write_run: WriteRun) -> None:
-    assert data_sections(load_entries([write_run()])) == []
+def drawn(promised: float, share: float, epochs: float) -> dict[str, float]:
+    return {"promised_share": promised, "share": share, "samples": 7, "epochs": epochs}
+
+
+def test_shares_and_epochs_of_every_source_stand_in_a_row(write_run: WriteRun) -> None:
+    mixture = {"de": drawn(0.25, 0.2504, 1.5), "en": drawn(0.75, 0.7496, 0.25)}
+    run = write_run("a", results=results_tree(60) | {"mixture": mixture})
+    grid = mixture_grid(load_entries([run]))
+    assert grid.columns == ("source", "promised", "drawn", "times read")
+    rows = [("de", "25.000%", "25.040%", "1.50"), ("en", "75.000%", "74.960%", "0.25")]
+    assert grid.rows == rows
+    assert mixture_grid(load_entries([write_run("killed", killed=True)])).rows == []
+
+
+def test_runs_that_drew_the_same_share_a_column(write_run: WriteRun) -> None:
+    runs = [
+        write_run(name, results=results_tree(60) | {"mixture": {source: drawn(1, 1, 1)}})
+        for name, source in {"a": "de", "b": "fr", "c": "de"}.items()
+    ]
+    grid = mixture_grid(load_entries(runs))
+    assert grid.columns == ("source", "a, c", "b")
+    assert grid.rows == [("de", "100.000%", "—"), ("fr", "—", "100.000%")]
+    assert mixture_grid(load_entries(runs[::2])).columns == ("source", "all runs")

@@ -1,4 +1,4 @@
-"""What was evaluated, in the report: by text and by task."""
+"""What was evaluated and profiled, in the report: by text, by task, by part of a step."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from components.errors import RecipeError
 from components.report.figures import score_figure
 from components.report.html import render_document
-from components.report.measurements import evaluation_grids, read_evaluations
+from components.report.measurements import evaluation_grids, profile_grid, read_evaluations
 from components.report.outcome import load_entries
 from components.report.page import report_document
 
@@ -19,15 +19,29 @@ FIGURES = {
 UNKNOWN = FIGURES | {"bits_per_byte": None}
 TASK = {
     "metrics": {"acc": 0.25, "acc_stderr": 0.0433, "exact_match,strict": 0.5},
-    "samples": 100,
-    "num_fewshot": 5,
-}
+    "samples": 100, "num_fewshot": 5,
+}  # fmt: skip
+PROFILE = {
+    "steps": [5, 6], "clock": "device", "step_seconds": 1.25,
+    "parts": {
+        "products": {"seconds": 1.0, "backward_seconds": 0.75, "forward_seconds": 0.25},
+        "loss": {"seconds": 0.0}, "host": {"seconds": 0.25},
+    },
+}  # fmt: skip
+
+
+def write_tree(file: Path, tree: dict[str, object]) -> None:
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(tree))
 
 
 def evaluated(run: Path, tokens: int, **sections: object) -> None:
-    (run / "evaluation").mkdir(exist_ok=True)
-    tree = {"checkpoint": f"tokens-{tokens:015d}", **sections}
-    (run / "evaluation" / f"tokens-{tokens:015d}.json").write_text(json.dumps(tree))
+    name = f"tokens-{tokens:015d}"
+    write_tree(run / f"evaluation/{name}.json", {"checkpoint": name, **sections})
+
+
+def profiled(run: Path, rank: int) -> None:
+    write_tree(run / f"profile/rank-{rank}.json", {"rank": rank, **PROFILE})
 
 
 def test_every_checkpoint_has_its_rows_in_the_order_of_tokens(write_run) -> None:
@@ -61,21 +75,33 @@ def test_a_metric_stands_beside_its_standard_error(write_run) -> None:
     ]
 
 
-def test_the_page_has_the_section_only_where_something_was_evaluated(write_run) -> None:
+def test_the_page_has_sections_only_of_what_was_measured(write_run) -> None:
     run, other = write_run("a"), write_run("b")
     evaluated(run, 1_000, tasks={"<arc>": TASK})
-    page = render_document(report_document(load_entries([run, other])))
-    assert "<h2>Evaluated</h2>" in page
+    profiled(run, 0)
+    page, without = (
+        render_document(report_document(load_entries(runs)), "plotly.js")
+        for runs in ([run, other], [other])
+    )
     assert "&lt;arc&gt;" in page
-    assert "<h2>Evaluated</h2>" not in render_document(report_document(load_entries([other])))
+    for title in ("<h2>Evaluated</h2>", "<h2>Profile</h2>"):
+        assert title in page
+        assert title not in without
 
 
-def test_a_damaged_result_is_named(write_run) -> None:
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("evaluation/tokens-000000000001000.json", r"1000\.json: is not JSON"),
+        ("profile/rank-0.json", r"rank-0\.json: is not JSON(.|\n)*profile again"),
+    ],
+)
+def test_a_damaged_measurement_is_named(write_run, file: str, message: str) -> None:
     run = write_run("a")
-    evaluated(run, 1_000)
-    (run / "evaluation" / "tokens-000000000001000.json").write_text("{")
-    with pytest.raises(RecipeError, match=r"tokens-000000000001000.json: is not JSON"):
-        evaluation_grids(load_entries([run]))
+    write_tree(run / file, {})
+    (run / file).write_text('{"rank"')
+    with pytest.raises(RecipeError, match=message):
+        (evaluation_grids if "evaluation" in file else profile_grid)(load_entries([run]))
 
 
 def scores(score: float, published: float | None) -> dict[str, object]:
@@ -90,9 +116,8 @@ def test_a_score_stands_beside_the_published_one(write_run) -> None:
     run = write_run("a")
     evaluated(run, 1_000, tokens_trained=1_000, scores=scores(55.5, 55.8))
     rows = evaluation_grids(load_entries([run]))["evaluated_scores"].rows
-    shape = ("acc_norm", "25", "1,172")
     assert [row[1:] for row in rows] == [
-        ("mine", "arc", *shape, "55.50", "1.25", "55.8", "-0.3"),
+        ("mine", "arc", "acc_norm", "25", "1,172", "55.50", "1.25", "55.8", "-0.3"),
         ("mine", "mean", "", "", "", "55.50", "—", "—", "—"),
     ]
 
@@ -113,4 +138,29 @@ def test_scores_of_two_checkpoints_are_a_curve_over_tokens(write_run) -> None:
     assert both is not None
     assert [trace.name for trace in both.data] == ["a: mine, mean"]  # b has one point
     assert score_figure(entries[1:], trees[1:]) is None
-    assert "Scores over tokens" in render_document(report_document(entries[:1]))
+    document = report_document(entries[:1])
+    assert "Scores over tokens" in render_document(document, "plotly.js")
+
+
+def test_a_profile_has_rank_by_rank_what_took_time(write_run) -> None:
+    run = write_run("a")
+    for rank in (10, 2):
+        profiled(run, rank)
+    (run / "profile/rank-2.trace.json.gz").write_bytes(b"")
+    parts = profile_grid(load_entries([run])).rows
+    assert parts[:3] == [
+        ("2", "products", "1 s", "80.0%", "250 ms", "750 ms", ""),
+        ("2", "host", "250 ms", "20.0%", "", "", ""),
+        ("2", "step", "1.25 s", "100.0%", "", "", ""),
+    ]
+    assert [cells[0] for cells in parts[3:]] == ["10"] * 3
+
+
+def test_of_several_profiled_runs_each_row_says_whose_it_is(write_run) -> None:
+    runs = [write_run(name) for name in ("a", "b")]
+    for run in runs:
+        profiled(run, 0)
+    grid = profile_grid(load_entries(runs))
+    assert grid.columns[:3] == ("run", "rank", "part")
+    assert [row[:2] for row in grid.rows] == [("a", "0")] * 3 + [("b", "0")] * 3
+    assert grid.text_columns == 3
