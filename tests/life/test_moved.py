@@ -146,8 +146,8 @@ def test_each_engine_goes_on_from_the_other_with_the_losses_of_an_uninterrupted_
     assert given["train_batch_size"] == 2 * given["train_micro_batch_size_per_gpu"]
     for engine, ranks, step in (("mesh", 1, 4), ("deepspeed", 2, 8)):
         forget_after(run, step)
-        words = (f"parallelism.engine={engine}", f"parallelism.data={ranks}")
-        program(f"resume={run}", *words, "parallelism.zero=1")
+        layout = (f"parallelism.engine={engine}", f"parallelism.data={ranks}")
+        program(f"resume={run}", *layout, "parallelism.zero=1")
         left = steps - step
         assert column(run, "step", "resume")[-1] == step
         assert column(run, "loss")[-left:] == pytest.approx(uninterrupted[-left:], rel=1e-6)

@@ -17,8 +17,10 @@ from tests.life.conftest import ROOT, TINY, act, column, entries, environment, t
 
 PAGE = (ROOT / "docs/python.md").read_text("utf-8")
 SCRIPT, CALLBACK, NODE = re.findall(r"^```(?:python|yaml)\n(.*?)^```$", PAGE, re.M | re.S)
-ROOMS = ("command", "cluster", "components", "data_prep", "conf", "recipes", "corpora")
-ROOMS += ("requirements",)
+ROOMS = (
+    *("command", "cluster", "components", "data_prep"),
+    *("conf", "recipes", "corpora", "requirements"),
+)
 WORDS = '"recipe=teuken7b", "budget.total_tokens=16_384"'  # minutes of training
 NAME = "components/train/callbacks/weight_norm.py"
 

@@ -147,7 +147,7 @@ def test_a_resumed_run_ends_in_the_same_bits(name: str, run: Run, resumed: Run) 
 
 
 def test_a_hybrid_model_of_one_process_resumes_in_the_same_bits(home: Path) -> None:
-    whole = home / "alone"
+    whole = home / "one-process"
     assert act(home, *tiny(*HYBRID, *LENGTH), f"run={whole}") == 0
     copy = killed_copy(whole)
     assert act(home, f"resume={copy}") == 0
@@ -201,8 +201,8 @@ def test_further_tokens_have_a_loss_and_are_left_out_of_an_export(
 @pytest.fixture(scope="module")
 def alone(home: Path) -> Run:
     for name, words in ALONE.items():
-        assert act(home, *tiny(*words, TWO[1]), f"run={home / name}") == 0
-    return home.joinpath
+        assert act(home, *tiny(*words, TWO[1]), f"run={home}/alone-{name}") == 0
+    return lambda name: home / f"alone-{name}"
 
 
 @pytest.mark.parametrize("name", COMPARED)
