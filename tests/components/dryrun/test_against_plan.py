@@ -16,6 +16,7 @@ KEPT = Path(__file__).parents[3] / "benchmarks" / "results" / "dryruns.json"
 FARTHEST = 0.125  # of the rehearsed peak; where it is more than a twentieth a page says why
 
 
+@cache
 def rehearsed() -> dict[str, Any]:
     kept: dict[str, Any] = json.loads(KEPT.read_text("utf-8"))["recipes"]
     return kept
