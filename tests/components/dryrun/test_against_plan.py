@@ -16,6 +16,7 @@ KEPT = Path(__file__).parents[3] / "benchmarks" / "results" / "dryruns.json"
 FARTHEST = 0.125  # of the rehearsed peak; where it is more than a twentieth a page says why
 
 
+@cache
 def rehearsed() -> dict[str, Any]:
     kept: dict[str, Any] = json.loads(KEPT.read_text("utf-8"))["recipes"]
     return kept
@@ -26,6 +27,10 @@ def planned(name: str, cluster: str) -> Plan:
     return plan_recipe(compose(name, f"cluster={cluster}"))
 
 
+SENDERS = ("teuken7b", "bloom1b1", "gpt175b", "mula100b_a7b")
+
+
+@pytest.mark.quick(*SENDERS)
 @pytest.mark.parametrize("name", sorted(rehearsed()))
 def test_the_planned_peak_is_near_the_rehearsed_one(name: str) -> None:
     found = rehearsed()[name]
@@ -33,7 +38,7 @@ def test_the_planned_peak_is_near_the_rehearsed_one(name: str) -> None:
     assert peak == pytest.approx(found["memory"]["peak_bytes"], rel=FARTHEST)
 
 
-@pytest.mark.parametrize("name", ["teuken7b", "bloom1b1", "gpt175b", "mula100b_a7b"])
+@pytest.mark.parametrize("name", SENDERS)
 def test_messages_between_stages_are_those_that_were_sent(name: str) -> None:
     """Tied ends too, whose gradients are whole (ZeRO 0) or a data rank's shard (ZeRO 1)."""
     found = rehearsed()[name]
@@ -44,6 +49,7 @@ def test_messages_between_stages_are_those_that_were_sent(name: str) -> None:
     assert figures["pipeline_sent_bytes"] == pytest.approx(expected, rel=2e-4)
 
 
+@pytest.mark.long
 def test_most_plans_are_within_a_twentieth() -> None:
     ratios = [
         planned(name, found["cluster"]).memory.fullest_rank_bytes

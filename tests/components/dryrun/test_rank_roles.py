@@ -26,7 +26,7 @@ EVEN = "parallelism.stage_balance=layers"
     ("words", "expected"),
     [
         # Layers, whether it has the ends, its place, and how many ranks it stands for.
-        ((), [((5,), True, False, 0, 32), ((6,), False, False, 10, 320),
+        ((), [((5,), True, False, 0, 32), ((6,), False, False, 1, 320),
               ((5,), False, True, 11, 32)]),
         (("parallelism.schedule=zbv", SEVERAL, "model.num_layers=72", EVEN),
          [((3, 3), True, True, 0, 32), ((3, 3), False, False, 11, 352)]),
