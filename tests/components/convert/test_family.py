@@ -177,8 +177,8 @@ def with_mixer(section: Section, **changes: object) -> Section:
         (with_mixer(kimi_linear(), norm_placement="after"), "pattern", "the model's norm"),
         (
             kimi_linear() | {"positions": ROTARY | {"_partial_": True}},
-            "positions._target_",
-            "it must be Posit",
+            "pattern",
+            r"positions\._target_ \(it must be Posit",
         ),
         (kimi_linear() | {"tied_embeddings": True}, "tied_embeddings", "it must be fal"),
         (granite() | {"pattern": ["mamba", "attention/mlp"]}, "pattern", "and then an"),
