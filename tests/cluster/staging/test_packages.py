@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import shutil
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -91,6 +92,7 @@ def fetch(tmp_path: Path) -> Fetch:
     """Fetch what a lock pins, and name the wheels."""
 
     def fetch(lock: str, machine: Target) -> list[str]:
+        shutil.rmtree(tmp_path / "stage", ignore_errors=True)
         (tmp_path / "run.lock").write_text(lock)
         (tmp_path / "torch.txt").write_text("torch==2.13.0\n")
         found = fetch_packages(tmp_path, ["run.lock"], machine, tmp_path / "stage")
