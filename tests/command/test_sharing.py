@@ -191,9 +191,9 @@ def test_a_bundle_of_full_size_is_of_full_size_wherever_it_is_given(capfd: Said)
     assert "bundle:" not in capfd.readouterr().err
     give("x.recipe.yaml")  # of a miniature, which stays one on a cluster
     assert main(["recipe=x.recipe.yaml", "cluster=juwels", "action=show", "output=json"]) == 0
-    said = capfd.readouterr()
-    assert json.loads(said.out)["recipe"]["scale"]["name"] == "mini"
-    assert "the bundle sets scale=mini; add scale=full for" in said.err
+    output = capfd.readouterr()
+    assert json.loads(output.out)["recipe"]["scale"]["name"] == "mini"
+    assert "the bundle sets scale=mini; add scale=full for" in output.err
 
 
 def test_a_bundle_needs_no_file_of_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None:

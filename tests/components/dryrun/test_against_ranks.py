@@ -55,8 +55,10 @@ DATA = {
 }
 # Weights of the layers before are most of what is there, unless they are given back.
 DATA["float32, zero 3"] += ("model.num_layers=8", "parallelism.microbatch_sequences=1")
-EXPERTS = ("recipe=mula7b_a1b", "parallelism.expert=2", "parallelism.zero=1")
-EXPERTS += ("model.mlp.routing=uniform",)
+EXPERTS = (
+    *("recipe=mula7b_a1b", "parallelism.expert=2", "parallelism.zero=1"),
+    "model.mlp.routing=uniform",
+)
 PIPELINE = ("recipe=teuken7b", "parallelism.pipeline=2")
 V = ("parallelism.schedule=zbv", "parallelism.stages_per_rank=2", "model.num_layers=4")
 EXCHANGED = ("parallelism.expert_dispatch=all_to_all", "parallelism.expert_overlap=2")

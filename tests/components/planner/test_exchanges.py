@@ -83,7 +83,8 @@ def attend(core: AttentionCore, part: SequencePart) -> Tensor:
         for heads in (HEADS, GROUPS, GROUPS)
     )
     scope = AttentionContext(encoding=PositionEncoding(position_ids=places), documents=None)
-    return core(query, key, value, scope, first_head=0)
+    output: Tensor = core(query, key, value, scope, first_head=0)
+    return output
 
 
 def kept_by_attention(core: AttentionCore, ranks: int) -> int:

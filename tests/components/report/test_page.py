@@ -115,7 +115,8 @@ def test_without_plotly_a_page_is_refused_if_requested_and_else_not_written(
     monkeypatch.setitem(sys.modules, "plotly", None)
     with pytest.raises(RecipeError, match="file: no page: plotly"):
         check_plotly("file")
-    lines, page = [], tmp_path / "page.html"
+    lines: list[str] = []
+    page = tmp_path / "page.html"
     assert write_report_if_possible([tmp_path], page, lines.append) is None
     assert write_card_if_possible({}, page, lines.append) is None
     said = ["no report written", "no data card page written"]
