@@ -7,12 +7,13 @@
 - Batch and learning rate: the power laws of DeepSeek LLM (arXiv 2401.02954, section 3.1) in
   compute, which were fitted from 1e17 FLOPs on. A batch is a power of two, in short runs 1/200
   of the tokens. Below 1e17 FLOPs, the rate is the rate at 1e17, which is stable up to 192
-  channels (docs/first_model.md). The rate of larger models falls with width times depth (Yang
-  et al. 2022, arXiv 2203.03466; Dey et al. 2025, arXiv 2505.01618), thus with the square of the
-  width, but not below the rate for their batch: the square root of the batch relative to the
-  law's batch (Malladi et al. 2022, arXiv 2205.10343). A run that continues from given weights
-  peaks at a tenth of the rate, which is the rate at the end of their own training (Parmar et
-  al. 2024, arXiv 2407.07263).
+  channels (docs/first_model.md). The rate of larger models falls with the square of the width:
+  with the width (Yang et al. 2022, arXiv 2203.03466), and with the depth, because the layers
+  add their changes up (Dey et al. 2025, arXiv 2505.01618, divide the branches instead). It does
+  not fall below the rate for their batch: the square root of the batch relative to the law's
+  batch (Malladi et al. 2022, arXiv 2205.10343). A run that continues from given weights peaks
+  at a tenth of the rate, which is the rate at the end of their own training (Parmar et al.
+  2024, arXiv 2407.07263).
 - beta2: if a batch is smaller than the batch of the rate's law, beta2 rises so that the second
   moment averages over as many tokens as with the law's batch and 0.95 (Marek et al. 2025, arXiv
   2507.07101), but at most to 0.99. With 0.95, the loss of a log file with 4M parameters jumped

@@ -13,10 +13,10 @@ from tests.attack.inputs import InputCase, find_problem
 
 
 def test_tokenizers_and_files_are_trained_on_whole_or_refused() -> None:
-    words = [sys.executable, "-m", "tests.attack.inputs", "--cases", "10"]
+    words = [sys.executable, "-m", "tests.attack.inputs", "--cases", "30"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "10 cases" in done.stdout  # `make attack`: 600
+    assert "30 cases" in done.stdout  # `make attack`: 600
 
 
 @pytest.mark.parametrize(

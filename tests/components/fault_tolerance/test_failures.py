@@ -30,6 +30,17 @@ def test_the_earliest_error_that_is_the_ranks_own_comes_first(tmp_path: Path) ->
     assert silent == [2, 4, 5, 6, 7, 8, 9, 10, 11]
 
 
+def test_earliest_of_thousands_of_errors_comes_first(tmp_path: Path) -> None:
+    for rank in range(2_000):
+        leave(tmp_path, rank, "RuntimeError: Connection closed by peer", at=rank)
+    leave(tmp_path, 1_234, "KeyError: 'own'", at=9_999)
+    errors = failures.read_errors(tmp_path)
+    assert [error.rank for error in errors][:3] == [1_234, 0, 1]
+    assert len(errors) == 2_000
+    failures.forget_errors(tmp_path)
+    assert failures.read_errors(tmp_path) == []
+
+
 def test_who_left_no_word_comes_before_those_who_only_lost_it(tmp_path: Path) -> None:
     leave(tmp_path, 0, "RuntimeError: Connection closed by peer", at=100)
     errors = failures.read_errors(tmp_path)
