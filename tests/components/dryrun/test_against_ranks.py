@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.check import read_recipe
 from components.config.recipe import Recipe
-from components.dryrun.rehearsal import main as rehearse
 from components.run.folder import create_run_folder
 from components.run.provenance import ROOT
 
@@ -22,6 +20,13 @@ from components.run.provenance import ROOT
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1_800)]
 
 HERE = Path(__file__).parent
+REHEARSE = """
+import sys
+from components.dryrun.rehearsal import main
+for folder in sys.argv[1:]:
+    for rank in "01":
+        main([folder, rank])
+"""
 # Inside of kernels and of gloo a CPU takes memory that no operator shows.
 TOLERANCE, OF_DATA_RANKS = 0.05, 0.02
 SIZES = (
@@ -82,25 +87,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         recipe = compose_recipe(read_point([*sizes, *words]))
         folder = home / name.replace(" ", "-").replace(",", "")
         found[name] = create_run_folder(recipe, folder).path
-    measure_ranks(found.values())
-    for path in found.values():
-        for rank in ("0", "1"):
-            rehearse([str(path), rank])
+    paths = [str(path) for path in found.values()]
+    measured = [[str(HERE / "measured_rank.py"), rank, "2", *paths] for rank in ("0", "1")]
+    for together in (measured, [["-c", REHEARSE, *paths]]):  # two processors: gloo wants both
+        run_programs(together)
     return found
 
 
-def measure_ranks(paths: Iterable[Path]) -> None:
-    """Run both ranks at once: gloo wants two processors."""
+def run_programs(programs: list[list[str]]) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    program = [sys.executable, str(HERE / "measured_rank.py")]
     running = [
         subprocess.Popen(
-            [*program, rank, "2", *map(str, paths)],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
+            [sys.executable, *words], env=environment, stderr=subprocess.PIPE, text=True
         )
-        for rank in ("0", "1")
+        for words in programs
     ]
     said = [process.communicate(timeout=1_200)[1] for process in running]
     assert not any(process.returncode for process in running), "\n".join(said)

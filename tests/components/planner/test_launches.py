@@ -21,12 +21,12 @@ from tests.components.planner.jobs import gpt, hopper, job, layout, ours, with_v
 from tests.components.planner.test_experts import VIEWS
 
 SPEED = ours().speed
-MICROBATCHES = 2
+MICROBATCHES = 4
 # Operators of torch's own bookkeeping: they launch nothing on a device.
 HOST_ONLY = VIEWS | {"device", "promote_types", "split", "_local_scalar_dense"}
 WORDS = (
     *("scale=parity", "cluster.device=cuda", "parallelism.data=1", "parallelism.pipeline=1"),
-    *("budget.global_batch_tokens=2048", "budget.total_tokens=20480"),
+    *("budget.global_batch_tokens=4096", "budget.total_tokens=40960"),
     *("budget.sequence_length=256", "parallelism.microbatch_sequences=4"),
     *("precision.compute=bfloat16", "precision.loss_scale=none"),
 )
@@ -54,15 +54,15 @@ def planned_and_counted(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[f
     monkeypatch.setattr(trackers, "FlopLedger", Launches)
     monkeypatch.setattr(rehearsal, "microbatches_to_rehearse", lambda _: MICROBATCHES)
     counted, planned = [], None
-    for layers in (1, 2):
+    for layers in (2, 4):
         point = [*words, *WORDS, f"model.num_layers={layers}"]
         recipe = compose_recipe(read_point(point))
         planned = job_from_recipe(recipe)
         assert rehearsal.run_two_steps(recipe, 0).microbatches == MICROBATCHES
         counted.append(Launches.latest.operators)
     assert planned is not None
-    update = count_update_launches(planned, 0) / 2
-    return MICROBATCHES * count_launches(planned) + update, counted[1] - counted[0]
+    update = count_update_launches(planned, 0) / 4
+    return MICROBATCHES * count_launches(planned) + update, (counted[1] - counted[0]) / 2
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ AXES = ("data", "tensor", "pipeline", "expert", "context")
 WORLDS = [
     ["recipe=teuken7b", "cluster.ranks=8", "budget.global_batch_tokens=2048"],
     ["recipe=teuken7b", "cluster.ranks=6", "budget.global_batch_tokens=3072"],
-    ["recipe=mula7b_a1b", "cluster.ranks=4"],
+    ["recipe=mula7b_a1b", "cluster.ranks=8"],
     ["recipe=bloom176b", "cluster.ranks=4"],
     ["recipe=gpt3b6", "cluster.ranks=2", "parallelism.engine=deepspeed"],
 ]
@@ -100,7 +100,7 @@ def is_listed_once(recipe: Recipe, degrees: Parallelism) -> bool:
 
 @pytest.mark.quick(
     "recipe=gpt3b6 cluster.ranks=2 parallelism.engine=deepspeed",
-    "recipe=mula7b_a1b cluster.ranks=4",
+    "recipe=mula7b_a1b cluster.ranks=8",
 )
 @pytest.mark.parametrize("words", WORLDS, ids=lambda words: " ".join(words))
 def test_what_is_listed_is_what_validation_lets_through(words: list[str]) -> None:
