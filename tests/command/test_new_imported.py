@@ -151,7 +151,7 @@ def test_what_the_file_does_not_say_is_assumed_with_its_reason(home: Path) -> No
 
 
 def test_text_and_the_tokenizer_of_the_folder_are_taken(home: Path) -> None:
-    put(home, published("gpt2") | {"n_positions": 384})
+    put(home, published("gpt2"))
     write_texts(home / "texts")
     engine = save_tokenizer(home / "hf")
     imported("data=texts/*.txt")
@@ -163,11 +163,17 @@ def test_text_and_the_tokenizer_of_the_folder_are_taken(home: Path) -> None:
     assert recipe.budget.total_tokens < 100_000  # the text, four times
     assert recipe.assumed["text"].value == "texts/*.txt"
     assert "tokenizer" not in recipe.assumed
-    assert recipe.budget.sequence_length == 256  # learned positions bound it
-    assert recipe.decoder_spec.positions.num_positions == 384
     (home / "recipes" / "mine.yaml").unlink()
     imported("tokenizer=train")
     assert composed("scale=full").data.tokenizer_folder == "none"
+
+
+def test_learned_positions_bound_the_sequence(home: Path) -> None:
+    put(home, published("gpt2") | {"n_positions": 384})
+    imported()
+    recipe = composed("scale=full")
+    assert recipe.budget.sequence_length == 256
+    assert recipe.decoder_spec.positions.num_positions == 384
 
 
 def test_given_weights_lower_the_rate(home: Path, capfd: Said) -> None:

@@ -37,7 +37,7 @@ def test_the_script_is_printed_and_what_is_missing_is_said_beside(tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("recipe=teuken7b",), "cluster: local has no scheduler\n  set cluster=juwels, or"),
+        (("recipe=teuken7b",), "cluster: local has no scheduler, so it cannot run"),
         ((*WORDS, "file=no/job.sh"), "file: cannot write no/job.sh"),
         ((*WORDS, "file=./pipe"), "file: pipe is not a regular file"),
     ],

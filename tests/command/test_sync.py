@@ -60,7 +60,7 @@ def test_the_words_of_the_command_come_before_the_recipe(recipe: Recipe) -> None
     ("words", "said"),
     [
         ([], "tracking: the recipe of this run has no tracker\n  add tracking=wandb"),
-        (["tracking.wandb.project=x"], "tracking: the recipe of this run has no tracking.wan"),
+        (["tracking.wandb.project=x"], "tracking.wandb.project: the recipe has no tracking.w"),
         ([WANDB, "tracking.wandb.projet=x"], "tracking.wandb.projet: unknown key\n  did"),
         ([WANDB, "tracking.wandb.project=a/b"], "tracking.wandb.project: string should match"),
         ([WANDB, "tracking.wandb.tags=['']"], "tracking.wandb.tags.0: string should have"),

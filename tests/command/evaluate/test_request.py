@@ -108,6 +108,16 @@ def test_endless_template_is_refused(template: str, message: str, tmp_path: Path
             find_tasks(["animals"], folder)
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "The {{ animal }} says",
+        "{{ animal.strip() | upper }}{% if sound == 0 %} barks{% else %} moos{% endif %}",
+        "{{ ['A', 'B'][sound] ~ animal[:3] }}",
+        "{{ sounds | join(', ') }} {{ animal.replace('\u2019', \"'\").split(' ')[-1] }}",
+        "{{ {'a': 'b'}[animal] | default('none') }}",
+    ],
+)
 def test_a_template_of_plain_steps_is_taken(template: str, tmp_path: Path) -> None:
     new = f"doc_to_text: {json.dumps(template)}"
     (task,) = find_tasks(["animals"], write(tmp_path, PLAIN.replace(PLAIN_TEXT, new)))

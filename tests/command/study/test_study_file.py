@@ -173,6 +173,7 @@ def quoted(**at: Any) -> dict[str, Any]:
 
 
 FIRST, SECOND = weak()["points"]
+QUEUE = "cluster.site.queue"
 NODES = [{**FIRST, "nodes": 1}, {**SECOND, "nodes": 2}]
 ENDLESS = gridded({f"optimizer.k{i}": list(range(100)) for i in range(9)})
 GRID, POSITIVE = "grid.parallelism.data", "needs one key of positive numbers"
@@ -189,7 +190,7 @@ CONTROL = "contains control characters"
         (weak(points=[FIRST, {"parallelism.data": 2}]), "points[1]", "differs in keys from"),
         (weak(points=[FIRST, SECOND, FIRST]), "points[2]", "is listed twice"),
         (weak(points=NODES), "points.nodes", "no product or fig"),
-        (weak(points=[{**FIRST, "run": "x"}]), "run", "a study cannot set"),
+        (weak(points=[{**FIRST, QUEUE: "x"}]), QUEUE, "a study cannot set"),
         (quoted(size="small"), "published.values[0].at", "2 points have"),
         (quoted(size="small", x=1), "published.values[0].at", "0 points have"),
         (weak(baseline={"size": "small"}), "baseline", "2 points have"),
