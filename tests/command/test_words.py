@@ -45,11 +45,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("action=evaluate run=x text=y tasks=[z]", "text: not used by action=evaluate with t"),
         ("action=evaluate file=x tasks=[y] run=z", "run: not used by action=evaluate with f"),
         ("action=plan calibrate=[x] file=y", "file: not used by action=plan with cal"),
-        ("action=plan calibrate=[x] cluster=alps", "cluster: a calibration reads run folders\n"),
+        ("action=plan calibrate=[x] cluster=alps", "cluster: a calibration reads run"),
         (["action=diff", "a=teuken7b file=x", "b=a"], "file: a= accepts only recipe keys\n"),
         ("-m study=mula_weak action=plan run=x", "run: not used by action=plan under -m\n"),
         ("-m study=mula_weak action=report at_most=2", "at_most: not used by action=report wi"),
-        ("-m study=mula_weak action=train again=true", "again: not used by action=train under -m\n"),
+        ("-m study=mula_weak action=train again=true", "again: not used by action=train under"),
     ],
 )
 def test_unused_word_has_remedy(words: str | list[str], message: str, capfd: Said) -> None:
