@@ -26,7 +26,7 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {  # the graphs of a rank; the
     "tensor 2, by operator": (
         *(1, ("tensor=2", "sequence_parallel=true", "recompute=selective")),
     ),
-    "experts over 2": (2, ("expert=2", "data=2")),  # before them in a layer, and after
+    "experts over 2": (2, ("expert=2", "data=1")),  # before them in a layer, and after
     "context 2, by operator": (8, ("context=2", "recompute=selective")),
     "zero 3, every third layer by operator": (
         *(2, ("data=2", "zero=3", "recompute=selective", "recompute_every=3")),

@@ -103,12 +103,13 @@ def test_a_phase_may_drop_the_moments_of_the_optimizer(run: Path, program: Progr
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("axis", ["context", "tensor"])
 def test_a_phase_in_another_layout_computes_what_one_process_computes(
-    run: Path, program: Program
+    run: Path, program: Program, axis: str
 ) -> None:
-    """Two data ranks, then two tensor ranks: of a checkpoint each takes its part."""
-    two = run.parent / "two"
-    phase = f"phases={{long: {{from_tokens: 2_048, {LONG}, parallelism: {{tensor: 2}}}}}}"
+    """Two data ranks, then two of another axis: of a checkpoint each takes its part."""
+    two = run.parent / axis
+    phase = f"phases={{long: {{from_tokens: 2_048, {LONG}, parallelism: {{{axis}: 2}}}}}}"
     program(*WORDS, f"run={two}", "cluster.ranks=2", phase)
     for one, other in zip(steps(two), steps(run), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
