@@ -13,8 +13,6 @@ from components.errors import RecipeError
 from components.parity import coordinates
 from components.parity.coordinates import Coordinates, resize_recipe
 
-Said = pytest.CaptureFixture[str]
-
 ROOM = "components.model.parametrization"
 MUP = f"model.parametrization={{_target_: {ROOM}.MuP, _partial_: true, base_dim: 512}}"
 COMPLETEP = (
@@ -32,7 +30,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinates, "SEEDS", 2)
 
 
-def checked(capsys: Said, *words: str) -> tuple[int, Any]:
+def checked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
     status = main(["action=parity", "kind=coordinates", "output=json", *words])
     return status, json.loads(capsys.readouterr().out)
 
@@ -43,7 +41,7 @@ def grown(tree: Any, axis: str, of: str) -> dict[str, float]:
 
 
 @pytest.mark.usefixtures("few")
-def test_completep_is_flat_by_width_and_depth(capsys: Said) -> None:
+def test_completep_is_flat_by_width_and_depth(capsys: pytest.CaptureFixture[str]) -> None:
     status, tree = checked(capsys, "recipe=teuken7b", COMPLETEP, PLAIN)
     assert (status, tree["flat"]) == (0, True)
     assert grown(tree, "width", "start")["logits"] == pytest.approx(-0.5, abs=0.1)
@@ -51,7 +49,7 @@ def test_completep_is_flat_by_width_and_depth(capsys: Said) -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_the_standard_form_grows_and_is_not_judged(capsys: Said) -> None:
+def test_the_standard_form_grows_and_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
     status, tree = checked(capsys, "recipe=teuken7b")
     assert (status, tree["flat"]) == (0, None)
     assert min(grown(tree, "width", "change").values()) > 0.3
@@ -59,7 +57,9 @@ def test_the_standard_form_grows_and_is_not_judged(capsys: Said) -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_wrong_rates_are_not_flat(capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_that_do_not_follow_the_width_are_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("components.engine.optimizer.scale_groups", lambda *_: None)
     assert main(["action=parity", "kind=coordinates", "recipe=teuken7b", MUP]) == 1
     shown = capsys.readouterr().out
@@ -67,26 +67,22 @@ def test_wrong_rates_are_not_flat(capsys: Said, monkeypatch: pytest.MonkeyPatch)
     assert "mean activation size by depth" in shown
 
 
-# What the quick test above has not: another form, experts, biases, and norms after.
 @pytest.mark.long
-@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
     "words",
     [
+        ("recipe=teuken7b", MUP),
+        ("recipe=teuken7b", COMPLETEP, PLAIN),
         ("recipe=mula7b_a1b", MUP),
         ("recipe=bloom560m", COMPLETEP, PLAIN),
         ("recipe=olmo2_1b", MUP),
     ],
-    ids=["experts", "biases and learned norms", "norms after"],
+    ids=["dense", "depth", "experts", "biases and learned norms", "norms after"],
 )
-def test_every_kind_of_layer_is_flat(words: tuple[str, ...], capsys: Said) -> None:
+def test_every_family_is_flat_over_sixteen_times_the_width(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     status, tree = checked(capsys, *words)
-    assert (status, tree["flat"]) == (0, True), tree["rows"]
-
-
-@pytest.mark.long
-def test_a_model_is_flat_over_sixteen_times_the_width(capsys: Said) -> None:
-    status, tree = checked(capsys, "recipe=teuken7b", MUP)
     assert (status, tree["flat"]) == (0, True), tree["rows"]
 
 
@@ -97,9 +93,6 @@ def test_a_slope_is_the_exponent_of_a_power() -> None:
     assert row.growth_ratio == pytest.approx(2.0)
     assert not row.is_flat
     assert not Coordinates("mlp", "change", "width", {64: 1.0, 128: math.nan}).is_flat
-    for word in ("precision.compute=float64", "cluster.ranks=2", "model.dropout=0.1"):
-        with pytest.raises(RecipeError, match=r"kind=coordinates sets "):
-            action.compose_narrowest(read_point(["recipe=teuken7b", word]))
 
 
 def test_a_wider_model_has_more_heads_of_the_same_width() -> None:
@@ -116,6 +109,12 @@ def test_a_wider_model_has_more_heads_of_the_same_width() -> None:
     assert wide.mlp.num_experts == recipe.decoder_spec.mlp.num_experts
 
 
+def test_what_the_check_sets_itself_is_refused() -> None:
+    for word in ("precision.compute=float64", "cluster.ranks=2", "model.dropout=0.1"):
+        with pytest.raises(RecipeError, match=r"kind=coordinates sets "):
+            action.compose_narrowest(read_point(["recipe=teuken7b", word]))
+
+
 @pytest.mark.parametrize(
     ("of", "sizes", "slope"),
     [
@@ -127,7 +126,9 @@ def test_a_wider_model_has_more_heads_of_the_same_width() -> None:
         ("change", (1.0, 2.0, 4.0), 1.0),
     ],
 )
-def test_slope_needs_finite_sizes(of: str, sizes: tuple[float, ...], slope: float) -> None:
+def test_sizes_that_are_zero_or_not_finite_have_no_slope(
+    of: str, sizes: tuple[float, ...], slope: float
+) -> None:
     row = Coordinates("mlp", of, "width", dict(zip((2, 4, 8), sizes, strict=True)))
     assert row.growth_exponent == pytest.approx(slope, nan_ok=True)
     assert row.is_flat == (slope == 0.0)
@@ -137,8 +138,12 @@ def test_slope_needs_finite_sizes(of: str, sizes: tuple[float, ...], slope: floa
 @pytest.mark.long
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("rate", ["1e-30", "1e30"])
-def test_a_rate_that_changes_nothing_or_everything_is_not_flat(rate: str, capsys: Said) -> None:
+def test_a_rate_that_changes_nothing_or_everything_is_not_flat(
+    rate: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ("recipe=teuken7b", COMPLETEP, PLAIN, f"optimizer.lr={rate}")
     status, tree = checked(capsys, *words)
     assert (status, tree["flat"]) == (1, False)
     assert None in grown(tree, "width", "change").values()
+    assert main(["action=parity", "kind=coordinates", *words]) == 1
+    assert "NOT FLAT" in capsys.readouterr().out
