@@ -53,7 +53,8 @@ DEPTH_WEIGHT = 0.1  # weight of the depth's deviation relative to the size's
 WINDOWS = 10_000  # windows per budget; a text must fill many
 SHORTEST, LONGEST = 128, 2_048
 STEPS, FEWEST_SEQUENCES = 200, 4
-MIXED_SEQUENCES, MOST_SHORTENED, LEAST_MIXED_SEQUENCES = 32, 256, 16
+MIXED_SEQUENCES, LEAST_MIXED_SEQUENCES = 32, 16
+LEAST_MIXED_LENGTH = 256  # of a batch with MIXED_SEQUENCES
 LEAST_FITTED_FLOPS = 1e17
 STABLE_WIDTH = 192
 LAW_BETA2, MOST_BETA2 = 0.95, 0.99
@@ -193,9 +194,10 @@ def _length(wanted: int, text_tokens: int, longest: int) -> int:
 
 def _mixed_length(batch_tokens: float) -> int:
     """Return the sequence length with which a batch has sequences of all kinds of text."""
-    by_least = power_of_two(batch_tokens / LEAST_MIXED_SEQUENCES)
-    by_wanted = power_of_two(batch_tokens / MIXED_SEQUENCES)
-    return max(SHORTEST, by_wanted, min(by_least, MOST_SHORTENED))
+    length = power_of_two(batch_tokens / MIXED_SEQUENCES)
+    if length < LEAST_MIXED_LENGTH:
+        length = min(power_of_two(batch_tokens / LEAST_MIXED_SEQUENCES), LEAST_MIXED_LENGTH)
+    return max(length, SHORTEST)
 
 
 def power_of_two(number: float) -> int:

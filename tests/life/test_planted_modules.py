@@ -15,7 +15,7 @@ PREPARE = (
 )
 COMMANDS = ((*FEW, "cluster.ranks=2", "run=run"), (*FEW, *PREPARE))
 ACTIONS = (  # of these only the processes that they start are others than the commands'
-    (0, ("action=evaluate", "run=run", "ranks=2")),
+    (0, ("action=evaluate", "run=run", "checkpoints=all", "ranks=2")),
     (0, (*FEW, "action=parity", "parallelism.data=2", "cluster.ranks=2")),
     (0, ("recipe=bloom560m", "cluster=jean_zay_v100", "action=dryrun")),
     # No network.
