@@ -169,7 +169,12 @@ def check_words(action: str, keys: Collection[str]) -> None:
         if key == "action" or meant.uses_key(key):
             continue
         if is_own(key) and key != "recipe":
-            users = dict.fromkeys(form.action for form in ACTION_FORMS if form.uses_key(key))
+            users = dict.fromkeys(
+                # Another variant of this action may use the key.
+                form.action + (form.condition_text if form.action == action else "")
+                for form in ACTION_FORMS
+                if form.uses_key(key)
+            )
             fix = f"remove {key}; used by {', '.join(users)}"
             raise RecipeError(key, f"not used by {described}", fix)
         problem = meant.why or f"action={action} does not accept recipe keys"

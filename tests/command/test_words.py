@@ -42,6 +42,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("action=pack run=x budget.seed=1", "budget.seed: a bundle of a run reads its recipe"),
         ("resume=x run=y", "run: not used by action=train with resume=\n"),
         ("resume=x cluster=juwels", "resume: a resumed run cannot change cluster;"),
+        (
+            "action=evaluate run=x ranks=2",
+            "used by evaluate with file=, evaluate with checkpoints=",
+        ),
         ("action=evaluate run=x text=y tasks=[z]", "text: not used by action=evaluate with t"),
         ("action=evaluate file=x tasks=[y] run=z", "run: not used by action=evaluate with f"),
         ("action=plan calibrate=[x] file=y", "file: not used by action=plan with cal"),
