@@ -1,5 +1,6 @@
 """Recipes that this repository publishes; `recipes/` may also contain a user's recipes."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ def recipe_file(name: str) -> Path:
     return file
 
 
+@cache
 def recipe_tree(name: str) -> dict[str, Any]:
-    """Read the file of a published recipe without composing it."""
+    """Read the file of a published recipe without composing it; callers share the tree."""
     tree: dict[str, Any] = yaml.safe_load(recipe_file(name).read_text("utf-8"))
     return tree
