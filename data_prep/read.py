@@ -60,7 +60,7 @@ def decompress_stream(stream: BinaryIO, suffix: str) -> BinaryIO:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text; all documents of one ``group`` are on the same side of the held-out split.
+    """A text; all documents of one group are on the same side of the held-out split.
 
     Without a ``group_name``, the text is the group. ``metadata`` is the record's field of that
     name.

@@ -23,7 +23,7 @@ class ComposedRun:
     """A run's recipe with the other results of composition.
 
     ``draft`` is the recipe's unresolved tree. ``children`` maps names to the recipes of the
-    runs below this run. The recipe came from ``bundle`` and the layout from ``search``, if any.
+    runs below this run. The layout came from ``search``, if any.
     """
 
     recipe: Recipe

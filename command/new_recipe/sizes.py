@@ -135,7 +135,7 @@ def size_run(
 ) -> Sizes:
     """Size the run of a model. Without a text, assume enough text.
 
-    A token uses the ``active`` parameters, so these decide how many tokens are ``wanted``.
+    By default ``wanted`` tokens are a multiple of the active parameters, which a token uses.
     """
     wanted = wanted or TOKENS_PER_PARAMETER * decoder.active_parameters
     text_tokens = text_tokens or wanted

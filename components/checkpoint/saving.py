@@ -90,7 +90,7 @@ class DealtState(State, Protocol):
     """State that the ranks read in parts."""
 
     def select_own_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that this rank reads in ``fill``. All ranks together read all."""
+        """Return the tensors that this rank reads. All ranks together read all tensors."""
 
 
 MOMENTS = "optimizer.state."  # prefix of each weight's name, for moments and masters

@@ -86,7 +86,7 @@ def _find(folder: RunFolder, start: Start, section: str) -> InitialCheckpoint:
 
 
 def put_start(folder: RunFolder, initial: InitialCheckpoint | None) -> list[str]:
-    """Make ``found`` the newest full checkpoint of the folder, and record its origin.
+    """Make ``initial`` the newest full checkpoint of the folder, and record its origin.
 
     Another run's checkpoint is ignored if the folder already has one. Repeat interrupted calls.
     Returns the names of later checkpoints, which move to `ASIDE`.

@@ -100,7 +100,7 @@ def _fill(
     rows: int,
     remedy: str,
 ) -> None:
-    """Copy every mapped tensor. ``found`` maps the class's names to the folder's."""
+    """Copy every mapped tensor. ``full_names`` maps the class's names to the folder's."""
     parameters = dict[str, Tensor](model.named_parameters()) | dict(model.named_buffers())
     unmapped = set(parameters) - {name for mapping in mappings for name in mapping.ours}
     if any(name.startswith(MTP_PREFIX) for name in unmapped):

@@ -137,8 +137,9 @@ class Attention(nn.Module):
     Grouping follows https://arxiv.org/abs/2305.13245, section 2.2: query head ``i`` reads group
     ``i // (num_heads / num_kv_heads)``. A rank may have some heads, from ``first_head`` on.
     ``qk_norm`` normalizes queries and keys before RoPE: over their whole projected width
-    (OLMoE, https://arxiv.org/abs/2409.02060, section 4.2.5), or with ``qk_norm_over`` within
-    each head, with one set of weights (Qwen3, https://arxiv.org/abs/2505.09388, section 2).
+    (OLMoE, https://arxiv.org/abs/2409.02060, section 4.2.5), or, with
+    ``qk_norm_over: each_head``, within each head, with one set of weights (Qwen3,
+    https://arxiv.org/abs/2505.09388, section 2).
     ``windows`` has all layers' (`components.attention_windows`), ``window`` this layer's.
     Scores are divided by the root of ``scale_dim``, by default ``head_dim``. ``layer_scaling``
     records that the published run divided scores by the layer's number and multiplied them back

@@ -264,7 +264,7 @@ def _loss(job: TrainingJob, software: SoftwareMemory) -> float:
 def _gradient(job: TrainingJob, rank: int, layers: int, microbatches: float) -> float:
     """Count the bytes of the largest gradient that exists in addition to its accumulated sum.
 
-    Gradients of layers exist while all ``kept`` activations do. The embedding's gradient exists
+    Gradients of layers exist while all stored activations do. The embedding's gradient exists
     after a microbatch has freed its own part.
     """
     within = states.largest_in_layer(job) * (job.cast_bytes + job.gather_bytes) * (layers > 0)

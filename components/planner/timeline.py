@@ -61,7 +61,7 @@ def simulate_step(listed: Sequence[RankActions], seconds: Sequence[PassSeconds])
     """Schedule every action as early as its rank and its dependencies allow.
 
     ``listed`` has the order of each rank, ``seconds`` the times of each stage. Messages are
-    part of a pass's seconds, as in ``rank_seconds``, and block nothing.
+    part of a pass's seconds, and block nothing.
     """
     ended: Ended = {}
     lines: list[tuple[RankActions, list[TimelineBlock]]] = [(order, []) for order in listed]
