@@ -79,7 +79,7 @@ def _follow(
 
 
 def _read_start(sent: ReceivedYaml, entry: str, chain: tuple[Path, ...]) -> ReceivedYaml:
-    """Read the file that a defaults entry names; ``chain`` has the files that lead to the entry."""
+    """Read the file that a defaults entry names; ``chain`` has the files that lead to it."""
     try:
         if is_relative(entry):
             file = chain[-1].parent / (entry if entry.endswith(".yaml") else f"{entry}.yaml")
