@@ -33,6 +33,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from components.config.model_spec.decoder import DecoderSpec
@@ -210,16 +211,30 @@ def choose_shape(model: Mapping[str, Any], parameters: int, pieces: int) -> Yaml
 
     The ratios of the model stay the same: MLP width to width, queries to keys.
     """
-
-    def shape_distance(size: tuple[int, int]) -> float:
-        width, layers = size
-        count = read_decoder(merge_keys(model, _shape(model, *size, pieces))).total_parameters
-        depth = abs(math.log(layers / _depth(width)))
-        return abs(math.log(count / parameters)) + DEPTH_WEIGHT * depth
-
     fewest = len({*split_pattern(model.get("pattern") or [])})  # a layer of each kind
-    sizes = ((width, max(layers, fewest)) for width in WIDTHS for layers in _depths(width))
-    return _shape(model, *min(sizes, key=shape_distance), pieces)
+    depths = {width: [max(n, fewest) for n in _depths(width)] for width in WIDTHS}
+
+    @cache
+    def size_error(width: int, layers: int) -> float:
+        decoder = read_decoder(merge_keys(model, _shape(model, width, layers, pieces)))
+        return math.log(decoder.total_parameters / parameters)
+
+    def least_error(width: int) -> float:
+        """Return a lower bound, since more layers have more parameters."""
+        return max(size_error(width, depths[width][0]), -size_error(width, depths[width][-1]))
+
+    def shape_distance(width: int, layers: int) -> float:
+        depth_error = math.log(layers / _depth(width))
+        return abs(size_error(width, layers)) + DEPTH_WEIGHT * abs(depth_error)
+
+    best, shape = math.inf, (0, 0)
+    for width in sorted(WIDTHS, key=least_error):
+        if least_error(width) > best:
+            break
+        best, shape = min(
+            (best, shape), *((shape_distance(width, n), (width, n)) for n in depths[width])
+        )
+    return _shape(model, *shape, pieces)
 
 
 def _depth(width: int) -> int:
