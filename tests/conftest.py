@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer  # type: ignore[import-untyped]  # it has no types
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  # it has no types
 
 # No test is timed: the host may be busy.
 settings.register_profile("untimed", deadline=None)
@@ -14,6 +16,23 @@ settings.load_profile("untimed")
 # A shell lets what it runs in the background ignore Ctrl-C, and so would what tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+RECIPES = "tests/recipes/"
+
+
+class FileScheduling(LoadFileScheduling):  # type: ignore[misc]  # the base has no types
+    """Assign whole files to processes, and all of `RECIPES` to one: it composes each once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(RECIPES):
+            return RECIPES
+        return str(super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)  # unknown without xdist's -n
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileScheduling | None:
+    return FileScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session", autouse=True)
