@@ -93,10 +93,7 @@ class Room:
         for name in used.read_text("utf-8").split():
             with suppress(ImportError):
                 importlib.import_module(name)
-        # A child has this thread alone: another's lock would stay closed for ever.
-        threads = sum(1 for _ in Path("/proc/self/task").iterdir())
-        assert threads == 1, f"{threads} threads cannot fork"
-        gc.freeze()  # what a child only counts and does not touch stays shared
+        check_one_thread()
 
     def run(self, case: Case, act: Callable[[Sequence[str]], int]) -> Result:
         """Run one case in a child, and say how it ended."""
@@ -122,6 +119,16 @@ class Room:
             acts=acts,
             stray=stray,
         )
+
+
+def check_one_thread() -> None:
+    """Check that this process can fork, and keep its objects shared with its children.
+
+    A child has only the thread that forked: a lock of another thread would stay locked.
+    """
+    threads = sum(1 for _ in Path("/proc/self/task").iterdir())
+    assert threads == 1, f"a process with {threads} threads cannot fork"
+    gc.freeze()
 
 
 def _make(valid: Path, used: Path) -> None:

@@ -1,8 +1,8 @@
 """Tokenizers and files of text, by number, through `new`, `prepare`, `train` and `evaluate`.
 
 ``python -m tests.attack.inputs --seed 7 --cases 600 [--only 123]``: even numbers are
-tokenizers, odd numbers are files of text. A process that has imported everything forks for each
-case, and the child runs the four commands. Each command ends with status 0 or 2. The token
+tokenizers, odd numbers are files of text. This process imports everything and forks for each
+case. The child runs the four commands. Each command ends with status 0 or 2. The token
 files hold all documents that `prepare` accepted: they are decoded here without the program.
 """
 
@@ -17,14 +17,25 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from random import Random
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from command.composition.conf_groups import compose_defaults
 from command.main import main as main_of_command
-from tests.attack.driver import LIMIT_SECONDS, TOO_LONG, Room, enter_folder, run_words, wait_for
+from command.new_recipe import sizes
+from components.report import write
+from tests.attack.driver import (
+    LIMIT_SECONDS,
+    TOO_LONG,
+    check_one_thread,
+    enter_folder,
+    run_words,
+    wait_for,
+)
 from tests.attack.input_files import TextFiles, write_files
 from tests.attack.input_tokenizers import EOD, write_tokenizer
 
@@ -35,17 +46,33 @@ TWO_STEPS = (
     *("budget.sequence_length=128", "parallelism.microbatch_sequences=4"),
 )
 DONE, REFUSED = 0, 2
+# The commands import these late. A child should not repeat it.
+LATE_IMPORTS = (
+    "command.actions.evaluate",
+    "command.actions.new",
+    "command.actions.prepare",
+    "command.actions.train",
+    "command.evaluate.questions",
+    "command.dispatch",
+    "components.report.page",
+    "components.train.fit",
+    "plotly.graph_objects",
+    "plotly.io",
+    "torch.utils.tensorboard",
+)
+# The texts of the cases ask for the smallest models, so wider ones need no comparison.
+SMALL_WIDTHS = tuple(width for width in sizes.WIDTHS if width <= 512)
 
 
 @cache
 def plain_text() -> str:
-    """Return 40 kB of English prose and code that every Python brings."""
+    """Return 40 kB of English prose and code from Python's standard library."""
     return Path(argparse.__file__).read_text("utf-8")[:40_000]
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputCase:
-    """The words of the commands, and the documents that the files hold if they are sound."""
+    """The words of the commands, and the documents of the files unless they are damaged."""
 
     commands: Sequence[Sequence[str]]
     documents: Sequence[str] | None
@@ -90,13 +117,13 @@ class Outcome:
     problem: str
 
 
-def run_case(room: Room, seed: int, number: int) -> Outcome:
+def run_case(work: Path, seed: int, number: int) -> Outcome:
     """Run the commands of a case, up to the first that does not end with 0.
 
     Children write the files, run the commands and decode the tokens: threads of the libraries
     would not survive the next fork.
     """
-    folder = room.work / "inputs" / str(number)
+    folder = work / "inputs" / str(number)
     here = folder / "here"
     for part in (here, folder / "tmp", folder / "home"):
         part.mkdir(parents=True)
@@ -167,7 +194,7 @@ def _find_lost_text(case: InputCase, here: Path) -> str:
         return ""
     (folder,) = (here / "prepared").glob("mine-*")
     engine = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    expected = Counter(_squeeze(part) for one in case.documents for part in one.split(EOD))
+    expected = Counter(_squeeze(part) for text in case.documents for part in text.split(EOD))
     found = Counter(map(_squeeze, _decode_documents(folder, engine)))
     expected.pop("", None)
     found.pop("", None)
@@ -178,7 +205,7 @@ def _find_lost_text(case: InputCase, here: Path) -> str:
 
 
 def _squeeze(text: str) -> str:
-    """Leave out white space, and what a tokenizer puts before words."""
+    """Remove white space and the marks that a tokenizer puts before words."""
     return "".join(text.replace("\ufeff", "").replace("▁", "").split())
 
 
@@ -197,7 +224,7 @@ def _decode_documents(folder: Path, engine: Tokenizer) -> Iterator[str]:
     letters = _bytes_of_letters()
     added = engine.get_added_tokens_decoder()
     pieces = {
-        index: piece.encode() if index in added else bytes(letters[one] for one in piece)
+        index: piece.encode() if index in added else bytes(letters[letter] for letter in piece)
         for piece, index in engine.get_vocab(with_added_tokens=True).items()
         if index in added or letters.keys() >= {*piece}
     }
@@ -215,23 +242,29 @@ def _decode_documents(folder: Path, engine: Tokenizer) -> Iterator[str]:
 
 def run_cases(work: Path, seed: int, numbers: Sequence[int]) -> Iterator[tuple[int, Outcome]]:
     """Run the cases; the folder of a case that ended well is removed."""
-    room = Room(work)
-    room.open()
+    for name in LATE_IMPORTS:
+        import_module(name)
+    compose_defaults()
+    sizes.WIDTHS = SMALL_WIDTHS
     plain_text()
+    check_one_thread()
     for number in numbers:
-        outcome = run_case(room, seed, number)
+        outcome = run_case(work, seed, number)
         if not outcome.problem:
             shutil.rmtree(work / "inputs" / str(number))
         yield number, outcome
 
 
 def main() -> int:
-    """Run the cases that the command line asks for and print how they ended."""
+    """Run the cases that the command line names, and print how they ended."""
     parser = argparse.ArgumentParser(prog="python -m tests.attack.inputs")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--cases", type=int, default=600)
     parser.add_argument("--only", type=int, nargs="*")
+    parser.add_argument("--without-pages", action="store_true", help="as without plotly")
     given = parser.parse_args()
+    if given.without_pages:
+        write.find_spec = lambda name, package=None: None
     work = Path(tempfile.mkdtemp(prefix="inputs-")) / "work"
     output = os.dup(1)  # the valid files are made with much output
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -9,12 +9,13 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import suppress
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import hydra
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ from command.recipe.recipe_file import check_recipe_file
 from components.config.recipe import Recipe
 from components.errors import RecipeError
 from tests.attack.composed import ATTACKS, attack
+from tests.attack.mutations import mutate
 
 INDEX: list[dict[str, Any]] = json.loads((ATTACKS / "index.json").read_text("utf-8"))
 GUARDED = [one for one in INDEX if one["guard"]]
@@ -146,5 +148,35 @@ def test_a_wide_mapping_is_read_in_linear_time(folder: Path) -> None:
 def test_any_bytes_are_read_or_refused(folder: Path, content: bytes) -> None:
     file = Path("fuzzed.yaml")
     file.write_bytes(content)
-    with suppress(RecipeError):  # anything else propagates
-        check_recipe_file(read_data(file, "recipe"))
+    read_or_refuse(file)
+
+
+def read_or_refuse(file: Path) -> bool:
+    """Read a file as a recipe. Any error but a refusal propagates."""
+    try:
+        recipe = read_data(file, "recipe")
+        check_recipe_file(recipe)
+    except RecipeError:
+        return False
+    assert "${oc." not in json.dumps(recipe.tree, default=str)
+    return True
+
+
+MIXTURE = {
+    "defaults": ["teuken7b"],
+    "name": "mixture",
+    "description": "Two sources.",
+    "model": {"num_layers": 2, "attention": {"head_dim": 8}},
+    "data": {"sources": {"eu": {"files": ["texts/*.txt"]}}, "shares": {"eu": 1.0}},
+    "budget": {"total_tokens": 8_192},
+}
+
+
+def test_mutated_recipes_are_read_or_refused(folder: Path) -> None:
+    outcomes = Counter[bool]()
+    for seed in range(200):
+        file = Path("mutated.yaml")
+        file.write_text(yaml.safe_dump(MIXTURE, sort_keys=False), "utf-8")
+        mutate(file, str(seed))
+        outcomes[read_or_refuse(file)] += 1
+    assert min(outcomes[True], outcomes[False]) > 20, outcomes
