@@ -14,12 +14,13 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -27,7 +28,6 @@ from tokenizers import Tokenizer
 from command.composition.conf_groups import compose_defaults
 from command.main import main as main_of_command
 from command.new_recipe import sizes
-from components.report import write
 from tests.attack.driver import (
     LIMIT_SECONDS,
     TOO_LONG,
@@ -40,9 +40,9 @@ from tests.attack.input_files import TextFiles, write_files
 from tests.attack.input_tokenizers import EOD, write_tokenizer
 
 COMMANDS = ("new", "prepare", "train", "evaluate")
-TWO_STEPS = (
-    *("budget.total_tokens=1_024", "budget.global_batch_tokens=512"),
-    *("schedule.total_tokens=1_024", "schedule.warmup_tokens=0"),
+ONE_STEP = (
+    *("budget.total_tokens=512", "budget.global_batch_tokens=512"),
+    *("schedule.total_tokens=512", "schedule.warmup_tokens=0"),
     *("budget.sequence_length=128", "parallelism.microbatch_sequences=4"),
 )
 DONE, REFUSED = 0, 2
@@ -56,8 +56,6 @@ LATE_IMPORTS = (
     "command.dispatch",
     "components.report.page",
     "components.train.fit",
-    "plotly.graph_objects",
-    "plotly.io",
     "torch.utils.tensorboard",
 )
 # The texts of the cases ask for the smallest models, so wider ones need no comparison.
@@ -92,7 +90,6 @@ def write_case(seed: int, number: int, folder: Path) -> InputCase:
         new.append("tokenizer=tok")
     else:
         files, tokenizer = write_files(text, random), {}
-    (folder / "tok").mkdir()
     for name, content in {
         **files.files,
         **{f"tok/{name}": content for name, content in tokenizer.items()},
@@ -102,7 +99,7 @@ def write_case(seed: int, number: int, folder: Path) -> InputCase:
     commands = (
         [*new, f"data='{files.data}'"],
         [recipe, "action=prepare"],
-        [recipe, "run=run", *TWO_STEPS],
+        [recipe, "run=run", *ONE_STEP],
         ["action=evaluate", "run=run"],
     )
     return InputCase(commands=commands, documents=files.documents, is_tokenizer=is_tokenizer)
@@ -120,38 +117,37 @@ class Outcome:
 def run_case(work: Path, seed: int, number: int) -> Outcome:
     """Run the commands of a case, up to the first that does not end with 0.
 
-    Children write the files, run the commands and decode the tokens: threads of the libraries
-    would not survive the next fork.
+    One child writes the files, runs the commands and decodes the tokens: threads of the
+    libraries would not survive the next fork.
     """
     folder = work / "inputs" / str(number)
-    here = folder / "here"
-    for part in (here, folder / "tmp", folder / "home"):
-        part.mkdir(parents=True)
+    for part in ("here/tok", "tmp", "home"):
+        (folder / part).mkdir(parents=True)
+    if (child := os.fork()) == 0:
+        _be_the_child(folder, seed, number)
+    ended = wait_for(child)
     case_file = folder / "case.json"
-    written = _wait_for_child(
-        lambda: case_file.write_text(json.dumps(asdict(write_case(seed, number, here))))
-    )
-    assert written == 0, f"case {number} cannot be made"
+    assert case_file.exists(), f"case {number} cannot be made"
     case = InputCase(**json.loads(case_file.read_text("utf-8")))
-    child = _wait_for_child(lambda: _run_commands(folder, case))
     statuses = [int(line) for line in (folder / "statuses").read_text().split()]
     output = (folder / "output").read_text("utf-8", "backslashreplace")
-    problem = find_problem(case, child, statuses, output)
-    if not problem and len(statuses) > 1 and statuses[1] == DONE:
-        lost = folder / "lost"
-        checked = _wait_for_child(lambda: lost.write_text(_find_lost_text(case, here)))
-        problem = lost.read_text("utf-8") if checked == 0 else "the tokens cannot be decoded"
+    lost = folder / "lost"
+    problem = find_problem(case, ended, statuses, output)
+    if not problem and lost.exists():
+        problem = lost.read_text("utf-8")
     return Outcome(statuses=statuses, output=output, problem=problem)
 
 
-def _wait_for_child(function: Callable[[], object]) -> int:
-    """Run the function in a child and return its exit status."""
-    child = os.fork()
-    if child:
-        return wait_for(child)
+def _be_the_child(folder: Path, seed: int, number: int) -> None:
+    """Run a case in this process, and end the process."""
     status = 1
     try:
-        function()
+        case = write_case(seed, number, folder / "here")
+        (folder / "case.json").write_text(json.dumps(asdict(case)))
+        enter_folder(folder, folder / "output", {})
+        statuses = _run_commands(case, folder / "statuses")
+        if statuses[1:2] == [DONE]:
+            (folder / "lost").write_text(_find_lost_text(case))
         status = 0
     except BaseException:  # noqa: BLE001 (the parent reports the status)
         traceback.print_exc()
@@ -159,14 +155,16 @@ def _wait_for_child(function: Callable[[], object]) -> int:
         os._exit(status)
 
 
-def _run_commands(folder: Path, case: InputCase) -> None:
-    enter_folder(folder, folder / "output", {})
-    with (folder / "statuses").open("a", buffering=1) as statuses:
+def _run_commands(case: InputCase, file: Path) -> Sequence[int]:
+    """Write each status as its command ends: the process may not survive the next command."""
+    statuses: list[int] = []
+    with file.open("a", buffering=1) as stream:
         for words in case.commands:
-            ended = run_words(main_of_command, words)
-            statuses.write(f"{ended}\n")
-            if ended != DONE:
+            statuses.append(run_words(main_of_command, words))
+            stream.write(f"{statuses[-1]}\n")
+            if statuses[-1] != DONE:
                 break
+    return statuses
 
 
 def find_problem(case: InputCase, child: int, statuses: Sequence[int], output: str) -> str:
@@ -174,7 +172,8 @@ def find_problem(case: InputCase, child: int, statuses: Sequence[int], output: s
     if child == TOO_LONG:
         return f"{COMMANDS[len(statuses)]} took more than {LIMIT_SECONDS} s"
     if child != 0:
-        return f"the process ended with {child} in {COMMANDS[len(statuses)]}: {last}"
+        command = (*COMMANDS, "the check of the tokens")[len(statuses)]
+        return f"the process ended with {child} in {command}: {last}"
     command = COMMANDS[len(statuses) - 1]
     if "Traceback (most recent" in output:
         return f"{command} prints a traceback: {last}"
@@ -188,11 +187,11 @@ def find_problem(case: InputCase, child: int, statuses: Sequence[int], output: s
     return ""
 
 
-def _find_lost_text(case: InputCase, here: Path) -> str:
-    """Compare the documents in the token files with those of the case."""
+def _find_lost_text(case: InputCase) -> str:
+    """Compare the documents in the token files with the documents of the case."""
     if case.documents is None:
         return ""
-    (folder,) = (here / "prepared").glob("mine-*")
+    (folder,) = Path("prepared").glob("mine-*")
     engine = Tokenizer.from_file(str(folder / "tokenizer.json"))
     expected = Counter(_squeeze(part) for text in case.documents for part in text.split(EOD))
     found = Counter(map(_squeeze, _decode_documents(folder, engine)))
@@ -264,7 +263,10 @@ def main() -> int:
     parser.add_argument("--without-pages", action="store_true", help="as without plotly")
     given = parser.parse_args()
     if given.without_pages:
-        write.find_spec = lambda name, package=None: None
+        patch("components.report.write.find_spec", return_value=None).start()
+    else:
+        import_module("plotly.io")
+        import_module("plotly.graph_objects")
     work = Path(tempfile.mkdtemp(prefix="inputs-")) / "work"
     output = os.dup(1)  # the valid files are made with much output
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

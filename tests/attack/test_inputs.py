@@ -24,7 +24,7 @@ def test_generated_tokenizers_and_texts_are_used_in_full_or_refused() -> None:
 def test_a_case_is_repeated_by_its_number(number: int, tmp_path: Path) -> None:
     folders = (tmp_path / "a", tmp_path / "b")
     for folder in folders:
-        folder.mkdir()
+        (folder / "tok").mkdir(parents=True)
     first, second = (write_case(7, number, folder) for folder in folders)
     assert first == second
 
