@@ -1,7 +1,7 @@
-"""Run commands one after another, each in a child of its own that is watched.
+"""Run commands one after another, each in its own watched child.
 
-``python -m tests.attack.driver WORK < cases.json > results.json``: a process that has imported
-everything and made the valid files forks for each case, so that none sees what another left.
+``python -m tests.attack.driver WORK < cases.json > results.json``: a process imports
+everything, makes the valid files, and forks for each case, so that cases are independent.
 """
 
 import gc
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT_SECONDS = 300  # a case takes one or two where nothing else runs
 MOST_MEMORY = 8 << 30  # beyond what the program has already mapped
 TOO_LONG, BROKEN = -1, -2
-# A fake scheduler knows one job of nobody's and says nothing else.
+# Fake scheduler programs print nothing and succeed.
 FAKES = (
     *("squeue", "scancel", "sbatch", "scontrol", "sacct", "qstat", "qselect", "qdel", "qsub"),
     "qalter",
@@ -55,7 +55,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a case ended: status, what was said, what the child did, what changed outside."""
+    """How a case ended: status, output, acts of the child, and changes outside its folder."""
 
     name: str
     status: int
@@ -161,7 +161,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def _lay_out(folder: Path, valid: Path, case: Case) -> None:
-    """Make a working folder with the valid files, change them, and lay secrets beside it."""
+    """Make a working folder with the valid files, change them, and put secrets next to it."""
     here, outside = folder / "here", folder / "outside"
     for place in (here, outside / "kept", folder / "tmp", folder / "state"):
         place.mkdir(parents=True)
@@ -274,7 +274,7 @@ def wait_for(child: int) -> int:
 
 
 def _snapshot(folder: Path) -> dict[str, str]:
-    """Describe everything beside the working folder and its own state."""
+    """Describe all files outside the working folder and the program's own state."""
     own = {folder / name for name in ("here", "state", "tmp", "said", "acts")}
     found = {}
     for root, folders, files in os.walk(folder):

@@ -374,7 +374,7 @@ def _watch(
     *,
     ends: bool,
 ) -> int:
-    """Wait for all; unless told otherwise, a rank that fails ``ends`` the others."""
+    """Wait for all ranks. By default a failed rank ``ends`` the others."""
     status, running = 0, dict(processes)
     while running:
         for rank, process in list(running.items()):

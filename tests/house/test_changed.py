@@ -20,7 +20,7 @@ from tests.changed import ALWAYS, select
         ("docs/speed.md", set()),
     ],
 )
-def test_a_file_selects_the_tests_beside_it_and_those_that_import_it(
+def test_a_file_selects_the_tests_of_its_package_and_of_its_importers(
     changed: str, expected: set[str]
 ) -> None:
     found = set(select([changed]))

@@ -31,17 +31,17 @@ def imports(folder: str) -> Iterator[str]:
 
 
 def distributions(folder: str) -> set[str]:
-    """Name what must be installed for a room, by what is installed here; some may not be."""
+    """Name the distributions that a room imports, from the packages installed here."""
     uninstalled = {"pynvml": ["nvidia-ml-py"], "mlflow": ["mlflow-skinny"]}
     homes = {**uninstalled, **packages_distributions()}
     ours = {*ROOMS, *sys.stdlib_module_names}
     return {normal(homes.get(name, [name])[0]) for name in set(imports(folder)) - ours}
 
 
-def test_a_run_asks_for_all_that_it_imports() -> None:
+def test_requirements_of_runs_name_all_imports() -> None:
     own = asked("run.in", "torch.txt", "deepspeed.in", "evaluate.in", "tracking.in", "fp8.in")
     assert set().union(*map(distributions, ("command", "cluster", "components"))) <= own
 
 
-def test_a_preparation_asks_for_all_that_it_imports() -> None:
+def test_requirements_of_preparation_name_all_imports() -> None:
     assert distributions("data_prep") <= asked("run.in", "torch.txt", "data.in")

@@ -1,4 +1,4 @@
-"""The range of torch and of Python is said in one place, and others say the same."""
+"""All files have the same range of torch and of Python."""
 
 import re
 import tomllib
