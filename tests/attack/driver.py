@@ -36,6 +36,18 @@ FAKES = (
     "qalter",
 )
 FAKE = "#!/bin/sh\nexit 0\n"
+# The commands import these late. A child should not repeat it.
+LATE_IMPORTS = (
+    "command.actions.evaluate",
+    "command.actions.new",
+    "command.actions.prepare",
+    "command.actions.train",
+    "command.dispatch",
+    "command.evaluate.questions",
+    "components.report.page",
+    "components.train.fit",
+    "torch.utils.tensorboard",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +96,7 @@ class Room:
         os.environ |= _environment(self.work / "home") | {
             "PATH": f"{self.programs}:{os.environ['PATH']}"
         }
+        import_late_modules()
         used = self.work / "used"
         if (child := os.fork()) == 0:
             _make(self.valid, used)
@@ -119,6 +132,11 @@ class Room:
             acts=acts,
             stray=stray,
         )
+
+
+def import_late_modules() -> None:
+    for name in LATE_IMPORTS:
+        importlib.import_module(name)
 
 
 def check_one_thread() -> None:

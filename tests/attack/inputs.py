@@ -33,6 +33,7 @@ from tests.attack.driver import (
     TOO_LONG,
     check_one_thread,
     enter_folder,
+    import_late_modules,
     run_words,
     wait_for,
 )
@@ -40,24 +41,14 @@ from tests.attack.input_files import TextFiles, write_files
 from tests.attack.input_tokenizers import EOD, write_tokenizer
 
 COMMANDS = ("new", "prepare", "train", "evaluate")
+# One step of one layer: the cases are about tokenizers and texts.
 ONE_STEP = (
     *("budget.total_tokens=512", "budget.global_batch_tokens=512"),
     *("schedule.total_tokens=512", "schedule.warmup_tokens=0"),
     *("budget.sequence_length=128", "parallelism.microbatch_sequences=4"),
+    *("model.num_layers=1", "evaluation.every_tokens=512"),
 )
 DONE, REFUSED = 0, 2
-# The commands import these late. A child should not repeat it.
-LATE_IMPORTS = (
-    "command.actions.evaluate",
-    "command.actions.new",
-    "command.actions.prepare",
-    "command.actions.train",
-    "command.evaluate.questions",
-    "command.dispatch",
-    "components.report.page",
-    "components.train.fit",
-    "torch.utils.tensorboard",
-)
 # The texts of the cases ask for the smallest models, so wider ones need no comparison.
 SMALL_WIDTHS = tuple(width for width in sizes.WIDTHS if width <= 512)
 
@@ -241,8 +232,7 @@ def _decode_documents(folder: Path, engine: Tokenizer) -> Iterator[str]:
 
 def run_cases(work: Path, seed: int, numbers: Sequence[int]) -> Iterator[tuple[int, Outcome]]:
     """Run the cases; the folder of a case that ended well is removed."""
-    for name in LATE_IMPORTS:
-        import_module(name)
+    import_late_modules()
     compose_defaults()
     sizes.WIDTHS = SMALL_WIDTHS
     plain_text()

@@ -96,7 +96,7 @@ def test_the_commands_are_found() -> None:
 
 
 @pytest.mark.parametrize("line", list(dict.fromkeys(SHORT)))
-def test_a_command_that_answers_at_once_does(
+def test_a_fast_command_of_a_page_works(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
