@@ -1,8 +1,8 @@
-"""Every order of what can happen to a chain: no state is without a way on.
+"""Every order of events of a chain: each state continues, or ends with a reason.
 
-A small scheduler is played, Slurm's array or PBS's jobs that queue each other, against
-`cluster.decisions`; all its states are walked. In each a job runs or waits, the budget is
-spent, or a person is told why the chain has ended, and what to do.
+A small model of a scheduler (Slurm's array, or PBS jobs that queue each other) runs against
+`cluster.decisions`, through all its states. In each state a job runs or waits, the budget is
+used, or the status has a reason and a remedy.
 """
 
 from collections.abc import Iterator

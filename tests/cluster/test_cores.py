@@ -1,7 +1,7 @@
 """Ranks have all cores of a node, and each its own device.
 
-No card of AMD's is here: an executable in the place of `rocm-smi` tells of four, and torch is
-told that it sees as many devices as the mask names.
+This host has no AMD card: a program in the place of `rocm-smi` reports four cards, and a
+patched torch sees the devices of the mask.
 """
 
 import os
