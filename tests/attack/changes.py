@@ -44,9 +44,9 @@ def apply(changes: list[Change], here: Path, main: str) -> None:
             elif verb not in {"in", "seal"}:
                 VERBS[verb](file, change[verb])
         if _is_lock(file, change) and change.get("seal", True):
-            _seal_anew(file)
+            _renew_seal(file)
         if file.name == CARD and "set" in change and change.get("seal", True):
-            _hash_anew(file)
+            _renew_hash(file)
 
 
 def _is_lock(file: Path, change: Change) -> bool:
@@ -56,15 +56,15 @@ def _is_lock(file: Path, change: Change) -> bool:
     )
 
 
-def _hash_anew(file: Path) -> None:
-    """Whoever edits a site card can hash it anew."""
+def _renew_hash(file: Path) -> None:
+    """Recompute the hash of a site card, as an attacker can."""
     tree = {key: value for key, value in read_tree(file).items() if key != "sha256"}
     digest = sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
     file.write_text(json.dumps({**tree, "sha256": digest}, indent=1), "utf-8")
 
 
-def _seal_anew(file: Path) -> None:
-    """Whoever edits a lock can seal it anew: that is no signature."""
+def _renew_seal(file: Path) -> None:
+    """Recompute the seal of a lock, as an attacker can: it is no signature."""
     text = file.read_bytes().decode("utf-8", "surrogateescape")
     found = SEAL.search(text)
     if found is None:
@@ -105,7 +105,7 @@ def _set(file: Path, values: Mapping[str, Any]) -> None:
 
 
 def _copy(file: Path, values: Mapping[str, str]) -> None:
-    """Set keys to what stands at others."""
+    """Set keys to the values of other keys."""
     tree = read_tree(file)
     for path, other in values.items():
         (here, last), (there, name) = _reach(tree, path), _reach(tree, other)

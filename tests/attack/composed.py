@@ -1,6 +1,6 @@
-"""Compose every attack while the interpreter tells what is opened, imported and run.
+"""Compose every attack while an audit hook records files, imports and programs.
 
-``python -m tests.attack.composed``, in a folder of its own; prints what was told as JSON.
+``python -m tests.attack.composed``, in its own folder, prints the record as JSON.
 """
 
 import json
@@ -15,7 +15,7 @@ from components.errors import RecipeError
 
 HERE = Path(__file__).resolve().parent
 ATTACKS = HERE / "recipes"
-# What would be an act: code that runs, another program, the network, the file system changed.
+# Acts: code that runs, another program, the network, changes of files.
 ACTS = (
     *("exec", "import", "subprocess", "os.", "socket", "shutil", "ctypes", "pty", "webbrowser"),
 )
@@ -32,7 +32,7 @@ def attack(file: Path) -> str:
 
 
 def main() -> None:
-    told: list[tuple[str, str, str]] = []
+    events: list[tuple[str, str, str]] = []
     listening: list[str] = []
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -41,9 +41,9 @@ def main() -> None:
         if event == "open":
             path, _, flags = arguments
             writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-            told.append((listening[0], "write" if writes else "read", str(path)))
+            events.append((listening[0], "write" if writes else "read", str(path)))
         elif event.startswith(ACTS) and event not in LOOKS:
-            told.append((listening[0], event, repr(arguments)[:200]))
+            events.append((listening[0], event, repr(arguments)[:200]))
 
     names = [one["name"] for one in json.loads((ATTACKS / "index.json").read_text("utf-8"))]
     for name in ("climbing_text", "key_twice", "resolver_that_survives", "date_that_is_none"):
@@ -54,7 +54,7 @@ def main() -> None:
         listening[:] = [name]
         refusals[name] = attack(ATTACKS / f"{name}.yaml")
         listening.clear()
-    sys.stdout.write(json.dumps({"refusals": refusals, "told": told}))
+    sys.stdout.write(json.dumps({"refusals": refusals, "events": events}))
 
 
 if __name__ == "__main__":

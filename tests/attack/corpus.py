@@ -1,4 +1,4 @@
-"""The attacks as data: a line of ``cases/KIND.yaml`` for each, by its name.
+"""The attacks as data: each is a line of ``cases/KIND.yaml``, by name.
 
 ``do`` changes the files, each action of ``by`` reads them in a case of its own, ``status``
 is 2 unless given, ``says`` is a piece of the message.
@@ -29,7 +29,7 @@ READ_BY = {
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """One case of the corpus with the exit statuses that it may have, and what is said."""
+    """One case of the corpus with its allowed exit statuses and expected messages."""
 
     case: Case
     status: tuple[int, ...]

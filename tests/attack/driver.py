@@ -1,7 +1,7 @@
-"""Run commands one after another, each in a child of its own that is watched.
+"""Run commands one after another, each in its own watched child.
 
-``python -m tests.attack.driver WORK < cases.json > results.json``: a process that has imported
-everything and made the valid files forks for each case, so that none sees what another left.
+``python -m tests.attack.driver WORK < cases.json > results.json``: a process imports
+everything, makes the valid files, and forks for each case, so that cases are independent.
 """
 
 import gc
@@ -30,12 +30,24 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT_SECONDS = 300  # a case takes one or two where nothing else runs
 MOST_MEMORY = 8 << 30  # beyond what the program has already mapped
 TOO_LONG, BROKEN = -1, -2
-# A fake scheduler knows one job of nobody's and says nothing else.
+# Fake scheduler programs print nothing and succeed.
 FAKES = (
     *("squeue", "scancel", "sbatch", "scontrol", "sacct", "qstat", "qselect", "qdel", "qsub"),
     "qalter",
 )
 FAKE = "#!/bin/sh\nexit 0\n"
+# The commands import these late. A child should not repeat it.
+LATE_IMPORTS = (
+    "command.actions.evaluate",
+    "command.actions.new",
+    "command.actions.prepare",
+    "command.actions.train",
+    "command.dispatch",
+    "command.evaluate.questions",
+    "components.report.page",
+    "components.train.fit",
+    "torch.utils.tensorboard",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +67,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a case ended: status, what was said, what the child did, what changed outside."""
+    """How a case ended: status, output, acts of the child, and changes outside its folder."""
 
     name: str
     status: int
@@ -84,6 +96,7 @@ class Room:
         os.environ |= _environment(self.work / "home") | {
             "PATH": f"{self.programs}:{os.environ['PATH']}"
         }
+        import_late_modules()
         used = self.work / "used"
         if (child := os.fork()) == 0:
             _make(self.valid, used)
@@ -93,10 +106,7 @@ class Room:
         for name in used.read_text("utf-8").split():
             with suppress(ImportError):
                 importlib.import_module(name)
-        # A child has this thread alone: another's lock would stay closed for ever.
-        threads = sum(1 for _ in Path("/proc/self/task").iterdir())
-        assert threads == 1, f"{threads} threads cannot fork"
-        gc.freeze()  # what a child only counts and does not touch stays shared
+        check_one_thread()
 
     def run(self, case: Case, act: Callable[[Sequence[str]], int]) -> Result:
         """Run one case in a child, and say how it ended."""
@@ -122,6 +132,21 @@ class Room:
             acts=acts,
             stray=stray,
         )
+
+
+def import_late_modules() -> None:
+    for name in LATE_IMPORTS:
+        importlib.import_module(name)
+
+
+def check_one_thread() -> None:
+    """Check that this process can fork, and keep its objects shared with its children.
+
+    A child has only the thread that forked: a lock of another thread would stay locked.
+    """
+    threads = sum(1 for _ in Path("/proc/self/task").iterdir())
+    assert threads == 1, f"a process with {threads} threads cannot fork"
+    gc.freeze()
 
 
 def _make(valid: Path, used: Path) -> None:
@@ -154,7 +179,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def _lay_out(folder: Path, valid: Path, case: Case) -> None:
-    """Make a working folder with the valid files, change them, and lay secrets beside it."""
+    """Make a working folder with the valid files, change them, and put secrets next to it."""
     here, outside = folder / "here", folder / "outside"
     for place in (here, outside / "kept", folder / "tmp", folder / "state"):
         place.mkdir(parents=True)
@@ -267,7 +292,7 @@ def wait_for(child: int) -> int:
 
 
 def _snapshot(folder: Path) -> dict[str, str]:
-    """Describe everything beside the working folder and its own state."""
+    """Describe all files outside the working folder and the program's own state."""
     own = {folder / name for name in ("here", "state", "tmp", "said", "acts")}
     found = {}
     for root, folders, files in os.walk(folder):

@@ -13,10 +13,18 @@ import zstandard
 from tests.attack.input_tokenizers import EOD
 
 EXTRAS = (
-    "naïve café, ﬁne", "नमस्ते दुनिया, यह एक परीक्षण है", "שלום עולם \u200f!", "👩‍👩‍👧‍👦 family",
-    "tab\tand\x0bvertical\x0cfeed", "nul\x00inside", "line\u2028separator\u0085next",
-    f"an end {EOD} inside", "x" * 40_000, "\ufeffmark", "1e3: true, null, ${now:}",
-)  # fmt: skip
+    "naïve café, ﬁne",
+    "नमस्ते दुनिया, यह एक परीक्षण है",
+    "שלום עולם \u200f!",
+    "👩‍👩‍👧‍👦 family",
+    "tab\tand\x0bvertical\x0cfeed",
+    "nul\x00inside",
+    "line\u2028separator\u0085next",
+    f"an end {EOD} inside",
+    "x" * 40_000,
+    "\ufeffmark",
+    "1e3: true, null, ${now:}",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +126,14 @@ def _replace_part(content: bytes, random: Random) -> bytes:
     """Cut something out, or put bytes of another encoding or a broken record in its place."""
     start = random.randrange(len(content))
     piece = random.choice((
-        b"", "ÄÖÜ".encode("latin-1"), b'\n{"text": null}\n', b'\n{"text": "\\ud800"}\n',
-        b'\n{"other": "x"}\n', b"\n[1, 2]\n", b"\0\0\0\0",
-    ))  # fmt: skip
+        b"",
+        "ÄÖÜ".encode("latin-1"),
+        b'\n{"text": null}\n',
+        b'\n{"text": "\\ud800"}\n',
+        b'\n{"other": "x"}\n',
+        b"\n[1, 2]\n",
+        b"\0\0\0\0",
+    ))
     return content[:start] + piece + content[start + random.randrange(200) :]
 
 

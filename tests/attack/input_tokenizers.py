@@ -59,10 +59,16 @@ def _other(kind: str, text: str) -> str:
 
 def _set_normalizer(tree: Tree, random: Random) -> None:
     steps: list[Any] = [
-        normalizers.NFC(), normalizers.NFKC(), normalizers.Lowercase(), normalizers.Strip(),
-        normalizers.StripAccents(), normalizers.Replace("a", ""), normalizers.Replace(" ", "▁"),
-        normalizers.Prepend("▁"), normalizers.BertNormalizer(),
-    ]  # fmt: skip
+        normalizers.NFC(),
+        normalizers.NFKC(),
+        normalizers.Lowercase(),
+        normalizers.Strip(),
+        normalizers.StripAccents(),
+        normalizers.Replace("a", ""),
+        normalizers.Replace(" ", "▁"),
+        normalizers.Prepend("▁"),
+        normalizers.BertNormalizer(),
+    ]
     chosen = random.sample(steps, random.choice((1, 2)))
     engine = Tokenizer(models.BPE())
     engine.normalizer = chosen[0] if len(chosen) == 1 else normalizers.Sequence(chosen)
@@ -189,10 +195,17 @@ def _damage_tree(tree: Tree, random: Random) -> None:
 
 
 CHANGES: tuple[Callable[[Tree, Random], None], ...] = (
-    _set_normalizer, _set_growing_normalizer, _set_pre_tokenizer, _set_post_processor,
-    _add_tokens, _set_option, _set_model_option, _damage_vocabulary, _damage_merges,
+    _set_normalizer,
+    _set_growing_normalizer,
+    _set_pre_tokenizer,
+    _set_post_processor,
+    _add_tokens,
+    _set_option,
+    _set_model_option,
+    _damage_vocabulary,
+    _damage_merges,
     _damage_tree,
-)  # fmt: skip
+)
 
 
 def write_tokenizer(text: str, random: Random) -> dict[str, bytes]:

@@ -1,8 +1,8 @@
 """Tokenizers and files of text, by number, through `new`, `prepare`, `train` and `evaluate`.
 
 ``python -m tests.attack.inputs --seed 7 --cases 600 [--only 123]``: even numbers are
-tokenizers, odd numbers are files of text. A process that has imported everything forks for each
-case, and the child runs the four commands. Each command ends with status 0 or 2. The token
+tokenizers, odd numbers are files of text. This process imports everything and forks for each
+case. The child runs the four commands. Each command ends with status 0 or 2. The token
 files hold all documents that `prepare` accepted: they are decoded here without the program.
 """
 
@@ -14,38 +14,54 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from command.composition.conf_groups import compose_defaults
 from command.main import main as main_of_command
-from tests.attack.driver import LIMIT_SECONDS, TOO_LONG, Room, enter_folder, run_words, wait_for
+from command.new_recipe import sizes
+from tests.attack.driver import (
+    LIMIT_SECONDS,
+    TOO_LONG,
+    check_one_thread,
+    enter_folder,
+    import_late_modules,
+    run_words,
+    wait_for,
+)
 from tests.attack.input_files import TextFiles, write_files
 from tests.attack.input_tokenizers import EOD, write_tokenizer
 
 COMMANDS = ("new", "prepare", "train", "evaluate")
-TWO_STEPS = (
-    *("budget.total_tokens=1_024", "budget.global_batch_tokens=512"),
-    *("schedule.total_tokens=1_024", "schedule.warmup_tokens=0"),
+# One step of one layer: the cases are about tokenizers and texts.
+ONE_STEP = (
+    *("budget.total_tokens=512", "budget.global_batch_tokens=512"),
+    *("schedule.total_tokens=512", "schedule.warmup_tokens=0"),
     *("budget.sequence_length=128", "parallelism.microbatch_sequences=4"),
+    *("model.num_layers=1", "evaluation.every_tokens=512"),
 )
 DONE, REFUSED = 0, 2
+# The texts of the cases ask for the smallest models, so wider ones need no comparison.
+SMALL_WIDTHS = tuple(width for width in sizes.WIDTHS if width <= 512)
 
 
 @cache
 def plain_text() -> str:
-    """Return 40 kB of English prose and code that every Python brings."""
+    """Return 40 kB of English prose and code from Python's standard library."""
     return Path(argparse.__file__).read_text("utf-8")[:40_000]
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputCase:
-    """The words of the commands, and the documents that the files hold if they are sound."""
+    """The words of the commands, and the documents of the files unless they are damaged."""
 
     commands: Sequence[Sequence[str]]
     documents: Sequence[str] | None
@@ -65,7 +81,6 @@ def write_case(seed: int, number: int, folder: Path) -> InputCase:
         new.append("tokenizer=tok")
     else:
         files, tokenizer = write_files(text, random), {}
-    (folder / "tok").mkdir()
     for name, content in {
         **files.files,
         **{f"tok/{name}": content for name, content in tokenizer.items()},
@@ -75,7 +90,7 @@ def write_case(seed: int, number: int, folder: Path) -> InputCase:
     commands = (
         [*new, f"data='{files.data}'"],
         [recipe, "action=prepare"],
-        [recipe, "run=run", *TWO_STEPS],
+        [recipe, "run=run", *ONE_STEP],
         ["action=evaluate", "run=run"],
     )
     return InputCase(commands=commands, documents=files.documents, is_tokenizer=is_tokenizer)
@@ -90,41 +105,40 @@ class Outcome:
     problem: str
 
 
-def run_case(room: Room, seed: int, number: int) -> Outcome:
+def run_case(work: Path, seed: int, number: int) -> Outcome:
     """Run the commands of a case, up to the first that does not end with 0.
 
-    Children write the files, run the commands and decode the tokens: threads of the libraries
-    would not survive the next fork.
+    One child writes the files, runs the commands and decodes the tokens: threads of the
+    libraries would not survive the next fork.
     """
-    folder = room.work / "inputs" / str(number)
-    here = folder / "here"
-    for part in (here, folder / "tmp", folder / "home"):
-        part.mkdir(parents=True)
+    folder = work / "inputs" / str(number)
+    for part in ("here/tok", "tmp", "home"):
+        (folder / part).mkdir(parents=True)
+    if (child := os.fork()) == 0:
+        _be_the_child(folder, seed, number)
+    ended = wait_for(child)
     case_file = folder / "case.json"
-    written = _wait_for_child(
-        lambda: case_file.write_text(json.dumps(asdict(write_case(seed, number, here))))
-    )
-    assert written == 0, f"case {number} cannot be made"
+    assert case_file.exists(), f"case {number} cannot be made"
     case = InputCase(**json.loads(case_file.read_text("utf-8")))
-    child = _wait_for_child(lambda: _run_commands(folder, case))
     statuses = [int(line) for line in (folder / "statuses").read_text().split()]
     output = (folder / "output").read_text("utf-8", "backslashreplace")
-    problem = find_problem(case, child, statuses, output)
-    if not problem and len(statuses) > 1 and statuses[1] == DONE:
-        lost = folder / "lost"
-        checked = _wait_for_child(lambda: lost.write_text(_find_lost_text(case, here)))
-        problem = lost.read_text("utf-8") if checked == 0 else "the tokens cannot be decoded"
+    lost = folder / "lost"
+    problem = find_problem(case, ended, statuses, output)
+    if not problem and lost.exists():
+        problem = lost.read_text("utf-8")
     return Outcome(statuses=statuses, output=output, problem=problem)
 
 
-def _wait_for_child(function: Callable[[], object]) -> int:
-    """Run the function in a child and return its exit status."""
-    child = os.fork()
-    if child:
-        return wait_for(child)
+def _be_the_child(folder: Path, seed: int, number: int) -> None:
+    """Run a case in this process, and end the process."""
     status = 1
     try:
-        function()
+        case = write_case(seed, number, folder / "here")
+        (folder / "case.json").write_text(json.dumps(asdict(case)))
+        enter_folder(folder, folder / "output", {})
+        statuses = _run_commands(case, folder / "statuses")
+        if statuses[1:2] == [DONE]:
+            (folder / "lost").write_text(_find_lost_text(case))
         status = 0
     except BaseException:  # noqa: BLE001 (the parent reports the status)
         traceback.print_exc()
@@ -132,14 +146,16 @@ def _wait_for_child(function: Callable[[], object]) -> int:
         os._exit(status)
 
 
-def _run_commands(folder: Path, case: InputCase) -> None:
-    enter_folder(folder, folder / "output", {})
-    with (folder / "statuses").open("a", buffering=1) as statuses:
+def _run_commands(case: InputCase, file: Path) -> Sequence[int]:
+    """Write each status as its command ends: the process may not survive the next command."""
+    statuses: list[int] = []
+    with file.open("a", buffering=1) as stream:
         for words in case.commands:
-            ended = run_words(main_of_command, words)
-            statuses.write(f"{ended}\n")
-            if ended != DONE:
+            statuses.append(run_words(main_of_command, words))
+            stream.write(f"{statuses[-1]}\n")
+            if statuses[-1] != DONE:
                 break
+    return statuses
 
 
 def find_problem(case: InputCase, child: int, statuses: Sequence[int], output: str) -> str:
@@ -147,7 +163,8 @@ def find_problem(case: InputCase, child: int, statuses: Sequence[int], output: s
     if child == TOO_LONG:
         return f"{COMMANDS[len(statuses)]} took more than {LIMIT_SECONDS} s"
     if child != 0:
-        return f"the process ended with {child} in {COMMANDS[len(statuses)]}: {last}"
+        command = (*COMMANDS, "the check of the tokens")[len(statuses)]
+        return f"the process ended with {child} in {command}: {last}"
     command = COMMANDS[len(statuses) - 1]
     if "Traceback (most recent" in output:
         return f"{command} prints a traceback: {last}"
@@ -161,13 +178,13 @@ def find_problem(case: InputCase, child: int, statuses: Sequence[int], output: s
     return ""
 
 
-def _find_lost_text(case: InputCase, here: Path) -> str:
-    """Compare the documents in the token files with those of the case."""
+def _find_lost_text(case: InputCase) -> str:
+    """Compare the documents in the token files with the documents of the case."""
     if case.documents is None:
         return ""
-    (folder,) = (here / "prepared").glob("mine-*")
+    (folder,) = Path("prepared").glob("mine-*")
     engine = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    expected = Counter(_squeeze(part) for one in case.documents for part in one.split(EOD))
+    expected = Counter(_squeeze(part) for text in case.documents for part in text.split(EOD))
     found = Counter(map(_squeeze, _decode_documents(folder, engine)))
     expected.pop("", None)
     found.pop("", None)
@@ -178,7 +195,7 @@ def _find_lost_text(case: InputCase, here: Path) -> str:
 
 
 def _squeeze(text: str) -> str:
-    """Leave out white space, and what a tokenizer puts before words."""
+    """Remove white space and the marks that a tokenizer puts before words."""
     return "".join(text.replace("\ufeff", "").replace("▁", "").split())
 
 
@@ -197,7 +214,7 @@ def _decode_documents(folder: Path, engine: Tokenizer) -> Iterator[str]:
     letters = _bytes_of_letters()
     added = engine.get_added_tokens_decoder()
     pieces = {
-        index: piece.encode() if index in added else bytes(letters[one] for one in piece)
+        index: piece.encode() if index in added else bytes(letters[letter] for letter in piece)
         for piece, index in engine.get_vocab(with_added_tokens=True).items()
         if index in added or letters.keys() >= {*piece}
     }
@@ -215,23 +232,31 @@ def _decode_documents(folder: Path, engine: Tokenizer) -> Iterator[str]:
 
 def run_cases(work: Path, seed: int, numbers: Sequence[int]) -> Iterator[tuple[int, Outcome]]:
     """Run the cases; the folder of a case that ended well is removed."""
-    room = Room(work)
-    room.open()
+    import_late_modules()
+    compose_defaults()
+    sizes.WIDTHS = SMALL_WIDTHS
     plain_text()
+    check_one_thread()
     for number in numbers:
-        outcome = run_case(room, seed, number)
+        outcome = run_case(work, seed, number)
         if not outcome.problem:
             shutil.rmtree(work / "inputs" / str(number))
         yield number, outcome
 
 
 def main() -> int:
-    """Run the cases that the command line asks for and print how they ended."""
+    """Run the cases that the command line names, and print how they ended."""
     parser = argparse.ArgumentParser(prog="python -m tests.attack.inputs")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--cases", type=int, default=600)
     parser.add_argument("--only", type=int, nargs="*")
+    parser.add_argument("--without-pages", action="store_true", help="as without plotly")
     given = parser.parse_args()
+    if given.without_pages:
+        patch("components.report.write.find_spec", return_value=None).start()
+    else:
+        import_module("plotly.io")
+        import_module("plotly.graph_objects")
     work = Path(tempfile.mkdtemp(prefix="inputs-")) / "work"
     output = os.dup(1)  # the valid files are made with much output
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

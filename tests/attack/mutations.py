@@ -1,7 +1,6 @@
 """Seeded mutations of valid files and command lines: types, keys, bytes, numbers, texts.
 
-No word of a command line ever names a place outside the working folder: what a user says
-himself is done.
+No word of a command line names a place outside the working folder: users may name any place.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Every attack of the corpus: how it ends, and what interpreter and kernel tell of it."""
+"""Every attack of the corpus: its end, and the acts that interpreter and kernel report."""
 
 import json
 import os
@@ -22,12 +22,12 @@ from tests.attack.traced import TRACER, acts_by_case
 ALL = "ATTACK_ALL"  # `make attack` asks for every attack with every action
 # Without it, one action of each: every so many of these. Only `make long` traces.
 EVERY = {"a sample": 40, "a quarter, traced": 4}
-# Control characters, those of the second page and those that turn text round.
+# Control characters, also of C1, and characters that reverse text.
 RAW = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"
 )
 TRACED = shutil.which("strace") is not None
-# What acts on purpose: the detectors must see it.
+# Cases that act on purpose: the detectors must report them.
 ACTING = {
     "acting-program": ["execve", "runs touch"],
     "acting-connection": ["connect(", "connects to"],
@@ -37,8 +37,8 @@ ACTING = {
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the chosen cases must do, what they did, and if traced their calls by name."""
+class Outcome:
+    """The chosen cases, their results, and if traced their system calls by name."""
 
     chosen: list[Expected]
     results: Mapping[str, Result]
@@ -70,25 +70,27 @@ def run_cases(
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    told = json.loads((work / "results.json").read_text("utf-8"))
-    results = {one["name"]: Result(**one) for one in told}
-    return results, acts_by_case(trace) if traced else None
+    results = json.loads((work / "results.json").read_text("utf-8"))
+    by_name = {result["name"]: Result(**result) for result in results}
+    return by_name, acts_by_case(trace) if traced else None
 
 
 TRACED_LONG = pytest.param("a quarter, traced", marks=pytest.mark.long)
 
 
 @pytest.fixture(scope="module", params=["a sample", TRACED_LONG])
-def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Told:
+def outcome(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Outcome:
     traced = TRACED and request.param != "a sample"
     every = 1 if traced and os.environ.get(ALL) else EVERY[request.param]
     chosen = one_of_each()[::every]
     cases, work = [one.case for one in chosen], tmp_path_factory.mktemp("attack") / "work"
-    return Told(chosen, *run_cases(work, cases, "tests.attack.driver", traced=traced))
+    return Outcome(chosen, *run_cases(work, cases, "tests.attack.driver", traced=traced))
 
 
 def wrong(expected: Expected, result: Result) -> str:
-    """Say what is not as it must be, or nothing."""
+    """Return what is wrong, or nothing."""
     said, status = result.said, result.status
     if status == TOO_LONG:
         return f"took more than {LIMIT_SECONDS} s"
@@ -105,26 +107,29 @@ def wrong(expected: Expected, result: Result) -> str:
 
 
 def listed(found: Mapping[str, object]) -> list[str]:
-    """Name the cases of which something was found, each with all of it."""
+    """Return the cases with findings."""
     return [f"{name}: {what}" for name, what in found.items() if what]
 
 
 @pytest.mark.timeout(3600)
-def test_every_attack_ends_as_it_must_and_says_so(told: Told) -> None:
-    found = {one.case.name: wrong(one, told.results[one.case.name]) for one in told.chosen}
+def test_every_attack_has_its_status_and_message(outcome: Outcome) -> None:
+    found = {
+        one.case.name: wrong(one, outcome.results[one.case.name]) for one in outcome.chosen
+    }
     assert not (lines := listed(found)), "\n".join(lines)
 
 
-def test_no_attack_runs_connects_imports_or_changes_anything_outside(told: Told) -> None:
-    found = {name: [*one.acts, *one.stray] for name, one in told.results.items()}
+def test_no_attack_runs_connects_imports_or_changes_anything_outside(outcome: Outcome) -> None:
+    found = {name: [*one.acts, *one.stray] for name, one in outcome.results.items()}
     assert not (lines := listed(found)), "\n".join(lines)
 
 
-def test_the_kernel_is_asked_for_nothing_but_reading_and_the_own_folder(told: Told) -> None:
-    if told.calls is None:
-        pytest.skip("traced cases need strace and `make long`")
-    assert told.calls.keys() == told.results.keys(), "the trace is not whole"
-    assert not (lines := listed(told.calls)), "\n".join(lines)
+@pytest.mark.skipif(not TRACED, reason="strace is not installed here")
+@pytest.mark.parametrize("outcome", [TRACED_LONG], indirect=True)
+def test_system_calls_only_read_or_change_the_own_folder(outcome: Outcome) -> None:
+    assert outcome.calls is not None
+    assert outcome.calls.keys() == outcome.results.keys(), "the trace is not whole"
+    assert not (lines := listed(outcome.calls)), "\n".join(lines)
 
 
 def test_the_corpus_is_large_and_has_every_kind_of_file() -> None:
@@ -134,7 +139,7 @@ def test_the_corpus_is_large_and_has_every_kind_of_file() -> None:
     assert len(kinds) == 17
 
 
-def test_detectors_see_what_acts_on_purpose(tmp_path: Path) -> None:
+def test_detectors_report_deliberate_acts(tmp_path: Path) -> None:
     cases = [Case(name=name, kind="recipe", words=[name]) for name in ACTING]
     results, calls = run_cases(tmp_path / "work", cases, "tests.attack.acting", traced=TRACED)
     for name, (call, event) in ACTING.items():
@@ -147,7 +152,7 @@ def test_detectors_see_what_acts_on_purpose(tmp_path: Path) -> None:
     assert "outside/ran" in results["acting-import"].stray
 
 
-# The table of attacks in the documentation names cases that there are.
+# The table of attacks in the documentation names existing cases.
 ROW = re.compile(
     r"^\| (?P<file>[^|]+) \| [^|]+ \| [^|]+ \| (?P<cases>`[^|]+) \|$", re.MULTILINE
 )

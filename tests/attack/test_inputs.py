@@ -1,22 +1,32 @@
-"""Generated tokenizers and text files pass through the commands or are refused, whole.
+"""Commands use generated tokenizers and text files in full, or refuse them.
 
-``python -m tests.attack.inputs --only NUMBER`` repeats a case that failed.
+``python -m tests.attack.inputs --only NUMBER`` repeats a failed case.
 """
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from command.arguments import ROOT
-from tests.attack.inputs import InputCase, find_problem
+from tests.attack.inputs import InputCase, find_problem, write_case
 
 
-def test_tokenizers_and_files_are_trained_on_whole_or_refused() -> None:
-    words = [sys.executable, "-m", "tests.attack.inputs", "--cases", "30"]
+def test_generated_tokenizers_and_texts_are_used_in_full_or_refused() -> None:
+    words = [sys.executable, "-m", "tests.attack.inputs", "--cases", "30", "--without-pages"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "30 cases" in done.stdout  # `make attack`: 600
+    assert "30 cases" in done.stdout  # `make attack`: 600, with their pages
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["tokenizer", "text"])
+def test_a_case_is_repeated_by_its_number(number: int, tmp_path: Path) -> None:
+    folders = (tmp_path / "a", tmp_path / "b")
+    for folder in folders:
+        (folder / "tok").mkdir(parents=True)
+    first, second = (write_case(7, number, folder) for folder in folders)
+    assert first == second
 
 
 @pytest.mark.parametrize(
@@ -34,7 +44,7 @@ def test_tokenizers_and_files_are_trained_on_whole_or_refused() -> None:
         ((False, None, 0, [2], "Traceback (most recent call last):"), "prints a traceback"),
     ],
 )
-def test_what_must_not_be_is_seen(
+def test_each_kind_of_failure_is_reported(
     ended: tuple[bool, list[str] | None, int, list[int], str], problem: str
 ) -> None:
     is_tokenizer, documents, child, statuses, output = ended

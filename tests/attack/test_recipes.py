@@ -1,7 +1,7 @@
-"""Files that somebody sent with intent: refused by line, before anything happens.
+"""Malicious recipe files are refused with their line, before they have any effect.
 
-Each attack is a file under ``recipes/``; ``index.json`` says by which line and message it is
-refused, and which guard does it. With that guard taken away it is not.
+Each attack is a file under ``recipes/``; ``index.json`` has the line and the message of
+its refusal, and the guard that refuses it. Without that guard it is not refused so.
 """
 
 import importlib
@@ -9,12 +9,13 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import suppress
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import hydra
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ from command.recipe.recipe_file import check_recipe_file
 from components.config.recipe import Recipe
 from components.errors import RecipeError
 from tests.attack.composed import ATTACKS, attack
+from tests.attack.mutations import mutate
 
 INDEX: list[dict[str, Any]] = json.loads((ATTACKS / "index.json").read_text("utf-8"))
 GUARDED = [one for one in INDEX if one["guard"]]
@@ -37,7 +39,7 @@ READ = (
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a link that leads out of it, to somebody's texts."""
+    """A working folder with a link to a folder outside."""
     outside, here = tmp_path / "outside", tmp_path / "here"
     for place in (outside, here):
         place.mkdir()
@@ -56,7 +58,7 @@ def test_every_file_is_in_the_index_and_attacks_come_in_many_kinds() -> None:
     assert len({one["guard"] for one in GUARDED}) >= 9
 
 
-def test_every_attack_is_refused_by_line_and_does_nothing(folder: Path) -> None:
+def test_every_attack_is_refused_by_line_without_effect(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.attack.composed"],
         cwd=folder,
@@ -70,17 +72,17 @@ def test_every_attack_is_refused_by_line_and_does_nothing(folder: Path) -> None:
         refusal = found["refusals"][one["name"]]
         assert refusal.startswith(f"{one['name']}.yaml:{one['line']}"), refusal or one["name"]
         assert one["message"] in refusal
-    acts = [told for told in found["told"] if told[1] != "read"]
+    acts = [event for event in found["events"] if event[1] != "read"]
     assert acts == []
-    read = {path for _, kind, path in found["told"] if kind == "read"}
+    read = {path for _, kind, path in found["events"] if kind == "read"}
     assert {path for path in read if not path.startswith(READ)} == set()
-    assert any(path.endswith("recipes/tag.yaml") for path in read), "the hook heard nothing"
+    assert any(path.endswith("recipes/tag.yaml") for path in read), "the hook recorded nothing"
     assert sorted(path.name for path in folder.iterdir()) == ["linked"]
 
 
 @pytest.mark.quick("environment_resolver", "key_of_instantiation", "text_behind_a_link")
 @pytest.mark.parametrize("one", GUARDED, ids=names(GUARDED))
-def test_without_its_guard_the_attack_is_not_refused_so(
+def test_without_its_guard_an_attack_has_another_outcome(
     one: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, _, name = one["guard"].rpartition(".")
@@ -108,7 +110,7 @@ def composed(file: Path) -> Recipe:
     return compose_recipe(read_point([f"recipe={file}"]))
 
 
-def test_what_the_user_names_may_lie_anywhere(folder: Path) -> None:
+def test_the_user_may_name_any_folder(folder: Path) -> None:
     file = ATTACKS / "absolute_folder.yaml"
     assert "leads out" in attack(file)
     mine = compose_recipe(read_point([f"recipe={file}", "data.folder=/tmp/mine"]))
@@ -124,7 +126,7 @@ def test_no_more_than_the_limit_is_read(folder: Path, monkeypatch: pytest.Monkey
     assert "is not a mapping" in attack(Path("huge.yaml"))
 
 
-def test_a_device_and_a_pipe_are_no_files(folder: Path) -> None:
+def test_devices_and_pipes_are_refused(folder: Path) -> None:
     os.mkfifo("pipe.yaml")
     Path("device.yaml").symlink_to("/dev/zero")
     for name in ("pipe.yaml", "device.yaml"):
@@ -146,5 +148,35 @@ def test_a_wide_mapping_is_read_in_linear_time(folder: Path) -> None:
 def test_any_bytes_are_read_or_refused(folder: Path, content: bytes) -> None:
     file = Path("fuzzed.yaml")
     file.write_bytes(content)
-    with suppress(RecipeError):  # anything else propagates
-        check_recipe_file(read_data(file, "recipe"))
+    read_or_refuse(file)
+
+
+def read_or_refuse(file: Path) -> bool:
+    """Read a file as a recipe. Any error but a refusal propagates."""
+    try:
+        recipe = read_data(file, "recipe")
+        check_recipe_file(recipe)
+    except RecipeError:
+        return False
+    assert "${oc." not in json.dumps(recipe.tree, default=str)
+    return True
+
+
+MIXTURE = {
+    "defaults": ["teuken7b"],
+    "name": "mixture",
+    "description": "Two sources.",
+    "model": {"num_layers": 2, "attention": {"head_dim": 8}},
+    "data": {"sources": {"eu": {"files": ["texts/*.txt"]}}, "shares": {"eu": 1.0}},
+    "budget": {"total_tokens": 8_192},
+}
+
+
+def test_mutated_recipes_are_read_or_refused(folder: Path) -> None:
+    outcomes = Counter[bool]()
+    for seed in range(200):
+        file = Path("mutated.yaml")
+        file.write_text(yaml.safe_dump(MIXTURE, sort_keys=False), "utf-8")
+        mutate(file, str(seed))
+        outcomes[read_or_refuse(file)] += 1
+    assert min(outcomes[True], outcomes[False]) > 20, outcomes

@@ -1,4 +1,4 @@
-"""What the kernel was asked for, case by case: the lines of ``strace`` that are acts."""
+"""The system calls of each case that are acts, from the output of ``strace``."""
 
 import ast
 import os
@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.attack.watching import is_asked
+from tests.attack.watching import is_question
 
 CALLS = (
     *("execve", "execveat", "connect", "openat", "open", "creat", "mkdir", "mkdirat"),
@@ -59,7 +59,7 @@ def acts_by_case(trace: Path) -> dict[str, list[str]]:
 
 
 def is_harmless(call: str, room: str) -> bool:
-    """Tell reading, what is asked of git, and changes below the case's own folders."""
+    """Tell whether a call only reads, asks git, or changes the case's own folders."""
     kind = call.partition("(")[0]
     if kind not in CALLS:
         return True  # a signal, or a process that ended
@@ -79,7 +79,7 @@ def _is_harmless_program(call: str) -> bool:
     if found is None:
         return False
     words = ast.literal_eval(found["words"])
-    return is_asked(words) or "/git-core/" in found["path"]
+    return is_question(words) or "/git-core/" in found["path"]
 
 
 def _is_harmless_opening(call: str, room: str) -> bool:
@@ -93,7 +93,7 @@ def _is_harmless_opening(call: str, room: str) -> bool:
 
 
 def _places(call: str, kind: str, here: str) -> list[str]:
-    """Name what is changed: of a link what it is called, not where it leads."""
+    """Return the changed paths: for a link its own path, not its target."""
     found = []
     for place in PLACES.finditer(call):
         text = place["text"].encode("latin-1", "replace").decode("unicode_escape")

@@ -200,7 +200,7 @@ def _measured(folder: Path) -> None:
 
 
 def _tokens(folder: Path) -> None:
-    """Write token files as Megatron does, and lay the tokenizer beside them."""
+    """Write token files in Megatron's format, and copy the tokenizer next to them."""
     (made,) = folder.glob("prepared/tiny-*")
     (folder / "tok").mkdir()
     shutil.copy(made / "tokenizer.model", folder / "tok")

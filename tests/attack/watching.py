@@ -22,7 +22,7 @@ PAIRS = frozenset({"os.rename", "os.link"})
 STARTS = frozenset({"os.exec", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn"})
 HEX = "[0-9a-f]{40}"
 ROOM = r"[\w./]+"
-# What the actions ask of git: what is here, read only. And how a job of one's own is.
+# Read-only git commands of the actions, and questions about the user's own job.
 ASKED = re.compile(
     f"git (?:rev-parse HEAD|ls-files --others --exclude-standard|diff HEAD"
     f"|diff --name-only (?:--end-of-options )?{HEX} -- {ROOM})"
@@ -37,14 +37,14 @@ ASKED = re.compile(
 )
 
 
-def is_asked(words: Sequence[str]) -> bool:
+def is_question(words: Sequence[str]) -> bool:
     """Tell the few programs that the actions run to learn something."""
     plain = [Path(words[0]).name if words[0].endswith("/git") else words[0], *words[1:]]
     return ASKED.fullmatch(" ".join(plain)) is not None
 
 
 class Watch:
-    """Hear of one case at a time; acts are told in the order in which they came."""
+    """Record the acts of one case, in their order."""
 
     def __init__(self, room: Path) -> None:
         """Allow changes below ``room`` only; what lies in ``room/outside`` is not even read."""
@@ -78,7 +78,7 @@ class Watch:
             return f"{event} {odd[0]!r}" if odd else ""
         if event == "subprocess.Popen":
             words = [os.fsdecode(word) for word in arguments[1]]
-            return "" if is_asked(words) else f"runs {' '.join(words)}"
+            return "" if is_question(words) else f"runs {' '.join(words)}"
         if event == "import":
             return self._imported(str(arguments[0]))
         if event == "socket.connect":

@@ -1,4 +1,4 @@
-"""No user's own site.yaml reaches a test; a real Slurm is started once for all that need it."""
+"""Fixtures: no test reads the user's site.yaml, and all tests share one real Slurm."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -25,14 +25,14 @@ Submit = Callable[..., int]
 
 @pytest.fixture(autouse=True)
 def site_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where the file would be that a test may write."""
+    """The path of the user's site.yaml, which a test may write."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return tmp_path / "config" / "kochbuch" / "site.yaml"
 
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[LocalSlurm]:
-    """Three nodes like those of JUWELS Booster."""
+    """Three nodes, set up as on JUWELS Booster."""
     with local_slurm(3, JUWELS) as cluster:
         yield cluster
 
@@ -62,7 +62,7 @@ def run_on(tmp_path: Path) -> Callable[..., Jobs]:
 
 @pytest.fixture
 def jobs(run_on: Callable[..., Jobs], programs: Programs) -> Jobs:
-    """A chain of four on 128 nodes of JUWELS, whose scheduler answers."""
+    """A submitted chain of four jobs on 128 nodes of JUWELS."""
     return waiting_chain(run_on, programs)
 
 
@@ -87,7 +87,7 @@ def submit(home: Path, tmp_path: Path) -> Submit:
 
 @pytest.fixture
 def taking(programs: Programs) -> Programs:
-    """A scheduler that takes everything as job 77 and has nothing in its queue."""
+    """A scheduler that accepts every script as job 77. Its queue is empty."""
     programs.add("sbatch", says="77\n")
     for name in ("squeue", "scancel", "scontrol"):
         programs.add(name)

@@ -1,7 +1,7 @@
 """A strict reader of directives: an option that no manual documents is an error.
 
-SLURM's options are those of sbatch(1), PBS's those of qsub(1B) of OpenPBS that may stand in a
-script; each with the shape of its value.
+Slurm's options come from sbatch(1), and PBS's from OpenPBS's qsub(1B), if a script may contain
+them. Each option has a pattern for its value.
 """
 
 import re

@@ -1,8 +1,8 @@
-"""A node's GPU driver, pretended where torch asks it: NVML's library, one for each node.
+"""A simulated GPU driver for torch: a library in the place of NVML, one for each node.
 
-A torch that was built for processors alone lacks the other half, CUDA's runtime. `RUNTIME` puts
-that in its place, in torch: what is asked of a device goes to the node's library, what a device
-computes is computed by the processor. Torch's own count and all that is ours stay as they are.
+A CPU build of torch lacks CUDA's runtime. `RUNTIME` simulates it in torch: questions about a
+device go to the node's library, and the processor does the device's computations. Torch's own
+device count and all of this repository's code stay unchanged.
 """
 
 import shutil
@@ -57,7 +57,7 @@ torch.cuda._queued_calls.clear()
 torch.cuda._exchange_device = torch.cuda._maybe_exchange_device = lambda index: index
 OnTheProcessor().__enter__()
 """
-# What a rank computes, no stand-in can: its recipe says so from there on.
+# The simulated device cannot train, so the recipe of the ranks has device: cpu.
 ON_THE_PROCESSOR = """sed -i 's/"device": "cuda"/"device": "cpu"/' "$3/recipe.json\""""
 
 

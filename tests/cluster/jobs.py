@@ -1,4 +1,4 @@
-"""Jobs of recipes on clusters, as a user who has said a few things, or nothing, gets them."""
+"""Jobs of recipes on clusters, and the records of their chains."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from tests.recipes.compositions import RECIPES, compose, home_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKOUT = Path("/path/to/kochbuch")
-# The templates on their own: what a site adds is left out.
+# The templates without the settings of a site.
 BARE = (
     *("cluster.site.directives=[]", "cluster.site.modules=[]", "cluster.site.setup=[]"),
     *("cluster.site.environment={}", "cluster.site.host_suffix=''"),
@@ -50,7 +50,7 @@ def script_of(*words: str) -> str:
 
 
 def scripts() -> dict[str, tuple[str, ...]]:
-    """Name the golden scripts: recipes at home, and variants of a few of them."""
+    """Return the golden scripts by name: recipes on their own clusters, and a few variants."""
     at_home = {
         f"{name}-{home_of(name)}": (f"recipe={name}", f"cluster={home_of(name)}")
         for name in RECIPES
@@ -76,7 +76,7 @@ def scripts() -> dict[str, tuple[str, ...]]:
 
 
 def submitted(jobs: Jobs, chain: str, count: int = 4) -> None:
-    """Record that a chain of ``count`` jobs was handed over."""
+    """Record that a chain of ``count`` jobs was submitted."""
     jobs.append_events(
         SubmitEvent(at=utc_now(), jobs=count, words=()),
         SubmittedEvent(at=utc_now(), chain=chain),
@@ -90,7 +90,7 @@ def cancelled(jobs: Jobs) -> None:
 def began(
     jobs: Jobs, job: str, *, attempt: int = 0, nodes: tuple[str, ...] = ("n1",)
 ) -> JobAttempt:
-    """Record that a job begins where the run is."""
+    """Record that a job begins at the run's last checkpoint."""
     saved = saved_tokens(jobs.folder)
     jobs.append_events(
         BeganEvent(at=utc_now(), job=job, attempt=attempt, nodes=nodes, tokens=saved)
@@ -101,7 +101,7 @@ def began(
 def ended(
     jobs: Jobs, record: JobAttempt, how: str, *, why: str = "", bad: tuple[str, ...] = ()
 ) -> JobAttempt:
-    """Record how an attempt ended, where the run is."""
+    """Record how an attempt ended, at the run's last checkpoint."""
     event = EndedEvent(
         at=utc_now(),
         job=record.job,
@@ -120,7 +120,7 @@ Run = Callable[..., Jobs]
 
 
 def task(number: int, *, restarts: int = 0) -> dict[str, str]:
-    """What Slurm tells a task of the array 77."""
+    """Return Slurm's variables in a task of the array 77."""
     return {
         "SLURM_JOB_ID": str(80 + number),
         "SLURM_ARRAY_JOB_ID": "77",
@@ -131,7 +131,7 @@ def task(number: int, *, restarts: int = 0) -> dict[str, str]:
 
 
 def waiting_chain(run_on: Run, programs: Programs) -> Jobs:
-    """A chain of four on 128 nodes of JUWELS, whose scheduler answers."""
+    """Submit a chain of four jobs on 128 nodes of JUWELS to a scheduler of small programs."""
     programs.add("scontrol", says="\n".join(NODES))
     for name in ("scancel", "srun", "sinfo"):
         programs.add(name)

@@ -1,13 +1,13 @@
 """A strict stand-in for OpenPBS on one host: its commands, and Cray's ``mpiexec``.
 
-``link`` writes programs of these names. ``qsub`` refuses what the manual does not document;
-each job runs in a process of its own, which waits for the jobs it depends on, and ends it at
-the wall. State is one JSON file a job in ``$OPENPBS_FOLDER``, history included. What
-dependencies do follows OpenPBS's ``req_register.c`` and its test of them: at the job that is
-waited for stands ``beforeany:ID@server``, also when it has ended, and with a held job those
-that wait for it go.
+``link`` writes programs of these names. ``qsub`` refuses undocumented options. Each job has its
+own process, which waits for the jobs it depends on, and ends the job at its time limit. The
+state is one JSON file for each job in ``$OPENPBS_FOLDER``, with history. Dependencies follow
+OpenPBS's ``req_register.c`` and its test: the job that others wait for has
+``beforeany:ID@server``, also after its end, and deleting a held job deletes the jobs that wait
+for it.
 
-`test_pbs_life.py` asks it and a real OpenPBS 23.06 the same, and compares status and words:
+`test_pbs_life.py` compares the status and output of its commands with a real OpenPBS 23.06:
 ``qstat`` with and without a history of jobs ($OPENPBS_HISTORY is off), ``qdel``, ``qalter``,
 ``qsub -W``; ``qselect -u`` follows its manual. ``exec_host`` is ``NODE/0*CORES+...``, as
 there. Of its source are the ``Hold_Types`` s of a job that depends on another, and -29 for
@@ -219,7 +219,7 @@ def _wall(tree: Tree) -> int:
 
 
 def _start(job: str, tree: Tree) -> subprocess.Popen[bytes]:
-    # Of arrays it knows those of one element, 0: it has an id of its own in a real PBS.
+    # Only arrays of one element, 0, are supported. A real PBS gives the element its own id.
     own = {"PBS_ARRAY_INDEX": "0"} if tree["directives"].get("-J") == ["0-1:2"] else {}
     nodefile, script = folder() / f"{job}.nodes", folder() / f"{job}.SC"
     nodefile.write_text("".join(f"{node}\n" for node in _nodes(tree)))
@@ -323,10 +323,10 @@ def _abort(job: str) -> None:
 
 
 def mpiexec(words: list[str]) -> int:
-    """Start ranks on this host; say as PALS does which fail, and end the others.
+    """Start ranks on this host, report failed ranks as PALS does, and end the others.
 
-    The nodes are those of ``--hostfile`` or else of the job: options and defaults are those of
-    HPE's client (Cray-HPE/craycli, cray/modules/mpiexec/cli.py). Each node is filled before the
+    The nodes come from ``--hostfile`` or else from the job. Options and defaults match HPE's
+    client (Cray-HPE/craycli, cray/modules/mpiexec/cli.py). Each node is filled before the
     next, as Intel's mpirun documents it. A process knows by ``OPENPBS_NODE`` on which it is,
     and by the host's name where ``OPENPBS_HOSTS`` is set.
     """
@@ -374,7 +374,7 @@ def _watch(
     *,
     ends: bool,
 ) -> int:
-    """Wait for all; unless told otherwise, a rank that fails ``ends`` the others."""
+    """Wait for all ranks. By default a failed rank ``ends`` the others."""
     status, running = 0, dict(processes)
     while running:
         for rank, process in list(running.items()):

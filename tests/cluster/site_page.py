@@ -1,6 +1,6 @@
-"""A page for a site as a shell reads it: its commands, and what is changed to try them here.
+"""The commands of a site's page, with replacements so that they run here.
 
-Nothing but the page says what is changed: a row of its last table is a replacement of text.
+Each row of the page's last table is a replacement of text. There are no others.
 """
 
 import re
@@ -20,7 +20,7 @@ def commands(page: Path) -> str:
 
 
 def changes(page: Path) -> dict[str, str]:
-    """Read what is replaced by what.
+    """Read the replacements.
 
     Raises:
         RecipeError: the page names no change.

@@ -121,7 +121,7 @@ class Daemons:
         return self._processes[name]
 
     def stop(self, name: str, number: int = signal.SIGTERM) -> None:
-        """End one daemon, gently unless told otherwise."""
+        """End one daemon, by default with SIGTERM."""
         process = self._processes.pop(name, None)
         if process is None:
             return
@@ -133,7 +133,7 @@ class Daemons:
             process.wait()
 
     def wait_for(self, holds: Callable[[], bool], seconds: float) -> None:
-        """Wait until something holds, or fail with what the daemons said last."""
+        """Wait until a condition holds, or fail with the ends of the daemons' logs."""
         end = time.monotonic() + BUSY_HOST * seconds
         while not holds():
             assert time.monotonic() < end, self.logs()
@@ -286,7 +286,7 @@ def local_slurm(nodes: int, pose: Pose) -> Iterator[LocalSlurm]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Find ports that nobody listens at; they are taken a moment later."""
+    """Find free ports. The daemons open them a moment later."""
     sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))

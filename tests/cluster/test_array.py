@@ -1,4 +1,4 @@
-"""A pass of corpus preparation as a job array: its script, and what stands in its way."""
+"""A pass of corpus preparation as a job array: its script, and the errors on its way."""
 
 import json
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def array_of(tmp_path: Path) -> Array:
     return array
 
 
-def test_array_keeps_the_users_limit(
+def test_array_has_at_most_the_users_limit_of_jobs(
     prepare: Prepare, taking: Programs, tmp_path: Path
 ) -> None:
     queue = "{name: one, fewest_nodes: 1, most_nodes: 9, longest_hours: 2.0"
@@ -120,7 +120,7 @@ def test_tasks_are_submitted_once(prepare: Prepare, taking: Programs, tmp_path: 
         ),
     ],
 )
-def test_trouble_of_an_array_is_told(
+def test_errors_of_an_array_are_reported(
     program: str, error: str, message: str, prepare: Prepare, taking: Programs
 ) -> None:
     if program:

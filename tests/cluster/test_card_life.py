@@ -14,7 +14,7 @@ from components.run.folder import RunFolder
 from components.run.history import read_lines
 from components.run.site_card import read_card
 from tests.cluster.conftest import HERE
-from tests.cluster.programs import Patch, Said
+from tests.cluster.programs import Capture, Patch
 from tests.cluster.slurm import LocalSlurm
 from tests.life.conftest import TINY
 
@@ -29,7 +29,7 @@ WORDS = (
 
 
 def test_one_job_of_two_nodes_makes_a_card_that_plans_read(
-    slurm: LocalSlurm, home: Path, tmp_path: Path, monkeypatch: Patch, capfd: Said
+    slurm: LocalSlurm, home: Path, tmp_path: Path, monkeypatch: Patch, capfd: Capture
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

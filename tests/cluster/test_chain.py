@@ -1,4 +1,4 @@
-"""What a job does before its ranks start and after: the chain goes on, or ends by itself."""
+"""The begin and the end of a job: the chain continues, or ends by itself."""
 
 import socket
 from pathlib import Path
@@ -14,12 +14,14 @@ from cluster.records import Jobs
 from cluster.slurm import Slurm
 from cluster.status import status_of
 from tests.cluster.jobs import NODES, Run, cancelled, fail, finish, save, submitted, task
-from tests.cluster.programs import Patch, Programs, Said
+from tests.cluster.programs import Capture, Patch, Programs
 
 MISTAKE = "RecipeError: data.sources.eu: is missing\n  prepare it again"
 
 
-def test_job_is_recorded_and_what_the_last_one_left_is_removed(jobs: Jobs, capfd: Said) -> None:
+def test_job_is_recorded_and_files_of_the_last_job_are_removed(
+    jobs: Jobs, capfd: Capture
+) -> None:
     save(jobs, 512)
     jobs.folder.stop.touch()
     finish(jobs, "stopped")
@@ -36,23 +38,25 @@ def test_job_is_recorded_and_what_the_last_one_left_is_removed(jobs: Jobs, capfd
 
 
 @pytest.mark.parametrize("ended", ["finished", "cancelled"])
-def test_job_of_an_ended_run_has_nothing_to_do(ended: str, jobs: Jobs, capfd: Said) -> None:
+def test_job_of_an_ended_run_has_nothing_to_do(ended: str, jobs: Jobs, capfd: Capture) -> None:
     finish(jobs, "finished") if ended == "finished" else cancelled(jobs)
     assert start_job(jobs.folder.path, task(2)) == OVER
-    said = {"finished": "the run has finished", "cancelled": "the run was cancelled"}[ended]
-    assert said in capfd.readouterr().err
+    message = {"finished": "the run has finished", "cancelled": "the run was cancelled"}[ended]
+    assert message in capfd.readouterr().err
     assert jobs.load_chain().attempts == ()
 
 
 def begins(jobs: Jobs, programs: Programs, number: int, *, before: str) -> int:
-    """Begin a job while Slurm says that the one before is in this state."""
+    """Begin a job while Slurm reports this state of the job before."""
     names = r"\n".join(NODES)
     known = f"*hostnames*) printf '{names}';; *) echo JobState={before} Reason=None;;"
     programs.script("scontrol", f"case $* in {known} esac")
     return start_job(jobs.folder.path, task(number))
 
 
-def test_two_jobs_without_progress_end_it(jobs: Jobs, programs: Programs, capfd: Said) -> None:
+def test_two_jobs_without_progress_end_it(
+    jobs: Jobs, programs: Programs, capfd: Capture
+) -> None:
     run = jobs.folder.path
     save(jobs, 512)
     for number in (1, 2):
@@ -107,7 +111,7 @@ def test_lost_jobs_without_progress_end_the_chain_at_last(
     assert why in jobs.load_chain().over
 
 
-def test_users_mistake_ends_the_chain(jobs: Jobs, programs: Programs, capfd: Said) -> None:
+def test_users_mistake_ends_the_chain(jobs: Jobs, programs: Programs, capfd: Capture) -> None:
     programs.add("scancel", error="Unable to contact slurm controller", status=1)
     start_job(jobs.folder.path, task(1))
     fail(jobs, 5, MISTAKE)
@@ -179,7 +183,7 @@ def test_ranks_of_a_lost_job_that_still_train_do_not_end_the_chain(jobs: Jobs) -
     assert jobs.load_chain().over == ""
 
 
-def test_failure_without_a_suspect_changes_nothing(jobs: Jobs, programs: Programs) -> None:
+def test_failure_without_a_suspected_node_excludes_none(jobs: Jobs, programs: Programs) -> None:
     start_job(jobs.folder.path, task(1))
     before = programs.calls()
     assert end_job(jobs.folder.path, 0) == 1  # the ranks left no results: no success
@@ -192,7 +196,7 @@ Pair = tuple[Jobs, dict[str, str]]
 
 @pytest.fixture
 def pbs(run_on: Run, programs: Programs, tmp_path: Path) -> Pair:
-    """A run on Aurora, and what PBS tells its first job."""
+    """A run on Aurora, and the variables that PBS sets in its first job."""
     (tmp_path / "nodes").write_text("x1\nx2\n")
     seen = {"PBS_JOBID": "12.pbs-0001", "PBS_NODEFILE": str(tmp_path / "nodes")}
     programs.add("mpiexec")
@@ -231,8 +235,8 @@ def test_each_pbs_job_but_the_last_queues_the_next(pbs: Pair, programs: Programs
     assert qsubs(programs) == [after]
 
 
-def test_status_tells_that_a_node_without_qsub_queued_nothing(
-    pbs: Pair, programs: Programs, monkeypatch: Patch, capfd: Said
+def test_status_reports_that_a_node_without_qsub_queued_nothing(
+    pbs: Pair, programs: Programs, monkeypatch: Patch, capfd: Capture
 ) -> None:
     jobs, seen = pbs
     submitted(jobs, "12.pbs-0001", 3)

@@ -1,8 +1,8 @@
-"""Every order of what can happen to a chain: no state is without a way on.
+"""Every order of events of a chain: each state continues, or ends with a reason.
 
-A small scheduler is played, Slurm's array or PBS's jobs that queue each other, against
-`cluster.decisions`; all its states are walked. In each a job runs or waits, the budget is
-spent, or a person is told why the chain has ended, and what to do.
+A small model of a scheduler (Slurm's array, or PBS jobs that queue each other) runs against
+`cluster.decisions`, through all its states. In each state a job runs or waits, the budget is
+used, or the status has a reason and a remedy.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ Key = tuple[object, ...]
 
 @dataclass(frozen=True)
 class World:
-    """The scheduler's side and the run's folder; ``chain`` is what the record says."""
+    """The state of the scheduler and of the run's folder. ``chain`` is read from the record."""
 
     chain: ChainState
     waiting: tuple[str, ...]
@@ -57,7 +57,7 @@ class World:
 
     @cached_property
     def key(self) -> Key:
-        """What the decisions read, and no more: two worlds with one key go on alike."""
+        """All that the decisions read: two worlds with the same key have the same future."""
         chain, idle = self.chain, list[JobAttempt]()
         for one in reversed(chain.current_attempts):
             if one.tokens_at_begin != self.saved:
@@ -176,7 +176,7 @@ def following(world: World, *, arrays: bool) -> Iterator[tuple[str, World]]:
 
 
 def check_way_on(world: World) -> None:
-    """See that a job runs or waits, the run has finished, or a person is told why not."""
+    """Check that a job runs or waits, the run has finished, or its status has a reason."""
     if world.running is None and not world.waiting and not world.finished:
         state, why, then = without_jobs(closed(world), Path("run"))
         assert state in {"stopped", "failed", "lost", "cancelled"}
@@ -194,7 +194,7 @@ def closed(world: World) -> ChainState:
 
 @pytest.mark.quick("pbs")  # of Slurm there are seven times as many orders
 @pytest.mark.parametrize("arrays", [True, False], ids=["slurm", "pbs"])
-def test_every_order_of_events_has_a_way_on_and_an_end(arrays: bool) -> None:
+def test_every_order_of_events_continues_and_ends(arrays: bool) -> None:
     first = start(arrays)
     seen, todo = {first.key: first}, [first]
     leads: dict[Key, set[Key]] = {}
@@ -253,7 +253,7 @@ def test_node_is_at_fault_unless_the_step_fails_elsewhere_too() -> None:
 def launched(
     *failures: tuple[str, ...], nodes: tuple[str, ...] = ("a", "b", "c")
 ) -> ChainState:
-    """A job whose launches each failed and found nodes bad; each saved something new."""
+    """A job with failed launches. Each launch found bad nodes and saved a checkpoint."""
     chain = start(True).chain
     for attempt, bad in enumerate(failures):
         at: dict[str, Any] = {"at": "", "job": "7_1", "attempt": attempt, "tokens": attempt}

@@ -18,7 +18,7 @@ from cluster.end import find_failure
 from components.errors import RecipeError
 from components.preflight.copies import failed_copies
 from tests.cluster.jobs import ROOT
-from tests.cluster.programs import Said
+from tests.cluster.programs import Capture
 
 LONG = "#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n"
 SAYS = "import first, other\nprint(first.__file__, other.__file__)\n"
@@ -192,7 +192,7 @@ def test_code_of_a_node_reads_nothing_of_the_repository(listed: Path, tmp_path: 
 
 
 def test_failed_copy_of_an_environment_ends_jobs(
-    listed: Path, tmp_path: Path, capsys: Said
+    listed: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "conda").mkdir()
     assert copies_main(listed, tmp_path / "conda") == 2

@@ -1,7 +1,7 @@
 """Ranks have all cores of a node, and each its own device.
 
-No card of AMD's is here: an executable in the place of `rocm-smi` tells of four, and torch is
-told that it sees as many devices as the mask names.
+This host has no AMD card: a program in the place of `rocm-smi` reports four cards, and a
+patched torch sees the devices of the mask.
 """
 
 import os
@@ -122,7 +122,7 @@ SRUN = """#!/bin/bash
 while [[ "$1" == --* ]]; do shift; done
 for rank in {{0..7}}; do SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_NTASKS=8 "$@"; done
 """
-# The container has the host's variables; what it is asked to start is the image's Python.
+# The container has the host's variables, and starts the image's Python.
 SINGULARITY = """#!/bin/bash
 [ "$1 $2 $3" = "exec /scratch/project_1/kochbuch.sif python" ] || exit 9
 env --null > {folder}/rank-$SLURM_PROCID
@@ -149,7 +149,7 @@ def launched(job: JobSettings, folder: Path) -> list[dict[str, str]]:
 
 @pytest.fixture
 def amd(monkeypatch: Patch) -> None:
-    """Let torch be one for AMD's GPUs, of which it sees what the mask names, or all eight."""
+    """Make torch a build for AMD's GPUs that sees the devices of the mask, or all eight."""
 
     def count() -> int:
         return len(os.environ.get("ROCR_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7").split(","))
@@ -212,7 +212,7 @@ def test_process_sees_all_devices_of_a_node_or_the_one_of_its_mask(monkeypatch: 
 
 
 @pytest.mark.parametrize("cluster", ["lumi", "frontier"])
-def test_ranks_have_the_cores_beside_their_device(cluster: str) -> None:
+def test_ranks_have_the_cores_next_to_their_device(cluster: str) -> None:
     settings = job_of("recipe=teuken7b", f"cluster={cluster}")
     binding = settings.site.binding
     assert binding.cores is not None

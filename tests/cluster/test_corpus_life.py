@@ -15,7 +15,7 @@ from command.evaluate.queue import read_array as read_evaluation_array
 from command.main import main
 from components.run.folder import RunFolder
 from data_prep.task import read_array
-from tests.cluster.programs import Patch, Said
+from tests.cluster.programs import Capture, Patch
 from tests.cluster.slurm import LocalSlurm
 from tests.cluster.test_slurm_life import HERE, SMALL, Submit, finish, submit
 from tests.data_prep.corpora import LANGUAGES, write_corpus
@@ -50,7 +50,7 @@ SLURM = "data.preparation.executor=array"
 ELEMENTS = {"clean": 3, "duplicates": 1, "keep": 3, "tokenizer": 1, "tokens": 3}
 
 
-def prepared(capsys: Said) -> str:
+def prepared(capsys: Capture) -> str:
     return Path(capsys.readouterr().out.splitlines()[-1]).name
 
 
@@ -58,7 +58,7 @@ def passes(folder: Path, name: str) -> list[Path]:
     return sorted((folder / "prepared" / "stages").glob(f"{name}-*"))
 
 
-def test_queue_gives_the_same_bytes(words: list[str], tmp_path: Path, capsys: Said) -> None:
+def test_queue_gives_the_same_bytes(words: list[str], tmp_path: Path, capsys: Capture) -> None:
     assert main([*words, SLURM]) == 0
     queued = prepared(capsys)
     for name, elements in ELEMENTS.items():
@@ -74,7 +74,7 @@ def test_queue_gives_the_same_bytes(words: list[str], tmp_path: Path, capsys: Sa
 
 
 @pytest.mark.long
-def test_ray_gives_the_same_bytes(words: list[str], tmp_path: Path, capsys: Said) -> None:
+def test_ray_gives_the_same_bytes(words: list[str], tmp_path: Path, capsys: Capture) -> None:
     rayed = [*words, "data.preparation.executor=ray", "data.folder=rayed"]
     done = subprocess.run(
         command(*rayed),
@@ -93,7 +93,7 @@ def test_ray_gives_the_same_bytes(words: list[str], tmp_path: Path, capsys: Said
 
 
 def test_killed_command_finds_its_array_and_submits_lost_elements_again(
-    words: list[str], tmp_path: Path, slurm: LocalSlurm, capsys: Said
+    words: list[str], tmp_path: Path, slurm: LocalSlurm, capsys: Capture
 ) -> None:
     for node in slurm.nodes:  # nothing starts yet
         slurm.call("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
@@ -114,9 +114,9 @@ def test_killed_command_finds_its_array_and_submits_lost_elements_again(
     for node in slurm.nodes:
         slurm.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
     assert main([*words, SLURM]) == 2
-    said = capsys.readouterr().err
-    assert f"{first.job} is already queued" in said
-    assert "tasks ended without a result" in said
+    stderr = capsys.readouterr().err
+    assert f"{first.job} is already queued" in stderr
+    assert "tasks ended without a result" in stderr
     assert main([*words, SLURM]) == 0
     again = read_array(folder)
     assert again is not None
@@ -124,12 +124,14 @@ def test_killed_command_finds_its_array_and_submits_lost_elements_again(
     assert sorted(task for group in again.groups for task in group) == sorted(first.groups[1])
 
 
-def test_error_of_an_element_is_told(words: list[str], tmp_path: Path, capsys: Said) -> None:
+def test_error_of_an_element_is_reported(
+    words: list[str], tmp_path: Path, capsys: Capture
+) -> None:
     (tmp_path / "texts" / "en1.jsonl").write_text('{"tekst": "x"}\n')
     assert main([*words, SLURM]) == 2
-    said = capsys.readouterr().err
-    assert "data.sources.en.files: " in said
-    assert "en1.jsonl:1 line 1 has no text" in said
+    stderr = capsys.readouterr().err
+    assert "data.sources.en.files: " in stderr
+    assert "en1.jsonl:1 line 1 has no text" in stderr
 
 
 __all__ = ["submit"]
@@ -147,7 +149,7 @@ def trained(slurm: LocalSlurm, submit: Submit) -> Path:
     return run
 
 
-def ask(run: Path, capsys: Said) -> tuple[list[Any], str]:
+def ask(run: Path, capsys: Capture) -> tuple[list[Any], str]:
     """Ask for all checkpoints in jobs; return the answers that there are, and the words."""
     words = ["action=evaluate", f"run={run}", "checkpoints=all", "executor=array"]
     own = ["site.account=kitchen", "cluster.hours=0.1", "output=json"]
@@ -164,7 +166,9 @@ def submitted(run: Path) -> tuple[str, EvaluationArray]:
     return array.job, array
 
 
-def test_checkpoints_are_evaluated_once(trained: Path, slurm: LocalSlurm, capsys: Said) -> None:
+def test_checkpoints_are_evaluated_once(
+    trained: Path, slurm: LocalSlurm, capsys: Capture
+) -> None:
     for node in slurm.nodes:  # nothing starts yet
         slurm.call("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
     found, said = ask(trained, capsys)

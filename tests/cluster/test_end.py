@@ -24,7 +24,7 @@ from tests.cluster.jobs import (
     task,
     waiting_chain,
 )
-from tests.cluster.programs import Programs, Said, queued
+from tests.cluster.programs import Capture, Programs, queued
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 XID = "RuntimeError: NVRM: Xid 79, GPU has fallen off the bus"
@@ -51,7 +51,7 @@ def test_node_without_a_copy_is_avoided(jobs: Jobs) -> None:
     assert (one.why, one.bad_nodes) == ("copies: jwb0002: no room", ("jwb0002",))
 
 
-def test_suspected_nodes_accumulate(jobs: Jobs, programs: Programs, capfd: Said) -> None:
+def test_suspected_nodes_accumulate(jobs: Jobs, programs: Programs, capfd: Capture) -> None:
     for number, rank in enumerate((0, 4, 5), start=1):  # four ranks a node
         break_on(jobs, number, rank)
     assert excluded(programs) == ["jwb0001", "jwb0001,jwb0002", "jwb0001,jwb0002"]
@@ -75,7 +75,7 @@ def not_finite_on(jobs: Jobs, number: int, node: str) -> int:
 
 
 def test_step_bad_on_two_nodes_ends_the_chain(
-    jobs: Jobs, programs: Programs, capfd: Said
+    jobs: Jobs, programs: Programs, capfd: Capture
 ) -> None:
     assert not_finite_on(jobs, 1, "jwb0002") == 1
     (one,) = jobs.load_chain().attempts
@@ -95,7 +95,7 @@ def test_step_bad_on_two_nodes_ends_the_chain(
     assert any(call.startswith("scancel") for call in programs.calls())
 
 
-def told(jobs: Jobs) -> list[tuple[str, str, dict[str, Any]]]:
+def events_of(jobs: Jobs) -> list[tuple[str, str, dict[str, Any]]]:
     events = read_lines(jobs.folder.events)
     return [(one["kind"], one["cause"], one["evidence"]) for one in events]
 
@@ -111,7 +111,7 @@ def test_event_log_has_ends_of_jobs_and_avoided_nodes(jobs: Jobs, programs: Prog
     start_job(run, task(2))
     finish(jobs, "stopped")
     end_job(run, 0)
-    assert told(jobs) == [
+    assert events_of(jobs) == [
         ("job_end", f"failed: rank 4: {ECC}", {"job": "77_1", "attempt": 0, "nodes": nodes}),
         ("exclusion", f"rank 4: {ECC}", {"job": "77_1", "avoided": ["jwb0002"]}),
         ("job_end", "stopped", {"job": "77_2", "attempt": 0, "nodes": nodes}),
@@ -123,17 +123,17 @@ def test_event_log_has_ends_of_jobs_and_avoided_nodes(jobs: Jobs, programs: Prog
 def test_event_log_has_the_end_of_a_requeued_attempt(jobs: Jobs, programs: Programs) -> None:
     programs.add("scontrol", says="jwb0001")
     start_job(jobs.folder.path, task(1))
-    assert told(jobs) == []
+    assert events_of(jobs) == []
     start_job(jobs.folder.path, task(1, restarts=2))
     evidence = {"job": "77_1", "attempt": 0, "nodes": ["jwb0001"]}
-    assert told(jobs) == [("job_end", f"lost: {FATES['put back']}", evidence)]
+    assert events_of(jobs) == [("job_end", f"lost: {FATES['put back']}", evidence)]
     assert [(one.job, one.attempt) for one in jobs.load_chain().attempts] == [
         *(("77_1", 0), ("77_1", 2))
     ]
 
 
 def test_a_quarter_of_the_nodes_is_too_many(
-    jobs: Jobs, programs: Programs, capfd: Said
+    jobs: Jobs, programs: Programs, capfd: Capture
 ) -> None:
     programs.add("scontrol", says="\n".join(NODES[:8]))
     for number, rank in enumerate((0, 4, 8), start=1):
@@ -142,7 +142,7 @@ def test_a_quarter_of_the_nodes_is_too_many(
     assert "3 nodes are suspected, too many to avoid" in capfd.readouterr().err
 
 
-def test_exclusion_ends_by_itself(jobs: Jobs, programs: Programs, capfd: Said) -> None:
+def test_exclusion_ends_by_itself(jobs: Jobs, programs: Programs, capfd: Capture) -> None:
     at = utc_now()
     jobs.append_events(ExcludedEvent(at=at, nodes=("jwb0001",), until=at))
     jobs.append_events(ExcludedEvent(at=at, nodes=("jwb0002",), until=avoided_until(at)))
@@ -153,7 +153,7 @@ def test_exclusion_ends_by_itself(jobs: Jobs, programs: Programs, capfd: Said) -
 
 
 def test_nodes_needed_to_start_are_readmitted(
-    run_on: Run, programs: Programs, capfd: Said
+    run_on: Run, programs: Programs, capfd: Capture
 ) -> None:
     jobs = run_on("juwels", "scale=mini", "cluster.nodes=2")
     for name in ("scancel", "srun"):
@@ -180,23 +180,25 @@ def test_new_submission_forgets_suspects(jobs: Jobs, programs: Programs) -> None
     assert excluded(programs) == ["jwb0001", "jwb0002"]
 
 
-def test_silent_scheduler_costs_no_status(jobs: Jobs, programs: Programs, capfd: Said) -> None:
+def test_silent_scheduler_costs_no_status(
+    jobs: Jobs, programs: Programs, capfd: Capture
+) -> None:
     start_job(jobs.folder.path, task(1))
     error = "slurm_load_jobs error: Unable to contact slurm controller"
     programs.add("squeue", error=error, status=1)
     programs.add("scancel", error=error, status=1)
     fail(jobs, 0, "RuntimeError: hardware error")
     assert end_job(jobs.folder.path, 9) == 9
-    said = capfd.readouterr().err
-    assert f"squeue: {error}" in said
-    assert "report jwb0001 to the site" in said
-    assert "cannot avoid nodes" not in said  # nobody has asked it yet
+    stderr = capfd.readouterr().err
+    assert f"squeue: {error}" in stderr
+    assert "report jwb0001 to the site" in stderr
+    assert "cannot avoid nodes" not in stderr  # nobody has asked it yet
     finish(jobs, "finished")
     assert end_job(jobs.folder.path, 0) == 0
     assert f"squeue: {error}" in capfd.readouterr().err
 
 
-def test_jobs_of_others_are_left_alone(jobs: Jobs, programs: Programs, capfd: Said) -> None:
+def test_jobs_of_others_are_left_alone(jobs: Jobs, programs: Programs, capfd: Capture) -> None:
     line = "77_4|PENDING|Dependency|"
     programs.add("squeue", says=queued(jobs.path, line, user="walnut"))
     break_on(jobs, 1, 0)
@@ -213,7 +215,7 @@ SPARE = ("parallelism.data=124", "budget.global_batch_tokens=4_063_232")  # 124 
 
 @pytest.fixture
 def spared(run_on: Run, programs: Programs) -> Jobs:
-    """The first job of a chain has begun on 128 nodes, of which ranks need 124."""
+    """The first job of a chain has begun on 128 nodes. Its ranks need 124."""
 
     def run(cluster: str) -> Jobs:
         return run_on(cluster, *SPARE, "cluster.spare_nodes=4", "watchdog.restarts=2")
@@ -289,7 +291,7 @@ def test_relaunch_keeps_the_wish_to_stop(spared: Jobs) -> None:
     ],
 )
 def test_failure_without_a_relaunch_ends_the_job(
-    seconds: float | None, message: str, said: str, spared: Jobs, capfd: Said
+    seconds: float | None, message: str, said: str, spared: Jobs, capfd: Capture
 ) -> None:
     fail(spared, 0, message)
     # The launcher's status may be any, and is no wish of this program.

@@ -41,8 +41,8 @@ def test_run_that_loses_a_rank_and_then_its_job_tells_why(
     assert (failed.job, failed.attempt, job.attempt) == (job.job, 0, 1)
     first, bad, spare = failed.nodes
     assert job.nodes == (first, spare)
-    # As Slurm does before the wall: the run saves, and the chain's next job goes on. For a
-    # task of an array scancel 22.05 signals, and yet ends with 1: what came of it is below.
+    # Slurm's warning before the time limit: the run saves, and the next job continues. For a
+    # task of an array, scancel 22.05 sends the signal but ends with status 1.
     slurm.call("scancel", "--batch", "--signal=USR1", job.job, check=False)
     end = finish(slurm, run, 400)
     assert end.state == "finished"
@@ -66,7 +66,7 @@ def test_run_that_loses_a_rank_and_then_its_job_tells_why(
     assert [one["evidence"]["nodes"] for one in by_kind["preflight"]] == [3, 2, 3]
     places = [one["evidence"] for one in (*by_kind["start"], *by_kind["resume"])]
     here = {"ranks": 2, "nodes": [first, bad], "job": job.job}
-    # No other node is up: what is left out inside a job is not avoided by the next.
+    # No other node is up, so the next job uses the excluded node again.
     assert places == [here, here | {"nodes": [first, spare]}, here | {"job": end.jobs[2].job}]
     (restart,) = by_kind["restart"]
     assert restart["cause"] == f"rank 1 on {bad}: Killed"

@@ -1,4 +1,4 @@
-"""What a failed job left tells which rank failed first, where, and whether it is the node's."""
+"""The files of a failed job name the rank that failed first, its node, and the cause."""
 
 import os
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from components.fault_tolerance.soft_failure import NotFiniteError
 from tests.cluster.programs import Patch
 
 NODES = ("jwb0001", "jwb0002")
-# As Slurm 22.05 says it when a rank is killed.
+# Slurm 22.05 prints this when a rank is killed.
 SRUN = """\
 srun: error: jwb0002: task 5: Killed
 srun: launch/slurm: _step_signal: Terminating StepId=1.0
@@ -261,7 +261,7 @@ def test_any_output_of_a_launcher_can_be_read(tmp_path: Path) -> None:
         assert find(tmp_path, log).why
 
 
-def test_exit_status_is_told_where_nobody_said_anything(tmp_path: Path) -> None:
+def test_exit_status_is_the_reason_without_any_other_message(tmp_path: Path) -> None:
     found = find(tmp_path, log="srun: error: jwb0001: tasks 0-3: Terminated\n")
     assert found == Failure(why="exit status 1, and no rank reported an error")
 

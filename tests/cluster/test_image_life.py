@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3_600)]
 __all__ = ["submit"]  # fixtures
 
 SYSTEM = ("/proc", "/sys", "/dev", "/tmp", "/lib", "/lib64", "/usr/lib", "/etc")
-# What `apptainer exec IMAGE WORDS` does, for an image that is a folder: its files, and of the
-# host's what is bound into it. No program of the host is among that. What starts is noted.
+# Like `apptainer exec IMAGE WORDS`, for an image that is a folder: a process sees its files and
+# the bound folders of the host, without the host's programs. Started commands are recorded.
 CONTAIN = """#!/bin/bash
 root=$1; shift
 exec unshare --mount --propagation=private bash -c '

@@ -1,17 +1,21 @@
-"""Queue, hours, chain and environment of a job, and what its user says."""
+"""Queue, hours, chain and environment of a job, and its user's settings."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cluster.job import MOST_JOBS
 from cluster.user import User, missing_setting_error, read_user
+from command.files import trusted_paths
 from components.config.fingerprint import compute_fingerprint
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
-from tests.cluster.jobs import CHECKOUT, job_of, recipe_of, script_of
+from tests.cluster.directives import read_directives
+from tests.cluster.jobs import CHECKOUT, ROOT, job_of, recipe_of, script_of
 from tests.cluster.programs import Patch
 
 TEUKEN = ("recipe=teuken7b", "cluster=juwels")
@@ -85,7 +89,7 @@ def test_smoke_job_of_the_miniature_has_the_layout_of_the_recipe() -> None:
     assert recipe.parallelism.tensor * recipe.parallelism.pipeline > 1
 
 
-def test_length_of_the_chain_is_the_users_where_nobody_can_plan() -> None:
+def test_user_sets_the_length_of_a_chain_without_a_plan() -> None:
     words = ("recipe=lucie_7b", "cluster=jean_zay_h100")
     job = job_of(*words)
     assert job.jobs == 1
@@ -94,7 +98,7 @@ def test_length_of_the_chain_is_the_users_where_nobody_can_plan() -> None:
     assert (job.jobs, job.notes) == (10, ())
 
 
-def test_chain_longer_than_an_array_is_cut_and_told() -> None:
+def test_chain_longer_than_an_array_is_cut_with_a_note() -> None:
     job = job_of(*TEUKEN, "cluster.hours=1")
     assert job.jobs == MOST_JOBS
     assert "jobs, but an array has at most 1,000" in job.notes[0]
@@ -107,7 +111,7 @@ def aurora(data: int, batch: int) -> tuple[str, ...]:
 AURORA64, MULA16 = aurora(768, 3_145_728), aurora(192, 786_432)
 
 
-def test_script_is_one_job_where_a_user_has_one_and_says_what_takes_a_chain() -> None:
+def test_script_is_one_job_if_a_user_has_one_and_names_queues_for_a_chain() -> None:
     job = job_of(*AURORA64)
     assert (job.queue, job.jobs, job.walltime) == ("debug-scaling", 1, "01:00:00")
     assert job.needed_jobs is not None
@@ -198,6 +202,26 @@ def test_image_is_copied_to_the_nodes_and_ranks_start_in_the_copy() -> None:
 def test_impossible_job_is_refused_with_a_remedy(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         job_of(*words)
+
+
+def test_one_new_file_adds_a_cluster(monkeypatch: Patch, tmp_path: Path) -> None:
+    for folder in ("conf", "recipes"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True)
+    profiles = tmp_path / "conf" / "cluster"
+    profile = yaml.safe_load((profiles / "aurora.yaml").read_text("utf-8"))
+    queue = {"name": "batch", "fewest_nodes": 1, "most_nodes": 500, "longest_hours": 6.0}
+    profile |= {"name": "new_site", "devices_per_node": 6, "queues": [queue]}
+    profile["site"]["node_resources"] = "ncpus=42:ngpus=6"
+    profile["site"]["binding"]["cores"] = "depth"
+    (profiles / "new_site.yaml").write_text(yaml.safe_dump(profile), "utf-8")
+    monkeypatch.setattr(trusted_paths, "CLONE", tmp_path)
+    words = ("recipe=mula1b", "cluster=new_site", "parallelism.data=192")
+    recipe = recipe_of(*words)
+    assert (recipe.cluster.nodes, recipe.cluster.devices_per_node) == (32, 6)
+    assert plan_recipe(recipe).cost_estimate is not None
+    directives = read_directives(script_of(*words))
+    assert directives["-l"][:1] == ["select=32:ncpus=42:ngpus=6"]
+    assert directives["-q"] == ["batch"]
 
 
 def test_recipe_has_nothing_of_the_user() -> None:

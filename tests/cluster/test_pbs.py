@@ -1,4 +1,4 @@
-"""What is made of what OpenPBS says: one run's jobs, and no other's."""
+"""The answers of OpenPBS become the jobs of one run, and of no other run."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from cluster.status import status_of
 from command.main import main
 from tests.cluster import openpbs
 from tests.cluster.jobs import began, ended, submitted
-from tests.cluster.programs import Patch, Programs, Said
+from tests.cluster.programs import Capture, Patch, Programs
 
 AFTER = "afterany:1.s@s"
 ME = user_name()
@@ -23,7 +23,7 @@ ME = user_name()
 
 @pytest.fixture
 def queue(programs: Programs, tmp_path: Path, monkeypatch: Patch) -> Path:
-    """The stand-in's state; no job of it is started, for nobody serves them."""
+    """The state of the stand-in. No server runs, so no job starts."""
     state = tmp_path / "state"
     state.mkdir()
     monkeypatch.setenv("OPENPBS_FOLDER", str(state))
@@ -142,7 +142,7 @@ def no_history(queue: Path, monkeypatch: Patch) -> Path:
     return queue
 
 
-def test_without_history_the_queue_alone_is_asked(no_history: Path) -> None:
+def test_without_history_only_the_queue_is_read(no_history: Path) -> None:
     first = put("a", state="R")
     second = put("a", after=first)
     assert jobs_of(first) == [first, second]
@@ -153,7 +153,7 @@ def test_without_history_the_queue_alone_is_asked(no_history: Path) -> None:
 
 
 def test_chain_between_two_jobs_is_found_by_the_one_queued_behind(
-    no_history: Path, run_on: Callable[..., Jobs], capfd: Said
+    no_history: Path, run_on: Callable[..., Jobs], capfd: Capture
 ) -> None:
     jobs = run_on("aurora", "scale=mini", "cluster.nodes=2", "cluster.devices_per_node=1")
     run = jobs.folder.path
@@ -186,7 +186,9 @@ HELD = "is held (Hold_Types={}): release the job with qrls, or ask the site"
         ("Q", {}, ""),
     ],
 )
-def test_waiting_job_says_why(state: str, known: dict[str, str], why: str, queue: Path) -> None:
+def test_waiting_job_has_a_reason(
+    state: str, known: dict[str, str], why: str, queue: Path
+) -> None:
     job = put("a", state=state)
     tree = {key: value for key, value in openpbs.read(job).items() if key != "comment"}
     openpbs.write(job, tree | known)
@@ -210,16 +212,14 @@ def test_node_of_a_job_is_named_once(queue: Path) -> None:
         ({"job_state": "Q"}, "put back"),
     ],
 )
-def test_history_tells_how_a_job_ended(
-    known: dict[str, object], fate: str, queue: Path
-) -> None:
+def test_history_has_the_end_of_a_job(known: dict[str, object], fate: str, queue: Path) -> None:
     job = put("a")
     openpbs.change(job, **known)
     assert Pbs().find_exit_reason(job) == fate
     assert Pbs().find_exit_reason("404.nowhere") == "gone"
 
 
-def test_waiting_job_asks_for_a_node_more_for_each_avoided_one(queue: Path) -> None:
+def test_waiting_job_requests_one_more_node_for_each_avoided_node(queue: Path) -> None:
     first = put("a", state="R")
     second = put("a", after=first)
     for job in (first, second):
@@ -246,7 +246,7 @@ def test_answer_that_is_no_json_is_refused(says: str, programs: Programs) -> Non
         Pbs().list_jobs("1.s", logs_of("a"))
 
 
-def test_trouble_of_the_server_is_told(programs: Programs) -> None:
+def test_error_of_the_server_is_reported(programs: Programs) -> None:
     programs.add("qselect", error="qselect: cannot connect to server pbs", status=1)
     with pytest.raises(SchedulerError, match="cannot connect to server pbs"):
         Pbs().list_jobs("1.s", logs_of("a"))

@@ -17,7 +17,7 @@ from components.report.measurements import read_evaluations
 from components.run.folder import RunFolder
 from tests.cluster import openpbs
 from tests.cluster.planting import CLOCK, plant
-from tests.cluster.programs import Patch, Said
+from tests.cluster.programs import Capture, Patch
 from tests.cluster.slurm import BUSY_HOST
 from tests.cluster.test_preflight_life import verdict
 from tests.cluster.test_slurm_life import ends_of_logs, rank_with, tell_times
@@ -70,8 +70,8 @@ def wait_until(run: Path, holds: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.3)
 
 
-def test_successor_goes_on_and_the_last_is_cancelled(
-    home: Path, machine: str, capfd: Said
+def test_next_job_continues_and_the_last_is_cancelled(
+    home: Path, machine: str, capfd: Capture
 ) -> None:
     run, alone = home / "walled", home / "alone"
     budget = (
@@ -110,7 +110,7 @@ def rank_of(run: Path, rank: int) -> int:
 
 
 def test_killed_rank_is_named_and_its_node_avoided(
-    home: Path, machine: str, capfd: Said
+    home: Path, machine: str, capfd: Capture
 ) -> None:
     run = home / "killed"
     budget = (
@@ -162,7 +162,7 @@ JOB = ("cluster.hours=0.5", "cluster.jobs=3", "cluster.site.spare_seconds=60")
 
 
 @pytest.mark.long
-def test_same_job_goes_on_without_the_node_of_a_killed_rank(home: Path, machine: str) -> None:
+def test_same_job_continues_without_the_node_of_a_killed_rank(home: Path, machine: str) -> None:
     run = home / "spared"
     words = (*SMALL, *HERE, machine, *SPARED, *JOB, "cluster.spare_nodes=1")
     assert act(home, *words, f"run={run}") == 0
@@ -204,7 +204,7 @@ BRIEF = (
     *("evaluation.every_tokens=2_048", "cluster.hours=0.5", "cluster.jobs=2"),
     "cluster.site.spare_seconds=60",
 )
-# Its clock is wrong, or its task ends before it has said a word.
+# Its clock is wrong, or its task ends without an answer.
 PLANTED = f"""
 import os
 if os.environ["OPENPBS_NODE"] == "{{mute}}":

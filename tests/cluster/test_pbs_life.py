@@ -1,4 +1,4 @@
-"""A real OpenPBS: what it says of jobs that wait, end and are run again, and whole chains."""
+"""A real OpenPBS: jobs that wait, end and run again, and whole chains."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from command.main import main
 from data_prep.task import read_array
 from tests.cluster import openpbs
 from tests.cluster.pbs_server import LocalPbs, local_pbs
-from tests.cluster.programs import Patch, Said
+from tests.cluster.programs import Capture, Patch
 from tests.cluster.test_corpus_life import ELEMENTS, passes, prepared
 from tests.cluster.test_pbs_chain import HERE, SMALL, rank_of, status
 from tests.cluster.test_slurm_life import wait_until
@@ -86,7 +86,9 @@ def test_job_killed_at_its_wall_is_known_where_history_is_kept(
     Pbs().cancel_jobs(job, tmp_path / "jobs", running=True)  # nothing left, nothing said
 
 
-def test_held_jobs_of_a_chain_say_why(pbs: LocalPbs, submit: Submit, tmp_path: Path) -> None:
+def test_held_jobs_of_a_chain_have_reasons(
+    pbs: LocalPbs, submit: Submit, tmp_path: Path
+) -> None:
     first = submit()
     second = submit(after=first)
     pbs.wait_for(lambda: letter(first) == "R", 30)
@@ -136,7 +138,7 @@ def here(pbs: LocalPbs, home: Path, monkeypatch: Patch) -> str:
     return f"site.venv={home / 'venv'}"
 
 
-def test_next_job_goes_on_after_one_killed_at_wall(
+def test_next_job_continues_after_a_job_killed_at_its_time_limit(
     pbs: LocalPbs, home: Path, here: str
 ) -> None:
     pbs.keep_history(kept=True)
@@ -158,7 +160,7 @@ def test_next_job_goes_on_after_one_killed_at_wall(
     wait_until(pbs, run, lambda: not status(run).queued, 100)
 
 
-def test_array_of_pbs_gives_the_same_bytes(home: Path, here: str, capsys: Said) -> None:
+def test_array_of_pbs_gives_the_same_bytes(home: Path, here: str, capsys: Capture) -> None:
     write_corpus(home / "texts")
     sources = {name: {"files": [f"{home}/texts/{name}*"]} for name in LANGUAGES}
     words = [
@@ -215,7 +217,7 @@ class Side:
         return found[1] if found else ""
 
     def reach(self, pbs: LocalPbs, job: str, letter: str, *options: str) -> None:
-        """Wait until a job has a state; none is that of one that is forgotten."""
+        """Wait until a job has a state. A forgotten job has an empty state."""
         pbs.wait_for(lambda: self.state(job, *options) == letter, 60)
 
     def _run(self, words: tuple[str, ...]) -> "subprocess.CompletedProcess[str]":

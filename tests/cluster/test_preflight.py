@@ -1,4 +1,4 @@
-"""The verdict on a job's nodes: who is left out now, and whom the next job avoids."""
+"""The verdict on a job's nodes: this job excludes bad nodes, and the next job avoids them."""
 
 import json
 import threading
@@ -27,7 +27,7 @@ from components.preflight.verdict import (
 from components.run.folder import RunFolder
 from components.run.history import read_lines
 from tests.cluster.jobs import Run, job_of, recipe_of, submitted
-from tests.cluster.programs import Patch, Programs, Said, queued
+from tests.cluster.programs import Capture, Patch, Programs, queued
 from tests.cluster.slurm import free_ports
 from tests.components.preflight.conftest import finding, report
 
@@ -75,7 +75,9 @@ def with_bad(name: str, check: str) -> NodeReport:
     return report(name).model_copy(update={"findings": (finding(check, "bad"),)})
 
 
-def test_bad_node_is_left_out_and_avoided(jobs: Jobs, programs: Programs, capfd: Said) -> None:
+def test_bad_node_is_left_out_and_avoided(
+    jobs: Jobs, programs: Programs, capfd: Capture
+) -> None:
     said = [with_bad(NODES[0], "run folder"), *map(report, NODES[1:])]
     assert look(jobs.folder.path, said) == 0
     err = capfd.readouterr().err
@@ -92,6 +94,23 @@ def test_bad_node_is_left_out_and_avoided(jobs: Jobs, programs: Programs, capfd:
     assert programs.calls()[-1] == f"scontrol update JobId=77_4 ExcNodeList={NODES[0]}"
 
 
+def test_pbs_job_without_a_preflight_avoids_no_node(
+    run_on: Run, programs: Programs, tmp_path: Path, capfd: Capture
+) -> None:
+    programs.add("mpiexec")
+    (tmp_path / "nodefile").write_text("".join(f"{name}\n" for name in NODES))
+    seen = {"PBS_JOBID": "9.pbs", "PBS_NODEFILE": str(tmp_path / "nodefile")}
+    small = [word for word in SMALL if not word.startswith("cluster.preflight")]
+    jobs = run_on("aurora", *small, "cluster.preflight=none")
+    start_job(jobs.folder.path, seen)
+    error = {"message": "RuntimeError: NVRM: Xid 79, GPU has fallen off the bus"}
+    jobs.folder.write_json("ranks/error-1.json", error)
+    assert end_job(jobs.folder.path, 1) == 1
+    message = f"PBS cannot avoid nodes without a preflight; report {NODES[1]} to the site"
+    assert message in capfd.readouterr().err
+    assert list(jobs.load_chain().avoided) == []
+
+
 def test_too_few_good_nodes_fail_the_job(jobs: Jobs, programs: Programs) -> None:
     said = [report(NODES[0]), *(with_bad(name, "packages") for name in NODES[1:])]
     assert look(jobs.folder.path, said) == 1
@@ -104,7 +123,7 @@ def test_too_few_good_nodes_fail_the_job(jobs: Jobs, programs: Programs) -> None
 
 
 def test_check_failed_everywhere_ends_the_chain(
-    jobs: Jobs, programs: Programs, capfd: Said
+    jobs: Jobs, programs: Programs, capfd: Capture
 ) -> None:
     assert look(jobs.folder.path, [with_bad(name, "data") for name in NODES]) == 1
     assert end_job(jobs.folder.path, 1) == 1
@@ -131,7 +150,7 @@ def test_next_job_may_find_nodes_that_answer(jobs: Jobs, programs: Programs) -> 
 
 @pytest.fixture
 def pbs(run_on: Run, tmp_path: Path) -> dict[str, str]:
-    """A job of PBS has begun; its variables, of which one names a file of full names."""
+    """The variables of a PBS job that has begun. One names a file of full host names."""
     # Three times each, as where a node's resources say mpiprocs=3.
     nodefile = tmp_path / "nodefile"
     nodefile.write_text("".join(f"{name}.hsn.example\n" * 3 for name in NODES))
@@ -166,7 +185,7 @@ def test_good_avoided_node_is_left_out_under_pbs(pbs: dict[str, str], tmp_path: 
     assert chosen == full[1:3]
 
 
-def test_nodes_are_asked_by_hand_with_the_words_of_the_script(
+def test_preflight_by_hand_uses_the_launcher_of_the_script(
     pbs: dict[str, str], programs: Programs, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     for name, value in pbs.items():
@@ -187,7 +206,7 @@ def test_nodes_are_asked_by_hand_with_the_words_of_the_script(
     ("process", "message"),
     [("0", "srun is not found in this job"), (None, "this shell is not on a node")],
 )
-def test_nodes_cannot_be_asked_without_a_launcher_or_from_a_login_node(
+def test_preflight_by_hand_needs_a_launcher_and_a_compute_node(
     process: str | None, message: str, jobs: Jobs, programs: Programs, monkeypatch: Patch
 ) -> None:
     for name in ("SLURM_PROCID", "SLURMD_NODENAME"):

@@ -1,4 +1,4 @@
-"""Bad nodes on a real Slurm: named, left out, and the run goes on without them.
+"""Bad nodes on a real Slurm: the verdict names them, and the run continues without them.
 
 Where a GPU is to be lost, each node has a driver of its own (`driver.py`).
 """
@@ -46,7 +46,7 @@ def slurm() -> Iterator[LocalSlurm]:
 
 
 def verdict(run: Path) -> dict[str, Any]:
-    """Read what the event log tells of the run's one job and its nodes."""
+    """Read the verdict on the nodes of the run's only job from the event log."""
     (event,) = (one for one in read_lines(run / "events.jsonl") if one["kind"] == "preflight")
     return event
 
@@ -72,10 +72,10 @@ def test_command_asks_nodes_of_a_job(slurm: LocalSlurm, home: Path, tmp_path: Pa
     out, log = tmp_path / "out", tmp_path / "log"
     ask = ["sbatch", "--wait", "--nodes=3", "--ntasks-per-node=1", f"--chdir={home}"]
     slurm.call(*ask, f"--output={out}", f"--error={log}", f"--wrap={command}")
-    said = json.loads(out.read_text())
-    assert said["holds"], log.read_text()
-    assert [node["node"] for node in said["nodes"]] == list(slurm.nodes[:3])
-    for node in said["nodes"]:
+    answer = json.loads(out.read_text())
+    assert answer["holds"], log.read_text()
+    assert [node["node"] for node in answer["nodes"]] == list(slurm.nodes[:3])
+    for node in answer["nodes"]:
         checks = {one["check"]: one["verdict"] for one in node["findings"]}
         assert (checks["clock"], checks["link"]) == ("ok", "unknown")
 

@@ -135,7 +135,7 @@ def test_chain_is_known_by_its_newest_job_and_the_one_behind(jobs: Jobs) -> None
 
 
 def test_logs_of_first_and_failed_nodes_of_earlier_jobs_are_kept(jobs: Jobs) -> None:
-    """Those of the last two jobs are kept as they are, and those of nobody's jobs."""
+    """All logs of the last two jobs and of unknown jobs are kept."""
     ranks, nodes = jobs.folder.path / "ranks", tuple(f"n{number}.hsn" for number in range(6))
     ranks.mkdir()
     for job, bad, failed in (("7_1", ("n3",), ("n4.hsn",)), ("7_2", (), ()), ("7_3", (), ())):

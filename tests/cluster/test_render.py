@@ -1,4 +1,4 @@
-"""The scripts run: bash executes them whole, with a scheduler and a Python that take notes."""
+"""Bash runs whole job scripts, with a scheduler and a Python that record their arguments."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ MULA = ("recipe=mula1b", "cluster=aurora")
 Words = tuple[str, ...]
 Machine = dict[str, str]
 
-# Stands for the environment's Python: it notes its words and ends as BEGIN and TRAIN say.
+# Replaces the environment's Python: it records its arguments. BEGIN and TRAIN set its status.
 PYTHON = """#!/bin/bash
 echo "python $*" >> "$NOTES"
 case "$2" in
@@ -84,7 +84,7 @@ def here(job: JobSettings, folder: Path) -> JobSettings:
 
 
 def brief(words: Words, folder: Path) -> JobSettings:
-    """A job whose alarm rings after a second, or on PBS it would outlive the test."""
+    """Return a job with an alarm after a second: on PBS its alarm could outlive the test."""
     job = here(job_of(*words), folder)
     return replace(job, lead_seconds=job.walltime_seconds - 1)
 
@@ -94,9 +94,9 @@ def lines_of(machine: Machine) -> list[str]:
 
 
 def notes(machine: Machine) -> list[str]:
-    """List what was called, without the nodes' own look at themselves: it has no set moment.
+    """Return the calls without two that have no fixed moment.
 
-    Nor has what tidies the nodes up at the end: see `tidied`.
+    These are the checks of the nodes, and the removal of files at the end (`tidied`).
     """
     aside = ("components.preflight", " rm -rf ")
     return [line for line in lines_of(machine) if not any(word in line for word in aside)]
@@ -129,8 +129,8 @@ def test_job_begins_trains_and_ends_with_its_status(machine: Machine, tmp_path: 
     job = here(job_of(*TEUKEN), tmp_path)
     done = run(job, machine, TRAIN="7")
     assert (done.returncode, done.stderr) == (7, "")
-    said = [line for line in notes(machine) if not line.startswith(("module", "srun"))]
-    assert said == [
+    lines = [line for line in notes(machine) if not line.startswith(("module", "srun"))]
+    assert lines == [
         f"python -m cluster.begin {job.run}",
         f"python -m cluster.preflight {job.run}",
         f"python -m components.train {job.run}",
@@ -173,8 +173,8 @@ def test_pbs_script_watches_the_clock_and_queues_a_job(
     done = run(job, machine, PATIENCE="100", TRAIN="3")
     assert (done.returncode, done.stderr) == (3, "")
     assert Path(job.run, "stop").exists()
-    said = [line.split()[0] + " " + line.split()[-1] for line in notes(machine)]
-    assert said[1:4] == ["python chain", f"python {job.run}", f"mpiexec {job.run}"]
+    lines = [line.split()[0] + " " + line.split()[-1] for line in notes(machine)]
+    assert lines[1:4] == ["python chain", f"python {job.run}", f"mpiexec {job.run}"]
     assert f"python -m cluster.begin {job.run} chain" in notes(machine)
     assert "port 24321 at node1" in notes(machine)
 
@@ -187,11 +187,16 @@ def test_pbs_job_with_a_successor_is_never_run_again() -> None:
 
 
 def test_settings_of_the_user_are_in_the_script() -> None:
-    said = ("site.account=abc", "site.mail=me@x.org", "site.reservation=night", "site.runs=/r")
+    settings = (
+        "site.account=abc",
+        "site.mail=me@x.org",
+        "site.reservation=night",
+        "site.runs=/r",
+    )
     bound = "cluster.site.binding.cores='map_ldom:3,1,7,5'"
     slurm, pbs = (
-        script_of(*TEUKEN, *said, bound),
-        script_of(*MULA, *said, "cluster.site.host_suffix=-ib"),
+        script_of(*TEUKEN, *settings, bound),
+        script_of(*MULA, *settings, "cluster.site.host_suffix=-ib"),
     )
     assert read_directives(slurm)["--reservation"] == ["night"]
     assert read_directives(slurm)["--mail-user"] == ["me@x.org"]

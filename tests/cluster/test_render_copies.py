@@ -1,4 +1,4 @@
-"""Scripts that copy to nodes, keep checkpoints there or launch again: executed whole."""
+"""Whole scripts that copy to nodes, keep checkpoints there, or launch again."""
 
 import subprocess
 from dataclasses import replace
@@ -30,7 +30,7 @@ __all__ = ["machine"]  # a fixture
 
 
 def with_copies(words: Words, machine: Machine, folder: Path) -> tuple[JobSettings, Machine]:
-    """Let a job copy an environment whose Python says that it is the node's."""
+    """Let a job copy an environment with a Python that prints ``own python``."""
     (folder / "local").mkdir()
     (folder / "cluster").symlink_to(ROOT / "cluster")
     own = PYTHON.replace("python $*", "$PYTHONPATH $PYTHONSAFEPATH own python $*")
@@ -54,14 +54,14 @@ def test_ranks_start_with_their_copy(words: Words, machine: Machine, tmp_path: P
         words = (*words, "cluster.site.setup=[]")  # which unsets PYTHONPATH
     job, seen = with_copies(words, machine, tmp_path)
     assert run(job, seen, TRAIN="7").returncode == 7
-    said = notes(machine)
+    lines = notes(machine)
     number = "654321" if words is MULA else "123456"
     node = f"{tmp_path}/local/kochbuch-{number}"
-    assert f"{node}/code:/modules 1 own python -m components.train {job.run}" in said
+    assert f"{node}/code:/modules 1 own python -m components.train {job.run}" in lines
     looks = f"{node}/code:{tmp_path}:/modules 1 own python -m components.preflight {job.run}"
     assert (looks in lines_of(machine)) == (job.preflight_seconds is not None)
-    assert any(line.startswith(f"python -m cluster.end {job.run} 7") for line in said)
-    broadcast = [line for line in said if line.startswith("sbcast")]
+    assert any(line.startswith(f"python -m cluster.end {job.run} 7") for line in lines)
+    broadcast = [line for line in lines if line.startswith("sbcast")]
     names = [f"sbcast kochbuch-{number}.{name}.tar" for name in ("venv", "code")]
     assert broadcast == ([] if words is MULA else names)
     assert list((tmp_path / "local").iterdir()) == []  # removed at the end
@@ -163,7 +163,7 @@ RESTARTS = ("watchdog.restarts=3", "cluster.spare_nodes=1")
 
 @BOTH
 @pytest.mark.parametrize("over", [False, True])
-def test_failed_launch_is_made_again_as_often_as_its_end_says(
+def test_failed_launch_is_repeated_while_its_end_requests_it(
     words: Words, over: bool, machine: Machine, tmp_path: Path
 ) -> None:
     job = here(job_of(*words, *RESTARTS), tmp_path)
@@ -193,7 +193,7 @@ def test_script_without_restarts_launches_once(words: Words) -> None:
     assert "--no-kill" not in read_directives(script)
 
 
-def test_job_that_outlives_a_node_says_so_to_slurm() -> None:
+def test_job_with_restarts_tells_slurm_to_survive_a_lost_node() -> None:
     directives = read_directives(script_of(*TEUKEN, *RESTARTS))
     assert "--no-kill" in directives
     assert directives["--nodes"] == ["129"]

@@ -1,4 +1,4 @@
-"""A run whose chain has ended is submitted again; one that comes from another finds it."""
+"""A run is submitted again after its chain has ended. A branch finds its trunk's checkpoint."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from components.run.history import read_lines
 from components.run.ownership import seal_of
 from tests.cluster.conftest import HERE, Submit
 from tests.cluster.jobs import began, ended
-from tests.cluster.programs import Patch, Programs, Said, queued
+from tests.cluster.programs import Capture, Patch, Programs, queued
 from tests.life.conftest import TINY, Program, command, environment, home, program
 
 NEW = (
@@ -40,7 +40,7 @@ def recipe_in(run: Path) -> dict[str, object]:
 
 @pytest.fixture
 def run(submit: Submit, taking: Programs, tmp_path: Path) -> Path:
-    """A run whose one job has ended."""
+    """A run with one job, which has ended."""
     assert submit() == 0
     jobs = Jobs(RunFolder(tmp_path / "run"))
     ended(jobs, began(jobs, "77"), "stopped")
@@ -49,7 +49,7 @@ def run(submit: Submit, taking: Programs, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("by", ["recipe", "resume"])
 def test_everything_but_the_mathematics_may_change(
-    by: str, submit: Submit, run: Path, taking: Programs, capfd: Said
+    by: str, submit: Submit, run: Path, taking: Programs, capfd: Capture
 ) -> None:
     before = recipe_in(run)
     taking.add("sbatch", says="78\n")
@@ -78,7 +78,7 @@ def test_everything_but_the_mathematics_may_change(
 
 @pytest.mark.parametrize("by", ["recipe", "resume"])
 def test_other_mathematics_is_refused_and_changes_nothing(
-    by: str, submit: Submit, run: Path, taking: Programs, capfd: Said
+    by: str, submit: Submit, run: Path, taking: Programs, capfd: Capture
 ) -> None:
     before = {file: file.read_bytes() for file in run.rglob("*.json*")}
     if by == "recipe":
@@ -93,7 +93,7 @@ def test_other_mathematics_is_refused_and_changes_nothing(
 
 @pytest.mark.parametrize("how", ["lost", "cancelled", "used", "left", "running", "unknown"])
 def test_command_that_status_prints_is_accepted(
-    how: str, submit: Submit, taking: Programs, tmp_path: Path, capfd: Said
+    how: str, submit: Submit, taking: Programs, tmp_path: Path, capfd: Capture
 ) -> None:
     run = tmp_path / "run"
     assert submit("cluster.jobs=1" if how == "used" else "cluster.jobs=2") == 0
@@ -118,7 +118,9 @@ def test_command_that_status_prints_is_accepted(
     assert capfd.readouterr().out.startswith("submitted 78")
 
 
-def test_run_of_another_user_writes_no_script(run: Path, taking: Programs, capfd: Said) -> None:
+def test_run_of_another_user_writes_no_script(
+    run: Path, taking: Programs, capfd: Capture
+) -> None:
     seal_of(run / "recipe.json").unlink()
     calls = len(taking.calls())
     assert main([f"resume={run}", "data.sources.eu.files=[]", "site.account=kitchen"]) == 2
@@ -130,7 +132,7 @@ def test_run_of_another_user_writes_no_script(run: Path, taking: Programs, capfd
 
 
 def test_job_with_a_lost_answer_is_found_by_where_it_writes(
-    run: Path, submit: Submit, taking: Programs, capfd: Said
+    run: Path, submit: Submit, taking: Programs, capfd: Capture
 ) -> None:
     jobs = Jobs(RunFolder(run))
     jobs.append_events(SubmitEvent(at=utc_now(), jobs=1))
@@ -170,8 +172,8 @@ def test_one_of_two_commands_at_once_submits(begun: bool, run: Path, taking: Pro
     assert count == 2  # one is that of the fixture
 
 
-def test_moved_run_comes_from_a_cluster_that_cannot_be_asked_here(
-    run: Path, submit: Submit, taking: Programs, monkeypatch: Patch, capfd: Said
+def test_run_moves_here_from_a_cluster_that_is_not_reachable(
+    run: Path, submit: Submit, taking: Programs, monkeypatch: Patch, capfd: Capture
 ) -> None:
     (taking.folder / "sbatch").unlink()
     taking.add("qsub", says="5.pbs-0001\n")

@@ -1,4 +1,4 @@
-"""The pages for sites, followed literally, on schedulers that pose as theirs."""
+"""The commands of the site pages, on schedulers with the sites' partitions."""
 
 import os
 import re
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3_600)]
 
 MODULES = Path("/usr/share/modules/init/bash")
 LOAD = re.compile(r"^module (?:load|switch) (.+)$", re.M)
-# What is first on PYTHONPATH breaks whoever does not unset it, as JUWELS's page says.
+# A package first on PYTHONPATH breaks runs that do not unset it (docs/sites/juwels.md).
 BROKEN = 'raise ImportError("the stage\'s own package hides yours")\n'
 POSES = {
     "juwels": JUWELS,
@@ -37,7 +37,7 @@ POSES = {
 }
 UNSEEN = {"XDG_CONFIG_HOME", "VIRTUAL_ENV", "PYTHONPATH"}  # of what this test runs in
 SHARED = ("project", "scratch", "work", "store")  # each is a variable of that name
-# What a login sets anew, on a node too: all that a job has that was given nothing of its shell.
+# Variables that a login sets, also on a node: a job without its shell's variables has these.
 AT_LOGIN = ("SLURM_CONF", "PATH", "HOME", "MODULEPATH", "BASH_ENV", "OMP_NUM_THREADS")
 
 
@@ -92,7 +92,7 @@ def login_profile(shell: Mapping[str, str]) -> str:
 
 
 def follow(page: str, site: Path, shell: Mapping[str, str]) -> None:
-    """Give the page's commands to one shell; what it said is in ``site/said``."""
+    """Run the page's commands in one shell. Its output is in ``site/said``."""
     script = tried(ROOT / "docs" / "sites" / f"{page}.md")
     write_modules(site / "modules", modules_of(page, script))
     command = f"set -x\n{script}"
@@ -111,7 +111,7 @@ def follow(page: str, site: Path, shell: Mapping[str, str]) -> None:
 
 
 def logs(site: Path) -> Iterator[str]:
-    """Read the ends of what jobs and ranks said."""
+    """Read the ends of the logs of jobs and ranks."""
     for file in sorted(site.glob("**/runs/*/*/*")):
         if file.suffix in {".log", ".OU"}:
             yield f"{file}:\n{file.read_text()[-2_000:]}"

@@ -1,4 +1,4 @@
-"""Submit, status and cancel as a user meets them: what they refuse, and what they do."""
+"""Submit, status and cancel: their effects and their errors."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from components.errors import RecipeError
 from components.run.folder import RunFolder
 from tests.cluster.conftest import Submit
 from tests.cluster.jobs import Run, submitted
-from tests.cluster.programs import Patch, Programs, Said, queued
+from tests.cluster.programs import Capture, Patch, Programs, queued
 from tests.cluster.slurm import LocalSlurm
 
 FULL = ("recipe=teuken7b", "cluster=juwels", "action=submit", "site.account=kitchen")
@@ -32,20 +32,22 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_without_the_scheduler_the_script_is_written(
-    run: Path, submit: Submit, programs: Programs, monkeypatch: Patch, capfd: Said
+    run: Path, submit: Submit, programs: Programs, monkeypatch: Patch, capfd: Capture
 ) -> None:
     monkeypatch.setenv("PATH", str(programs.folder))
     assert submit() == 2
     script = run / "jobs" / "job.sh"
-    said = capfd.readouterr().err
-    assert "cluster.scheduler: sbatch is not found; Slurm is not available here" in said
+    stderr = capfd.readouterr().err
+    assert "cluster.scheduler: sbatch is not found; Slurm is not available here" in stderr
     remedy = "run this on a login node of the cluster; submit the job script with: sbatch "
-    assert f"{remedy}{script}" in said
+    assert f"{remedy}{script}" in stderr
     assert script.read_text().startswith("#!/bin/bash\n#SBATCH --job-name=teuken7b\n")
     assert Jobs(RunFolder(run)).load_chain().submissions == ()
 
 
-def test_submission_is_told(run: Path, submit: Submit, taking: Programs, capfd: Said) -> None:
+def test_submission_is_reported(
+    run: Path, submit: Submit, taking: Programs, capfd: Capture
+) -> None:
     taking.add("sbatch", says="77;juwels\n")  # as in a federation
     assert submit("cluster.jobs=3") == 0
     said = capfd.readouterr()
@@ -65,28 +67,28 @@ def test_submission_is_told(run: Path, submit: Submit, taking: Programs, capfd: 
 
 
 def test_rejected_script_is_named_and_can_be_submitted_with_other_settings(
-    run: Path, submit: Submit, taking: Programs, capfd: Said
+    run: Path, submit: Submit, taking: Programs, capfd: Capture
 ) -> None:
     taking.add("sbatch", error="allocation failure: Invalid account\n", status=1)
     assert submit() == 2
-    said = capfd.readouterr().err
-    assert "cluster.scheduler: sbatch: allocation failure: Invalid account" in said
-    assert f"the rejected script is {run}/jobs/job.sh" in said
+    stderr = capfd.readouterr().err
+    assert "cluster.scheduler: sbatch: allocation failure: Invalid account" in stderr
+    assert f"the rejected script is {run}/jobs/job.sh" in stderr
     taking.add("sbatch", says="77\n")
     assert submit("cluster.hours=12") == 0  # nothing stands in the way of a second try
     assert "12:00:00" in (run / "jobs" / "job.sh").read_text()
 
 
 def test_missing_answer_is_no_refusal(
-    run: Path, submit: Submit, taking: Programs, monkeypatch: Patch, capfd: Said
+    run: Path, submit: Submit, taking: Programs, monkeypatch: Patch, capfd: Capture
 ) -> None:
     """It may have taken the job: the next submission asks a person first."""
     monkeypatch.setattr(scheduler_command, "ANSWERS_WITHIN_SECONDS", 0.5)
     taking.script("sbatch", "exec sleep 20")
     assert submit() == 2
-    said = capfd.readouterr().err
-    assert "cluster.scheduler: sbatch: no answer within 0.5 s" in said
-    assert f"teuken7b may be queued: check action=status run={run}" in said
+    stderr = capfd.readouterr().err
+    assert "cluster.scheduler: sbatch: no answer within 0.5 s" in stderr
+    assert f"teuken7b may be queued: check action=status run={run}" in stderr
     taking.add("sbatch", says="78\n")
     assert submit() == 2
     assert "again=true submits the run again" in capfd.readouterr().err
@@ -94,12 +96,12 @@ def test_missing_answer_is_no_refusal(
     assert Jobs(RunFolder(run)).load_chain().job_ids == ["78"]
 
 
-def test_submits_only_once(run: Path, submit: Submit, taking: Programs, capfd: Said) -> None:
+def test_submits_only_once(run: Path, submit: Submit, taking: Programs, capfd: Capture) -> None:
     def check_refused(*messages: str, words: tuple[str, ...] = ("again=true",)) -> None:
         capfd.readouterr()
         assert submit(*words) == 2
-        said = capfd.readouterr().err
-        assert [message for message in messages if message not in said] == []
+        stderr = capfd.readouterr().err
+        assert [message for message in messages if message not in stderr] == []
 
     assert submit() == 0
     taking.add("squeue", says=queued(run / "jobs", "77|RUNNING|None|n[1-2]"))
@@ -134,23 +136,23 @@ def test_submits_only_once(run: Path, submit: Submit, taking: Programs, capfd: S
     ],
 )
 def test_login_node_refuses_wrong_words(
-    word: str, message: str, taking: Programs, run: Path, monkeypatch: Patch, capfd: Said
+    word: str, message: str, taking: Programs, run: Path, monkeypatch: Patch, capfd: Capture
 ) -> None:
     monkeypatch.chdir(run.parent)
     account = FULL if not word.startswith("site.account") else FULL[:-1]
     assert main([*account, f"run={run}", word]) == 2
-    said = capfd.readouterr().err
-    assert message in said
-    assert word != "site.device_hours=10" or f"{word[:17]}: 10, but the plan needs " in said
+    stderr = capfd.readouterr().err
+    assert message in stderr
+    assert word != "site.device_hours=10" or f"{word[:17]}: 10, but the plan needs " in stderr
     assert taking.calls() == []
     assert not run.exists()
 
 
-def test_missing_account_is_told(taking: Programs, site_file: Path, capfd: Said) -> None:
+def test_missing_account_is_reported(taking: Programs, site_file: Path, capfd: Capture) -> None:
     assert main(FULL[:-1]) == 2
-    said = capfd.readouterr().err
-    assert "site.account: not set, and juwels requires an account for every job" in said
-    assert f"add to {site_file}:" in said
+    stderr = capfd.readouterr().err
+    assert "site.account: not set, and juwels requires an account for every job" in stderr
+    assert f"add to {site_file}:" in stderr
 
 
 @pytest.mark.parametrize(
@@ -159,21 +161,21 @@ def test_missing_account_is_told(taking: Programs, site_file: Path, capfd: Said)
     ids=["does not fit", "tight, above the limit"],
 )
 def test_peak_above_memory_is_refused(
-    taking: Programs, run: Path, capfd: Said, word: str
+    taking: Programs, run: Path, capfd: Capture, word: str
 ) -> None:
     words = [*FULL, word, f"run={run}"]
     assert main(words) == 2
-    said = capfd.readouterr().err
-    assert "parallelism: the plan needs " in said
-    assert "(action=plan lists the memory), or set force=true" in said
+    stderr = capfd.readouterr().err
+    assert "parallelism: the plan needs " in stderr
+    assert "(action=plan lists the memory), or set force=true" in stderr
     assert main([*words, "force=true"]) == 2
-    said = capfd.readouterr().err
-    assert "parallelism: " not in said
-    assert "this source has no text files" in said  # the next check
+    stderr = capfd.readouterr().err
+    assert "parallelism: " not in stderr
+    assert "this source has no text files" in stderr  # the next check
 
 
 def test_cancel_needs_a_submission(
-    taking: Programs, run_on: Run, run: Path, capfd: Said
+    taking: Programs, run_on: Run, run: Path, capfd: Capture
 ) -> None:
     assert main(["action=cancel", f"run={run}"]) == 2
     assert "run is not a run folder: it does not exist" in capfd.readouterr().err
@@ -184,7 +186,7 @@ def test_cancel_needs_a_submission(
 
 
 def test_cancel_lets_the_running_job_save_unless_forced(
-    run: Path, submit: Submit, taking: Programs, capfd: Said
+    run: Path, submit: Submit, taking: Programs, capfd: Capture
 ) -> None:
     def cancel(force: str, status: int = 0) -> str:
         capfd.readouterr()
@@ -235,7 +237,7 @@ def excludes_and_readmits(slurm: LocalSlurm, run: Path) -> None:
 
 
 def test_real_slurm_takes_holds_and_gives_back(
-    slurm: LocalSlurm, submit: Submit, run: Path, monkeypatch: Patch, capfd: Said
+    slurm: LocalSlurm, submit: Submit, run: Path, monkeypatch: Patch, capfd: Capture
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
     slurm.call("scontrol", "update", "PartitionName=booster", "State=DOWN")
@@ -317,7 +319,9 @@ def test_each_scheduler_knows_its_ids(
 
 
 @pytest.mark.parametrize("action", ["status", "cancel"])
-def test_wrong_id_is_refused(action: str, jobs: Jobs, programs: Programs, capfd: Said) -> None:
+def test_wrong_id_is_refused(
+    action: str, jobs: Jobs, programs: Programs, capfd: Capture
+) -> None:
     submitted(jobs, "--user=walnut", 4)
     assert main([f"action={action}", f"run={jobs.folder.path}"]) == 2
     message = f"{jobs.path}: '--user=walnut' is not a job id of Slurm"
@@ -331,7 +335,7 @@ def test_wrong_id_is_refused(action: str, jobs: Jobs, programs: Programs, capfd:
 
 @pytest.mark.parametrize("force", ["false", "true"])
 def test_foreign_job_is_refused(
-    force: str, jobs: Jobs, programs: Programs, capfd: Said
+    force: str, jobs: Jobs, programs: Programs, capfd: Capture
 ) -> None:
     submitted(jobs, "77", 4)
     run = jobs.folder.path
@@ -342,11 +346,11 @@ def test_foreign_job_is_refused(
     assert shown["why"].startswith("job 77 belongs to user walnut")
     words = ["action=cancel", f"run={run}", f"force={force}"]
     assert main(words) == 2
-    said = capfd.readouterr().err
+    stderr = capfd.readouterr().err
     owner = f"job 77 belongs to user walnut and writes into {jobs.path}; "
-    assert said.startswith(f"{run}: {owner}")
-    assert f"expected user {user_name()} and folder {jobs.path}" in said
-    assert "nothing was cancelled" in said
+    assert stderr.startswith(f"{run}: {owner}")
+    assert f"expected user {user_name()} and folder {jobs.path}" in stderr
+    assert "nothing was cancelled" in stderr
     programs.add("squeue", says=queued(Path("/elsewhere"), "77|RUNNING|None|n1"))
     assert main(words) == 2
     elsewhere = f"job 77 belongs to user {user_name()} and writes into /elsewhere; "
@@ -357,7 +361,7 @@ def test_foreign_job_is_refused(
 
 
 def test_run_is_known_by_any_path(
-    jobs: Jobs, programs: Programs, tmp_path: Path, capfd: Said
+    jobs: Jobs, programs: Programs, tmp_path: Path, capfd: Capture
 ) -> None:
     submitted(jobs, "77", 4)
     programs.add("squeue", says=queued(jobs.path, "77|PENDING|Priority|"))

@@ -18,7 +18,7 @@ from command.main import main
 from components.run.folder import RunFolder
 from components.run.history import read_lines
 from tests.cluster.pbs_server import LocalPbs
-from tests.cluster.programs import Patch, Said
+from tests.cluster.programs import Capture, Patch
 from tests.cluster.slurm import LocalSlurm
 from tests.life.conftest import TINY, entries
 
@@ -88,7 +88,7 @@ def losses(run: Path) -> dict[int, tuple[str, float]]:
 
 @pytest.fixture(scope="module")
 def uninterrupted() -> dict[tuple[str, ...], Path]:
-    """The runs that were trained whole, by what their command says."""
+    """Uninterrupted runs, by the words of their command."""
     return {}
 
 
@@ -114,8 +114,8 @@ def same_as_uninterrupted(
 
 
 @pytest.mark.long
-def test_chain_goes_on_over_time_limits(
-    slurm: LocalSlurm, submit: Submit, capsys: Said
+def test_chain_continues_over_time_limits(
+    slurm: LocalSlurm, submit: Submit, capsys: Capture
 ) -> None:
     words = (
         *("cluster.nodes=2", "parallelism.data=8", "budget.total_tokens=614_400"),
@@ -153,7 +153,7 @@ TWO_RANKS = (
 )
 
 
-def test_requeued_job_goes_on_from_its_checkpoint(
+def test_requeued_job_continues_from_its_checkpoint(
     slurm: LocalSlurm, submit: Submit, same_as_uninterrupted: Compare
 ) -> None:
     words = (word for word in TWO_RANKS if not word.startswith("cluster.jobs"))
@@ -189,7 +189,7 @@ def rank_on(node: str, run: Path) -> int:
 
 @pytest.mark.long
 @pytest.mark.parametrize("engine", ["mesh", "deepspeed"])
-def test_run_killed_in_a_save_goes_on_from_the_last_whole_checkpoint(
+def test_run_killed_in_a_save_continues_from_the_last_whole_checkpoint(
     engine: str, slurm: LocalSlurm, submit: Submit, same_as_uninterrupted: Compare
 ) -> None:
     """It saves after each step: while one checkpoint is written, an older one is removed."""
@@ -212,7 +212,7 @@ def test_run_killed_in_a_save_goes_on_from_the_last_whole_checkpoint(
 
 
 def test_cancelled_run_saves_and_resumes(
-    slurm: LocalSlurm, submit: Submit, capsys: Said
+    slurm: LocalSlurm, submit: Submit, capsys: Capture
 ) -> None:
     """Its path has what Slurm would expand in the names of output files."""
     words = [word for word in TWO_RANKS if not word.startswith("cluster.jobs")]
@@ -259,7 +259,7 @@ def end_node(slurm: LocalSlurm, node: str, run: Path) -> None:
             os.kill(int(folder.name), signal.SIGKILL)
 
 
-def test_job_of_a_dead_node_is_put_back_and_goes_on_without_it(
+def test_job_of_a_dead_node_is_requeued_and_continues_without_it(
     slurm: LocalSlurm, submit: Submit, same_as_uninterrupted: Compare
 ) -> None:
     run = submit("lost", *TWO_RANKS)
@@ -278,7 +278,7 @@ def test_job_of_a_dead_node_is_put_back_and_goes_on_without_it(
 
 
 @pytest.mark.long
-def test_spare_node_goes_on_inside_the_same_job(
+def test_same_job_continues_on_a_spare_node(
     slurm: LocalSlurm, submit: Submit, same_as_uninterrupted: Compare
 ) -> None:
     run = submit("spared", *TWO_RANKS, "watchdog.restarts=2", "cluster.spare_nodes=1")
@@ -334,8 +334,8 @@ def test_node_with_numbers_not_finite_is_left_out_of_the_next_job(
     assert (second.bad_nodes, second.bad_step) == (second.nodes[1:], 77)
     assert [one.tokens_at_end for one in end.jobs] == [10_240, 30_720, 102_400]
     # Of two nodes not more than one may be to blame.
-    said = (run / "jobs" / f"{second.job}.log").read_text()
-    assert "2 nodes are suspected, too many to avoid" in said
+    text = (run / "jobs" / f"{second.job}.log").read_text()
+    assert "2 nodes are suspected, too many to avoid" in text
     relaunches = [one["evidence"]["nodes"] for one in entries(run, "relaunch")]
     assert relaunches == [list(first.bad_nodes), list(second.bad_nodes)]
     same_as_uninterrupted(run)

@@ -1,4 +1,4 @@
-"""What is said of a run: by what its scheduler answers, and by what its jobs left."""
+"""The status of a run, from the answers of its scheduler and the files of its jobs."""
 
 import os
 import shutil
@@ -24,14 +24,14 @@ from components.run.event_log import EventLog
 from components.run.folder import RunFolder
 from components.run.writer_lock import train_alone
 from tests.cluster.jobs import Run, began, cancelled, ended, submitted
-from tests.cluster.programs import Patch, Programs, Said, queued
+from tests.cluster.programs import Capture, Patch, Programs, queued
 
 Show = Callable[..., str]
 
 
 @pytest.fixture
 def jobs(run_on: Run, programs: Programs) -> Jobs:
-    """A run submitted as 77, of which the queue knows nothing."""
+    """A run submitted as job 77, with an empty queue."""
     programs.add("squeue")
     programs.add("sbatch")  # a host without it asks no scheduler
     jobs = run_on("juwels")
@@ -40,7 +40,7 @@ def jobs(run_on: Run, programs: Programs) -> Jobs:
 
 
 @pytest.fixture
-def show(capfd: Said) -> Show:
+def show(capfd: Capture) -> Show:
     """Return what ``action=status`` prints."""
 
     def act(run: Path, *words: str) -> str:
@@ -55,7 +55,7 @@ def ask(jobs: Jobs) -> RunStatus:
     return status_of(jobs.folder.path, Slurm())
 
 
-def said_of(jobs: Jobs) -> tuple[str, str]:
+def state_and_reason(jobs: Jobs) -> tuple[str, str]:
     return ask(jobs).state, ask(jobs).why
 
 
@@ -63,7 +63,7 @@ def end(jobs: Jobs, job: str, *, how: str, why: str = "") -> None:
     ended(jobs, began(jobs, job), how, why=why)
 
 
-def test_run_that_nobody_submitted(run_on: Run) -> None:
+def test_run_without_a_submission(run_on: Run) -> None:
     found = status_of(run_on("juwels").folder.path, Slurm())
     assert (found.state, found.chain, found.queued) == ("not submitted", None, None)
 
@@ -106,7 +106,7 @@ def test_run_with_a_closed_lock_is_unknown(run_on: Run, monkeypatch: Patch) -> N
     assert (found.state, found.why) == ("unknown", why)
 
 
-def test_run_whose_job_runs(jobs: Jobs, programs: Programs) -> None:
+def test_run_with_a_running_job(jobs: Jobs, programs: Programs) -> None:
     lines = ("77_2|RUNNING|None|jwb[0001-0128]", "77_3|PENDING|JobArrayTaskLimit|")
     programs.add("squeue", says=queued(jobs.path, *lines))
     found = ask(jobs)
@@ -119,43 +119,43 @@ def test_run_whose_job_runs(jobs: Jobs, programs: Programs) -> None:
     ]
 
 
-def test_state_and_reason_are_told(jobs: Jobs, programs: Programs) -> None:
+def test_status_has_a_state_and_a_reason(jobs: Jobs, programs: Programs) -> None:
     assert ask(jobs).queued == ()  # Slurm has forgotten the jobs
-    assert said_of(jobs) == (
+    assert state_and_reason(jobs) == (
         *("lost", "all jobs left the queue before they started, perhaps cancelled"),
     )
     programs.add("squeue", says=queued(jobs.path, "77_1|PENDING|AssocGrpBillingMinutes|"))
-    assert said_of(jobs) == ("pending", "AssocGrpBillingMinutes")
+    assert state_and_reason(jobs) == ("pending", "AssocGrpBillingMinutes")
     programs.add("squeue", error="Unable to contact slurm controller\n", status=1)
-    assert said_of(jobs) == ("unknown", "squeue: Unable to contact slurm controller")
+    assert state_and_reason(jobs) == ("unknown", "squeue: Unable to contact slurm controller")
     assert ask(jobs).queued is None
     unreachable = status_of(jobs.folder.path, None)
     assert unreachable.why == "the scheduler is not reachable from here"
     programs.add("squeue")
     end(jobs, "77_1", how="stopped")
-    assert said_of(jobs) == ("stopped", "")
+    assert state_and_reason(jobs) == ("stopped", "")
     end(jobs, "77_2", how="failed", why="rank 3: loss is NaN")
-    assert said_of(jobs) == ("failed", "rank 3: loss is NaN")
+    assert state_and_reason(jobs) == ("failed", "rank 3: loss is NaN")
     for number in (3, 4):
         end(jobs, f"77_{number}", how="stopped")
-    assert said_of(jobs) == ("stopped", "the chain has used all 4 jobs")
+    assert state_and_reason(jobs) == ("stopped", "the chain has used all 4 jobs")
     submitted(jobs, "78", 4)
-    assert said_of(jobs)[0] == "lost"
+    assert state_and_reason(jobs)[0] == "lost"
     assert len(ask(jobs).jobs) == 4
     cancelled(jobs)
-    assert said_of(jobs) == ("cancelled", "the user cancelled it")
+    assert state_and_reason(jobs) == ("cancelled", "the user cancelled it")
     jobs.folder.write_json("results.json", {"status": "finished"})
-    assert said_of(jobs) == ("finished", "")
+    assert state_and_reason(jobs) == ("finished", "")
 
 
-def test_run_whose_job_ended_silently_is_lost(
+def test_run_is_lost_if_its_job_ended_without_a_record(
     jobs: Jobs, programs: Programs, show: Show
 ) -> None:
     began(jobs, "77_1")
     gone = "job 77_1 ended without a message: it was killed or its node failed"
     log = "see jobs/77_1.log"
     programs.add("scontrol", error="slurm_load_jobs error: Invalid job id", status=1)
-    assert said_of(jobs) == ("lost", f"{gone}: {log}")
+    assert state_and_reason(jobs) == ("lost", f"{gone}: {log}")
     assert f"python run.py resume={jobs.folder.path}" in ask(jobs).next
     programs.add("scontrol", says="JobId=77 JobState=CANCELLED Reason=None")
     assert "job 77_1 was cancelled by scancel or qdel" in ask(jobs).why
@@ -169,7 +169,9 @@ def test_run_whose_job_ended_silently_is_lost(
     assert show(jobs.folder.path).count("running") == 2  # the run and its job, listed once
 
 
-def test_last_and_next_events_are_told(jobs: Jobs, programs: Programs, show: Show) -> None:
+def test_status_has_the_last_and_the_next_event(
+    jobs: Jobs, programs: Programs, show: Show
+) -> None:
     end(jobs, "77_1", how="failed", why="rank 3: loss is NaN")
     programs.add("squeue", says=queued(jobs.path, "77_2|PENDING|Priority|"))
     found = ask(jobs)
@@ -187,7 +189,7 @@ def test_last_and_next_events_are_told(jobs: Jobs, programs: Programs, show: Sho
     assert ask(jobs).next == "saves a checkpoint after the current step, then ends"
     programs.add("squeue")
     end(jobs, "77_2", how="stopped")
-    assert said_of(jobs) == ("stopped", "the user cancelled it")
+    assert state_and_reason(jobs) == ("stopped", "the user cancelled it")
     assert ask(jobs).next.startswith("no automatic step; submit again: ")
 
 

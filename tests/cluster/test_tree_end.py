@@ -1,6 +1,6 @@
-"""A job that ends while it submits what follows: nobody is left to guess what was taken.
+"""A job that ends while it submits child runs: the record shows what was submitted.
 
-The part of a real script that polls and ends runs here; sbatch takes its time.
+The polling and the end of a real script run here, with a slow sbatch.
 """
 
 import errno
@@ -36,16 +36,16 @@ from components.run.ownership import seal_of
 from components.run.provenance import write_provenance
 from components.run.writer_lock import submission_lock
 from tests.cluster.jobs import submitted
-from tests.cluster.programs import Patch, Programs, Said, queued
+from tests.cluster.programs import Capture, Patch, Programs, queued
 from tests.life.conftest import ROOT
 
 TREE = (
     *("recipe=teuken7b", "scale=full", "cluster=juwels"),
     *("checkpoint.every_tokens=100_000_000_000", "children.given={export: {}}"),
 )
-# No /bin/sh, which may let signals through that who started it has put off.
-SLOW = "#!/bin/bash\necho sbatch >> {folder}/called; sleep 2; echo 77\n"
-# What the script does not have here: the ranks, and the records of its chain.
+# Not /bin/sh, which may pass on signals that its parent has blocked.
+SLOW = "#!/bin/bash\necho sbatch >> {folder}/called; sleep 1; echo 77\n"
+# Replaces the ranks, and the records of the chain.
 BEFORE = """cd {root}
 run={trunk}
 grow() {{ "$@" python -m command.tree.course "$run" &>> "$run/jobs/children.log"; }}
@@ -60,7 +60,7 @@ def composed() -> Recipe:
 
 
 def trunk_with_checkpoint(recipe: Recipe, tmp_path: Path) -> Path:
-    """A trunk whose checkpoint, that its node waits for, is there."""
+    """Make a trunk with the checkpoint that its child waits for."""
     trunk = create_run_folder(recipe, tmp_path / "trunk").path
     write_provenance(RunFolder(trunk), ["site.account=kitchen"])
     (trunk / "jobs").mkdir()
@@ -88,29 +88,29 @@ def job(trunk: Path, tmp_path: Path, programs: Programs) -> Start:
     def start(then: str) -> "subprocess.Popen[bytes]":
         recipe = SimpleNamespace(children=True, watchdog=SimpleNamespace(restarts=0))
         job = SimpleNamespace(recipe=recipe, host_python="python")
-        end = script.fill_template("launch.sh.j2", job).replace("sleep 60", "sleep 1")
+        end = script.fill_template("launch.sh.j2", job).replace("sleep 60", "sleep 0.3")
         text = BEFORE.format(root=ROOT, trunk=trunk, folder=tmp_path, then=then)
         return subprocess.Popen(["bash", "-c", text + end], start_new_session=True)
 
     return start
 
 
-def noted(trunk: Path) -> str | None:
+def recorded_job(trunk: Path) -> str | None:
     node = nodes_of(trunk)[0]
     return json.loads(node.job_file.read_text())["job"] if node.job_file.exists() else None
 
 
-def test_submission_is_noted_before_the_job_ends(trunk: Path, job: Start) -> None:
+def test_submission_is_recorded_before_the_job_ends(trunk: Path, job: Start) -> None:
     running = job("return 7")
     assert running.wait(600) == 7  # the ranks' own status
-    with pytest.raises(ProcessLookupError):  # nothing is left for the scheduler to kill
+    with pytest.raises(ProcessLookupError):  # no process is left
         os.killpg(running.pid, signal.SIGKILL)
-    assert noted(trunk) == "77"
+    assert recorded_job(trunk) == "77"
     assert (trunk.parent / "called").read_text() == "sbatch\n"  # once
     assert state_of(nodes_of(trunk)[0]) == "submitted"
 
 
-def test_submission_is_noted_though_the_job_is_told_to_end(trunk: Path, job: Start) -> None:
+def test_submission_is_recorded_after_sigterm(trunk: Path, job: Start) -> None:
     """As at a wall: SIGTERM to all that the job has, and SIGKILL after KillWait."""
     running = job("sleep 1000")
     end = time.monotonic() + 300
@@ -118,13 +118,13 @@ def test_submission_is_noted_though_the_job_is_told_to_end(trunk: Path, job: Sta
         time.sleep(0.1)
     os.killpg(running.pid, signal.SIGTERM)
     running.wait(300)
-    while noted(trunk) is None and time.monotonic() < end:
+    while recorded_job(trunk) is None and time.monotonic() < end:
         time.sleep(0.1)
-    assert noted(trunk) == "77"
+    assert recorded_job(trunk) == "77"
 
 
 def test_refused_submission_is_tried_again_and_one_without_an_answer_is_not(
-    trunk: Path, programs: Programs, monkeypatch: Patch, capfd: Said
+    trunk: Path, programs: Programs, monkeypatch: Patch, capfd: Capture
 ) -> None:
     programs.add("sbatch", error="queue is full", status=1)
     submit_due(trunk)
@@ -138,7 +138,7 @@ def test_refused_submission_is_tried_again_and_one_without_an_answer_is_not(
     assert len(programs.calls()) == 2
 
 
-def test_lost_job_waits_for_a_person(trunk: Path, programs: Programs, capfd: Said) -> None:
+def test_lost_job_waits_for_a_person(trunk: Path, programs: Programs, capfd: Capture) -> None:
     def states() -> tuple[str, str]:
         capfd.readouterr()
         assert main(["action=status", f"run={trunk}", "output=json"]) == 0
@@ -157,7 +157,7 @@ def test_lost_job_waits_for_a_person(trunk: Path, programs: Programs, capfd: Sai
     assert sum(call.startswith("sbatch") for call in programs.calls()) == 1
     programs.add("sbatch", says="78\n")
     submit_due(trunk, reopened_by=words)
-    assert noted(trunk) == "78"
+    assert recorded_job(trunk) == "78"
     node.job_file.write_text('{"job": null}')  # the command was killed before the answer came
     assert states() == ("unknown", "unknown")
     programs.add("squeue", says=queued(logs, "78_0|PENDING|Priority|"))
@@ -177,8 +177,8 @@ def test_cancelled_tree_submits_nothing(trunk: Path, programs: Programs) -> None
 
 
 @pytest.mark.parametrize("obstacle", ["held", "folder", "link", "no locks"])
-def test_obstacle_to_the_lock_of_a_tree_is_told(
-    trunk: Path, programs: Programs, obstacle: str, monkeypatch: Patch, capfd: Said
+def test_failed_lock_of_a_tree_is_reported(
+    trunk: Path, programs: Programs, obstacle: str, monkeypatch: Patch, capfd: Capture
 ) -> None:
     programs.add("sbatch", says="77\n")
     monkeypatch.setattr(submission, "PATIENCE_SECONDS", 0.1)
@@ -195,16 +195,18 @@ def test_obstacle_to_the_lock_of_a_tree_is_told(
             flock = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
             monkeypatch.setattr(fcntl, "flock", flock)
         assert main_of_tree([str(trunk)]) == 0
-    said = {
+    messages = {
         "held": "is being submitted or cancelled by process",
         "no locks": "file system has no locks",
     }
-    assert said.get(obstacle, "cannot be a lock: it is not a") in capfd.readouterr().err
+    assert messages.get(obstacle, "cannot be a lock: it is not a") in capfd.readouterr().err
     assert (state_of(nodes_of(trunk)[0]) == "submitted") == (obstacle == "no locks")
     assert not (trunk.parent / "elsewhere").exists()
 
 
-def test_child_of_another_user_waits(tmp_path: Path, programs: Programs, capfd: Said) -> None:
+def test_child_of_another_user_waits(
+    tmp_path: Path, programs: Programs, capfd: Capture
+) -> None:
     child = "{at_tokens: 100_000_000_000, with: weights, set: {budget.sequence_length: 2_048}}"
     composed = compose_run(read_point([*TREE[:-1], f"children.given={child}"]))
     trunk = trunk_with_checkpoint(composed.recipe, tmp_path)

@@ -14,7 +14,7 @@ from command.main import main
 from command.run_tree.nodes import nodes_of, state_of
 from components.report.measurements import read_evaluations
 from components.run.folder import RunFolder
-from tests.cluster.programs import Patch, Said
+from tests.cluster.programs import Capture, Patch
 from tests.cluster.slurm import LocalSlurm
 from tests.cluster.test_slurm_life import Submit, status, submit, wait_until
 from tests.life.conftest import TINY, entries
@@ -88,7 +88,7 @@ CANCELLED = {
 
 @pytest.mark.long
 def test_resume_continues_cancelled_tree(
-    slurm: LocalSlurm, submit: Submit, capsys: Said
+    slurm: LocalSlurm, submit: Submit, capsys: Capture
 ) -> None:
     def states() -> dict[str, str]:
         capsys.readouterr()
@@ -161,7 +161,7 @@ def here(slurm: LocalSlurm, tmp_path: Path, monkeypatch: Patch) -> Path:
     return tmp_path
 
 
-def test_points_run_or_are_explained(slurm: LocalSlurm, here: Path, capfd: Said) -> None:
+def test_points_run_or_are_explained(slurm: LocalSlurm, here: Path, capfd: Capture) -> None:
     folder = here / "sweep"
     words = [*SWEEP, *POINTS, f"run={folder}"]
     assert main(words) == 2
@@ -211,7 +211,7 @@ published: {}
 
 
 @pytest.mark.long
-def test_study_submits_points_and_learns_from_results(here: Path, capfd: Said) -> None:
+def test_study_submits_points_and_learns_from_results(here: Path, capfd: Capture) -> None:
     (here / "rates.yaml").write_text(STUDY)
     kept = [word for word in SWEEP if not word.startswith(("recipe=", "cluster.hours="))]
     words = [*kept, "study=rates.yaml", f"run={here / 'study'}", "output=json"]

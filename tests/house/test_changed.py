@@ -1,4 +1,4 @@
-"""``make test ROOMS=changed`` runs what a diff can have broken."""
+"""``make test ROOMS=changed`` runs the tests that a diff can break."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from tests.changed import ALWAYS, select
         ("docs/speed.md", set()),
     ],
 )
-def test_a_file_selects_the_tests_beside_it_and_those_that_import_it(
+def test_a_file_selects_the_tests_of_its_package_and_of_its_importers(
     changed: str, expected: set[str]
 ) -> None:
     found = set(select([changed]))
@@ -28,17 +28,17 @@ def test_a_file_selects_the_tests_beside_it_and_those_that_import_it(
     assert "tests" not in found
 
 
-def test_what_all_rests_on_selects_all() -> None:
+def test_a_shared_file_selects_all_tests() -> None:
     assert select(["docs/speed.md", "pyproject.toml"]) == ["tests"]
 
 
-def test_a_module_of_one_room_leaves_others_alone() -> None:
+def test_a_module_selects_no_tests_of_unrelated_rooms() -> None:
     found = select(["components/data/order.py"])
     assert "tests/components/data" in found
-    assert not any(one.startswith(("tests/cluster", "tests/attack")) for one in found)
+    assert not any(path.startswith(("tests/cluster", "tests/attack")) for path in found)
 
 
-def test_no_file_is_named_within_a_folder_that_is_named() -> None:
+def test_a_selected_folder_replaces_its_files() -> None:
     found = select(["components/model/moe.py", "tests/components/model/test_moe.py"])
     assert "tests/components/model" in found
     assert "tests/components/model/test_moe.py" not in found

@@ -1,8 +1,8 @@
-"""The commands of the pages that a newcomer follows, run as they are written.
+"""The commands of the pages for new users, run unchanged.
 
-The short ones are run by every `make test`, those that train by `make long`, page by page, in a
-copy of this tree. What stands for a command that cannot run in a test is in `STANDING`, with
-the reason; every other line is run to the letter.
+`make test` runs the short commands. `make long` runs the training commands, page by page, in a
+copy of this tree. `STANDING` has replacements for commands that cannot run in a test, with
+their reasons.
 """
 
 import os
@@ -60,7 +60,7 @@ def blocks(page: str) -> Iterator[tuple[str, str]]:
 
 
 def commands(page: str) -> list[str]:
-    """List the lines that are commands, without what is a comment to the shell."""
+    """Return the lines that are commands, without shell comments."""
     lines = [line for kind, text in blocks(page) if not kind for line in text.splitlines()]
     return [re.sub(r"\s+#.*$", "", line).strip() for line in lines if line.startswith(PROGRAMS)]
 
@@ -72,7 +72,7 @@ def answers(line: str) -> bool:
 
 
 def write_files(page: str, folder: Path) -> None:
-    """Write the recipes that a page shows: YAML whose first line is the name of its file."""
+    """Write the recipes of a page: blocks of YAML with a file name in their first line."""
     folder.mkdir(parents=True, exist_ok=True)
     for kind, text in blocks(page):
         if kind == "yaml" and (named := re.match(r"# (\w+\.yaml)\n", text)):
@@ -96,7 +96,7 @@ def test_the_commands_are_found() -> None:
 
 
 @pytest.mark.parametrize("line", list(dict.fromkeys(SHORT)))
-def test_a_command_that_answers_at_once_does(
+def test_a_fast_command_of_a_page_works(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -108,7 +108,7 @@ def test_a_command_that_answers_at_once_does(
 
 
 def copy_tree(target: Path) -> None:
-    """Copy what git knows or would know, as a clone has it; packages are those of the test."""
+    """Copy the files that git tracks or would track. The packages are the test's own."""
     words = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
     for name in listed.stdout.splitlines():

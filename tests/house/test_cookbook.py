@@ -40,7 +40,7 @@ class Clone:
         self.environment = os.environ | places | offline | {"PATH": path}
 
     def write(self, text: str) -> None:
-        """Write a file that the page shows: its first line is its name."""
+        """Write a file of the page. Its first line has its name."""
         named = NAMED.match(text)
         assert named, text
         name = named[1].removeprefix("~/.config/")
@@ -49,7 +49,7 @@ class Clone:
         path.write_text(text, "utf-8")
 
     def run(self, line: str) -> str:
-        """Run a line; what it prints is returned."""
+        """Run a line and return its output."""
         done = subprocess.run(
             ["bash", "-ec", line],
             cwd=self.folder,

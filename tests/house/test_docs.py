@@ -1,4 +1,4 @@
-"""The documentation is whole: every page is in the site, every link leads somewhere."""
+"""Every page is in the site, and every link has a target."""
 
 import re
 import subprocess
@@ -26,7 +26,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^()\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.M)
 FILE = re.compile(r"`([\w./-]+\.(?:py|j2|sh))(?: [^`\n]*)?`")
 TOP = {path.name for path in ROOT.iterdir()}
-# What a command writes, placeholders, and files of the works that are described.
+# Files that a command writes, placeholders, and files of other projects.
 NOT_OURS = {
     *("array.sh", "install.sh", "job.sh", "gpu_tile_compact.sh", "NAME.py", "ACTION.py"),
     *("parameters_filtering.py", "colossal_oscar.py", "bigscience_pii_detect_redact.py"),
@@ -35,7 +35,7 @@ NOT_OURS = {
 
 
 def prose(page: Path) -> str:
-    """Read a page without its code: brackets in there are no links."""
+    """Read a page without its code, which has brackets that are no links."""
     return CODE.sub("", FENCE.sub("", page.read_text("utf-8")))
 
 
@@ -71,7 +71,7 @@ def test_every_page_is_in_the_site_once_and_every_entry_of_it_exists() -> None:
     shown: list[Path] = []
     for entry in nav_entries(config["nav"]):
         place = DOCS / entry
-        # An entry that ends with a slash is a folder: it stands for its pages.
+        # An entry that ends with a slash is a folder with pages.
         shown += sorted(place.glob("*.md")) if entry.endswith("/") else [place]
     assert sorted(shown) == PAGES
 
@@ -96,7 +96,12 @@ def test_a_page_of_the_site_links_within_the_site(page: Path) -> None:
     assert outside == []
 
 
-def test_the_site_asks_no_other_host_for_fonts() -> None:
+def test_the_search_finds_links() -> None:
+    assert "docs/plan.md" in links(ROOT / "README.md")
+    assert sum(len(links(page)) for page in LINKING) > 60
+
+
+def test_the_site_loads_no_fonts_from_other_hosts() -> None:
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
     assert config["theme"]["font"] is False
     assert not {"extra_javascript", "extra_css"} & set(config)

@@ -1,4 +1,4 @@
-"""Names say what they hold: one meaning per class and alias, verbs and nouns, no dialect."""
+"""Names: one meaning per class and alias, verbs and nouns, no dialect."""
 
 import ast
 import re
@@ -10,14 +10,14 @@ from tests.house.test_house import ROOT, SOURCES, nodes_of, read
 
 MOST_SIDE_BY_SIDE = 25
 MOST_FRAGMENTS, SHORT_LINES, LEAST_MEDIAN_LINES = 28, 110, 110
-# A participle by itself does not say of what: `SearchResult`, not `Found`.
+# A participle does not name its object: `SearchResult`, not `Found`.
 PARTICIPLE = re.compile(
     r"[A-Z][a-z]+(?:[^e]ed|en|elt|old|awn|wn)|Told|Found|Sent|Kept|Held|Sought|Cited|Tried"
 )
-SAID = {"Learned"}  # of positions, as the field has it
+TERMS = {"Learned"}  # learned positions: a term of the field
 # Entry points and methods that Python, torch, Lightning, pydantic or a protocol call.
 MOST_SINGLE_WORDS = 40
-# Parts of names that say nothing about the content, with the names that have them for a reason.
+# Parts of names without information, and names that may have one.
 DIALECT = {"told", "asked", "said", "settle", "settled", "kept", "found", "anew", "beside"}
 EXCEPTIONS = {"found"}  # a key of reports of preflight and dry runs
 FIRST_LINE_WORDS = re.compile(
@@ -27,7 +27,7 @@ FIRST_LINE_WORDS = re.compile(
 
 
 def code() -> list[Path]:
-    """List what is neither a test, a benchmark nor a package's own file."""
+    """List the files except tests, benchmarks and ``__init__.py``."""
     return [file for file in SOURCES if file.name != "__init__.py" and not benchmark(file)]
 
 
@@ -99,7 +99,7 @@ def test_the_first_line_of_a_docstring_is_plain_english() -> None:
     assert odd == set()
 
 
-def test_no_folder_holds_more_files_than_a_reader_overlooks() -> None:
+def test_no_folder_has_too_many_files() -> None:
     crowded = Counter(
         str(file.parent.relative_to(ROOT)) for file in SOURCES if file.name != "__init__.py"
     )
@@ -112,10 +112,10 @@ def test_a_public_class_has_one_meaning() -> None:
 
 def test_no_public_class_is_a_bare_participle() -> None:
     names = {name for name in public_classes() if PARTICIPLE.fullmatch(name)}
-    assert names - SAID == set()
+    assert names - TERMS == set()
 
 
-def test_few_files_are_fragments_of_the_one_that_imports_them() -> None:
+def test_few_short_files_have_only_one_importer() -> None:
     importers: Counter[str] = Counter()
     for file in SOURCES:
         for node in nodes_of(file):
@@ -131,6 +131,6 @@ def test_few_files_are_fragments_of_the_one_that_imports_them() -> None:
     assert len(fragments) <= MOST_FRAGMENTS, fragments
 
 
-def test_files_are_whole_things_in_the_middle() -> None:
+def test_the_median_file_is_not_short() -> None:
     lines = [len(read(file).splitlines()) for file in code()]
     assert median(lines) >= LEAST_MEDIAN_LINES

@@ -1,4 +1,4 @@
-"""What a run imports is among what a run installs, and not among the tools of its tests."""
+"""Requirements of runs name all packages that runs import, without the tools of the tests."""
 
 import ast
 import re
@@ -9,12 +9,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("command", "cluster", "components", "data_prep")
-ASKED = re.compile(r"^([A-Za-z0-9_.-]+)", re.MULTILINE)
+NAME = re.compile(r"^([A-Za-z0-9_.-]+)", re.MULTILINE)
 
 
-def asked(*names: str) -> set[str]:
+def named_in(*names: str) -> set[str]:
     texts = [(ROOT / "requirements" / name).read_text("utf-8") for name in names]
-    return {normal(name) for text in texts for name in ASKED.findall(text)}
+    return {normal(name) for text in texts for name in NAME.findall(text)}
 
 
 def normal(name: str) -> str:
@@ -31,17 +31,19 @@ def imports(folder: str) -> Iterator[str]:
 
 
 def distributions(folder: str) -> set[str]:
-    """Name what must be installed for a room, by what is installed here; some may not be."""
+    """Name the distributions that a room imports, from the packages installed here."""
     uninstalled = {"pynvml": ["nvidia-ml-py"], "mlflow": ["mlflow-skinny"]}
     homes = {**uninstalled, **packages_distributions()}
     ours = {*ROOMS, *sys.stdlib_module_names}
     return {normal(homes.get(name, [name])[0]) for name in set(imports(folder)) - ours}
 
 
-def test_a_run_asks_for_all_that_it_imports() -> None:
-    own = asked("run.in", "torch.txt", "deepspeed.in", "evaluate.in", "tracking.in", "fp8.in")
+def test_requirements_of_runs_name_all_imports() -> None:
+    own = named_in(
+        "run.in", "torch.txt", "deepspeed.in", "evaluate.in", "tracking.in", "fp8.in"
+    )
     assert set().union(*map(distributions, ("command", "cluster", "components"))) <= own
 
 
-def test_a_preparation_asks_for_all_that_it_imports() -> None:
-    assert distributions("data_prep") <= asked("run.in", "torch.txt", "data.in")
+def test_requirements_of_preparation_name_all_imports() -> None:
+    assert distributions("data_prep") <= named_in("run.in", "torch.txt", "data.in")

@@ -1,4 +1,4 @@
-"""A budget of time, on a suite of three files in a process of its own."""
+"""The time budget, on a suite of three files in its own process."""
 
 import os
 import subprocess
@@ -72,14 +72,21 @@ def words(budget: float, grace: float = 600) -> list[str]:
     return [f"--time-budget={budget}", f"--time-grace={grace}", "--time-record=tiny"]
 
 
-def test_without_time_nothing_starts_and_all_is_listed(suite: Path) -> None:
+def test_with_a_budget_of_zero_no_test_starts_and_all_are_listed(suite: Path) -> None:
     printed = run(suite, *words(0))
     assert read_ran(suite) == []
     assert all(f"not started: {name}" in printed for name in TESTS)
     assert read_record(suite) == TESTS
 
 
-def test_the_tests_of_the_record_come_first_also_within_a_file(suite: Path) -> None:
+def test_without_a_budget_nothing_changes(suite: Path) -> None:
+    write_record(suite, TESTS[4:])
+    run(suite)
+    assert read_ran(suite) == TESTS
+    assert read_record(suite) == TESTS[4:]
+
+
+def test_recorded_tests_run_first_also_within_a_file(suite: Path) -> None:
     write_record(suite, [TESTS[3], TESTS[5]])
     assert "did not run" not in run(suite, *words(600))
     assert read_ran(suite) == [TESTS[n] for n in (3, 2, 5, 4, 0, 1)]
@@ -87,7 +94,7 @@ def test_the_tests_of_the_record_come_first_also_within_a_file(suite: Path) -> N
 
 
 @pytest.mark.long
-def test_what_runs_past_the_grace_period_is_interrupted_and_torn_down(suite: Path) -> None:
+def test_a_test_past_the_grace_period_is_interrupted_and_torn_down(suite: Path) -> None:
     printed = run(suite, *words(20, 0), sleep=600)
     assert read_ran(suite) == TESTS[:1]
     assert f"interrupted: {TESTS[0]}" in printed

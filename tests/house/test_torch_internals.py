@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from tests.house.test_house import ROOT, SOURCES
 
 ROOM = ROOT / "components" / "torch_internals"
-# Names without torch's own before them, as of a module or a mesh, that the room once took over.
+# Names of objects such as modules and meshes: the source does not show that they are torch's.
 TAKEN = {
     *("_forward_pre_hooks", "_forward_hooks", "_local_tensor", "_cdata", "_opname"),
     *("_overloadpacket", "_flatten", "_concatenate", "_prepare_forward_infra"),
     *("_setup_forward_recv_info", "_create_grad_recv_info", "_shape_inference"),
 }
-# Whoever says such a name in text, for a log or a trace, does not call it.
+# Files that have such a name only in a text, for a log or a trace.
 ELSEWHERE: set[str] = set()
 
 
@@ -22,7 +22,7 @@ def is_private(name: str) -> bool:
 
 
 def private_names(source: str) -> Iterator[str]:
-    """Find what is imported from torch, read of it, or read of its objects."""
+    """Find the names that a source imports from torch or reads from torch and its objects."""
     tree = ast.parse(source)
     of_torch = {"torch"}
     for node in ast.walk(tree):
@@ -40,18 +40,18 @@ def private_names(source: str) -> Iterator[str]:
         if (
             isinstance(node, ast.Attribute)
             and (root_of(node) in of_torch or node.attr in TAKEN)
-        ) or is_asked_by_name(node, of_torch):
+        ) or is_read_by_name(node, of_torch):
             yield ast.unparse(node)
 
 
 def root_of(node: ast.AST) -> str | None:
-    """Name what a chain of attributes begins with, ``torch`` of ``torch.ops.aten``."""
+    """Return the first name of a chain of attributes: ``torch`` for ``torch.ops.aten``."""
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else None
 
 
-def is_asked_by_name(node: ast.AST, of_torch: set[str]) -> bool:
+def is_read_by_name(node: ast.AST, of_torch: set[str]) -> bool:
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
@@ -62,10 +62,10 @@ def is_asked_by_name(node: ast.AST, of_torch: set[str]) -> bool:
 
 def found_in(source: str) -> set[str]:
     words = {name: name.replace("'", ".").replace('"', ".") for name in private_names(source)}
-    return {name for name, said in words.items() if any(map(is_private, said.split(".")))}
+    return {name for name, plain in words.items() if any(map(is_private, plain.split(".")))}
 
 
-def test_no_private_name_of_torch_is_used_outside_the_room() -> None:
+def test_only_the_room_uses_private_names_of_torch() -> None:
     found = {
         f"{file.relative_to(ROOT)}: {name}"
         for file in SOURCES
@@ -75,8 +75,34 @@ def test_no_private_name_of_torch_is_used_outside_the_room() -> None:
     assert found == ELSEWHERE
 
 
-def test_every_file_of_the_room_says_where_its_names_were_seen() -> None:
+PRIVATE = (
+    "from torch._guards import active_fake_mode",
+    "from torch.distributed.tensor.placement_types import _StridedShard",
+    "import torch._dynamo",
+    "import torch\ntorch._C._current_graph_task_id()",
+    "import torch\naten = torch.ops.aten\naten._grouped_mm(1)",
+    "import torch.distributed as dist\ndist._functional_collectives",
+    "from torch import nn\nnn.Module._apply",
+    "import torch\ngetattr(torch, '_foreach_norm')",
+    "mesh._flatten('name')",
+    "super()._create_grad_recv_info()",
+)
+PUBLIC = (
+    "import torch\ntorch.ops.aten.mm, torch.__version__, torch.nn.functional.grouped_mm",
+    "self._stages = stage._compute",
+    "from components.model import _own",
+    "import torch\n_ours = torch.ones(1)\n_ours.sum()",
+)
+
+
+def test_the_search_finds_private_names_of_torch_and_no_others() -> None:
+    assert [source for source in PRIVATE if not found_in(source)] == []
+    assert [source for source in PUBLIC if found_in(source)] == []
+
+
+def test_every_file_of_the_room_names_the_versions_that_have_its_names() -> None:
     files = [file for file in sorted(ROOM.glob("*.py")) if file.stem != "__init__"]
     seen = re.compile(r"[Cc]hecked in (torch )?2\.\d+ to\s2\.\d+")
     silent = [file.name for file in files if not seen.search(file.read_text("utf-8"))]
     assert silent == []
+    assert any(found_in(file.read_text("utf-8")) for file in files)

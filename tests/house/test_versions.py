@@ -1,4 +1,4 @@
-"""The range of torch and of Python is said in one place, and others say the same."""
+"""All files have the same range of torch and of Python."""
 
 import re
 import tomllib
@@ -17,14 +17,14 @@ def dotted(release: tuple[int, int]) -> str:
     return "{}.{}".format(*release)
 
 
-def test_readme_and_pages_say_the_range() -> None:
+def test_readme_and_pages_have_the_range() -> None:
     for page in ("README.md", "docs/versions.md"):
         assert str(PYTHON) in read(page), page
         assert str(TORCH) in read(page), page
     assert str(PYTHON) in read("docs/start.md")
 
 
-def test_the_project_file_asks_for_the_range() -> None:
+def test_the_project_file_requires_the_range() -> None:
     assert PROJECT["requires-python"] == f">={dotted(PYTHON.first)}"
     pythons = [f"3.{minor}" for minor in range(PYTHON.first[1], PYTHON.last[1] + 1)]
     assert PROJECT["classifiers"] == [
@@ -35,7 +35,7 @@ def test_the_project_file_asks_for_the_range() -> None:
     assert PROJECT["optional-dependencies"]["torch"] == [wanted]
 
 
-def test_the_locked_torch_is_one_that_is_tried() -> None:
+def test_the_locked_torch_is_tested() -> None:
     assert read("requirements/torch.txt").strip() == f"torch=={LOCKED}"
     assert LOCKED in TORCH_RELEASES
 
@@ -45,7 +45,7 @@ def test_the_tools_check_for_the_oldest_python() -> None:
     assert f"--python-version {dotted(PYTHON.first)}" in read("Makefile")
 
 
-def test_no_code_compares_with_a_release_of_its_own() -> None:
+def test_no_code_compares_versions_by_itself() -> None:
     own = re.compile(r"version_info\s*[<>\[]|__version__[^\n]*split")
     found = {
         str(file.relative_to(ROOT)) for file in SOURCES if own.search(file.read_text("utf-8"))

@@ -144,7 +144,7 @@ def test_bundle_is_the_commit_without_changes(repository: Path, tmp_path: Path) 
         bundle_code(tmp_path, tmp_path)
 
 
-def test_target_is_that_of_the_user_and_the_profile() -> None:
+def test_target_comes_from_the_user_and_the_profile() -> None:
     juwels = recipe_of("recipe=teuken7b", "cluster=juwels")
     assert target_of(juwels, User()).python == "3.12"
     assert target_of(juwels, User(python="3.13")).python == "3.13"
@@ -175,8 +175,8 @@ def test_installer_refuses_other_processors(tmp_path: Path) -> None:
     command = ["bash", str(tmp_path / INSTALLER), str(tmp_path / "home")]
     done = subprocess.run(command, env=path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    said = "this machine is x86_64, the wheels are for aarch64: stage for this cluster\n"
-    assert done.stderr == said
+    message = "this machine is x86_64, the wheels are for aarch64: stage for this cluster\n"
+    assert done.stderr == message
     assert not (tmp_path / "home").exists()
 
 

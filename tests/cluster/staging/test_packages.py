@@ -122,7 +122,7 @@ def test_wheels_are_the_targets_and_not_this_machines(index: Path, fetch: Fetch)
 
 
 @pytest.mark.long
-def test_pins_are_those_of_the_targets_python(index: Path, fetch: Fetch) -> None:
+def test_pins_match_the_python_of_the_target(index: Path, fetch: Fetch) -> None:
     markers = {
         "3.6": "python_full_version < '3.12'",
         "3.7": "python_full_version >= '3.12' and sys_platform == 'linux'",
@@ -154,7 +154,7 @@ def test_another_file_than_the_locked_one_is_refused(index: Path, fetch: Fetch) 
         fetch(lock, target("3.11"))
 
 
-def test_without_an_index_the_way_out_is_said(index: Path, fetch: Fetch) -> None:
+def test_error_without_an_index_has_a_remedy(index: Path, fetch: Fetch) -> None:
     index.mkdir()
     lock = entry(write_wheel(index.parent / "elsewhere", "absent"))
     with pytest.raises(RecipeError, match=r"No matching distribution(.|\n)*with internet"):
