@@ -21,7 +21,7 @@ SMALL = ("recipe=bloom7b1", "model.num_layers=2", "budget.total_tokens=4_608")
 
 
 @pytest.mark.long
-def test_a_layout_of_a_recipe_holds(
+def test_a_layout_of_a_recipe_is_within_tolerance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -38,7 +38,7 @@ def test_a_layout_of_a_recipe_holds(
 
 
 @pytest.mark.long
-def test_a_recipe_that_diverges_does_not_hold_and_the_message_says_so(
+def test_a_diverging_recipe_fails_with_a_message(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = (*SMALL, "layouts=[{data: 2}]", "optimizer.lr=1e30", "output=json")
@@ -50,7 +50,9 @@ def test_a_recipe_that_diverges_does_not_hold_and_the_message_says_so(
 
 
 @pytest.mark.long
-def test_deepspeed_holds_against_our_engine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_deepspeed_is_within_tolerance_of_our_engine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     # Learned positions too: what they return is no tensor, which ZeRO 3 has to be told.
     layout = "layouts=[{data: 2, engine: deepspeed, zero: 3}]"
     words = ("recipe=gpt3b6", *SMALL[1:], layout, "output=json")
@@ -64,7 +66,7 @@ def test_deepspeed_holds_against_our_engine(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.long
-def test_targets_that_do_not_count_are_the_same_in_every_layout(
+def test_masked_targets_are_the_same_in_every_layout(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     kept = ("data.goldfish={one_in: 4, window_tokens: 5}", "data.loss_after_eod=false")
@@ -101,7 +103,7 @@ def test_rates_and_multipliers_by_size_are_the_same_in_every_layout(
 
 
 @pytest.mark.long
-def test_asked_to_end_it_ends_its_ranks_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_terminated_command_stops_its_ranks_and_removes_its_files(tmp_path: Path) -> None:
     words = (*SMALL, "layouts=[{data: 2}]", "action=parity")
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "run.py"), *words],

@@ -88,7 +88,7 @@ Found = Callable[[Words, str], Comparison]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_without_a_mistake_the_layout_holds(found: Found, layout: Words) -> None:
+def test_an_unchanged_layout_is_within_tolerance(found: Found, layout: Words) -> None:
     comparison = found(layout, "change_nothing")
     assert comparison.failure_texts == []
     assert comparison.is_within_tolerance
@@ -135,7 +135,7 @@ def test_a_wrong_norm_is_found_though_every_gradient_is_right(found: Found) -> N
     assert comparison.gradient_norm.difference == pytest.approx(1 / 6)
 
 
-def test_a_share_of_the_data_that_nobody_reads_is_named(found: Found) -> None:
+def test_unread_data_are_named(found: Found) -> None:
     comparison = found(DATA, "read_the_same_samples")
     assert not comparison.is_within_tolerance
     assert comparison.lacking[0] == "step 1: no rank saw a microbatch from sample 24"
@@ -148,7 +148,7 @@ def test_gradients_of_experts_divided_twice_are_named(found: Found) -> None:
     assert comparison.gradient.difference == pytest.approx(0.5)
 
 
-def test_the_command_ends_with_1_and_says_of_each_layout_what_is_wrong(
+def test_the_command_fails_and_names_the_problem_of_each_layout(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(prover, "RANK", (MUTANT, "spoil_two_ranks_and_lose_a_third"))

@@ -123,7 +123,7 @@ def test_every_number_is_read_once_and_reaches_the_ranks_that_hold_it(
         ({"pipeline": 4}, [0, 1, 2, 3]),
     ],
 )
-def test_what_one_rank_of_a_stage_has_all_of_it_get(
+def test_one_rank_of_a_stage_sends_its_values_to_the_stage(
     four_ranks: Ranks, axes: Axes, readers: list[int]
 ) -> None:
     found = four_ranks(spread, axes)

@@ -233,14 +233,14 @@ def parts(ranks: int) -> list[SequencePart]:
     return [SequencePart(rank=rank, ranks=ranks) for rank in range(ranks)]
 
 
-def test_four_ranks_hold_an_early_chunk_and_its_mirror_image() -> None:
+def test_a_rank_holds_a_chunk_and_its_mirror_image() -> None:
     assert [part.chunk_numbers for part in parts(4)] == [(0, 7), (1, 6), (2, 5), (3, 4)]
     places = SequencePart(rank=1, ranks=4).position_ids(4, CPU)
     assert places.tolist() == [2, 3, 12, 13]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_the_ranks_hold_every_place_once_and_see_equally_many_keys(ranks: int) -> None:
+def test_ranks_divide_positions_and_see_equally_many_keys(ranks: int) -> None:
     length = 6 * ranks
     held = [part.position_ids(6, CPU) for part in parts(ranks)]
     assert torch.cat(held).sort().values.tolist() == list(range(length))
@@ -255,12 +255,12 @@ def test_a_rank_takes_the_tokens_of_its_places(ranks: int) -> None:
         assert torch.equal(part.select_rows(rows), rows[:, part.position_ids(4, CPU)])
 
 
-def test_one_rank_alone_takes_all_of_a_sequence_of_any_length() -> None:
+def test_a_single_rank_takes_the_whole_sequence() -> None:
     rows = torch.arange(14).view(2, 7)
     assert SequencePart(rank=0, ranks=1).select_rows(rows) is rows
 
 
-def test_gathered_parts_are_in_natural_order(two_ranks: Ranks, four_ranks: Ranks) -> None:
+def test_gathered_parts_are_in_sequence_order(two_ranks: Ranks, four_ranks: Ranks) -> None:
     for ranks in (two_ranks, four_ranks):
         assert all(found == list(range(CORE_LENGTH)) for found in ranks(gathered_tokens))
 
@@ -269,12 +269,15 @@ def test_figures_are_averaged_over_the_parts(four_ranks: Ranks) -> None:
     assert four_ranks(mean_of_ranks) == [1.5] * 4
 
 
+@pytest.mark.quick(
+    *(f"{core}-dense" for core in CORES),
+    *("one group-flex", "window, sinks-flex", "grouped, slopes, documents-flex"),
+)
 @pytest.mark.parametrize("flex", [False, True], ids=["dense", "flex"])
 @pytest.mark.parametrize("core", CORES)
-def test_a_rank_attends_to_the_keys_of_all_and_learns_from_all(
+def test_outputs_and_gradients_of_each_rank_equal_attention_over_the_whole_sequence(
     two_ranks: Ranks, four_ranks: Ranks, core: str, flex: bool
 ) -> None:
-    """What comes out, and the gradients of queries, keys and values, are the plain core's."""
     for ranks in (two_ranks, four_ranks):
         for differences in ranks(core_differences, CORES[core]._replace(flex=flex)):
             assert max(differences) < tensor_cases.LOSS_TOLERANCE
@@ -288,7 +291,7 @@ def test_half_of_the_weights_are_dropped_in_training_and_none_in_evaluation(
         assert evaluation == 0
 
 
-def test_each_rank_draws_masks_of_its_own(four_ranks: Ranks) -> None:
+def test_each_rank_has_its_own_dropout_seed(four_ranks: Ranks) -> None:
     found, alone = zip(*four_ranks(seeds), strict=True)
     assert len({3, *found}) == 5
     assert alone == (3, 3, 3, 3)

@@ -120,7 +120,7 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.quick("tied-tensor, zero 3")
 @layouts
 @pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied"])
-def test_drawn_rows_are_those_of_the_whole(
+def test_drawn_rows_equal_the_rows_of_one_process(
     run_layout: Callable[..., Any], layout: str, tied: bool
 ) -> None:
     parts, (degrees, rows) = PARTS._replace(tied=tied), LAYOUTS[layout]
@@ -134,7 +134,7 @@ def test_drawn_rows_are_those_of_the_whole(
 
 @pytest.mark.quick("tensor, zero 3")
 @layouts
-def test_copied_rows_are_those_of_the_whole(
+def test_copied_rows_equal_the_rows_of_one_process(
     run_layout: Callable[..., Any], layout: str
 ) -> None:
     degrees, rows = LAYOUTS[layout]

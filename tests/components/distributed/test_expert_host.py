@@ -157,7 +157,7 @@ def inputs(num_experts: int, **kind: Any) -> tuple[Tensor, Tensor, Tensor, Matri
         ("bounded in parts", []),
     ],
 )
-def test_the_host_is_asked_how_many_pairs_travel_and_never_backward(
+def test_the_host_reads_message_sizes_in_the_forward_pass_only(
     dispatches: dict[str, Dispatch], dispatch: str, questions: list[int], asked: list[int]
 ) -> None:
     here = NUM_EXPERTS if dispatch == "one place" else NUM_EXPERTS // RANKS
@@ -188,7 +188,7 @@ def test_a_whole_layer_with_its_router_stays_on_the_device(asked: list[int]) -> 
 
 
 @pytest.mark.usefixtures("cuda")
-def test_a_read_would_be_seen() -> None:
+def test_a_host_read_raises_in_this_test() -> None:
     """In float32 torch has no such kernel: experts go in chunks, cut by counts."""
     given = inputs(NUM_EXPERTS, dtype=torch.float32)
     with pytest.raises(DataDependentOutputException):

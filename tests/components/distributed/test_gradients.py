@@ -97,7 +97,7 @@ CASES |= {f"uneven, {one}": (UNEVEN, LAYOUTS[one]) for one in ("tied ends", "zer
     *("uneven, zero 3", "tensor, zero 1", "replicas, zero 3"),
 )
 @pytest.mark.parametrize("case", CASES)
-def test_norm_and_clipping_are_torchs(run_layout: Callable[..., Any], case: str) -> None:
+def test_norm_and_clipping_equal_torch(run_layout: Callable[..., Any], case: str) -> None:
     for clipped in run_layout(norm_and_clip, *CASES[case], 0.3):
         assert clipped.norm < NORM_TOLERANCE
         assert clipped.gradient < GRADIENT_TOLERANCE
@@ -110,7 +110,7 @@ def test_norm_and_clipping_are_torchs(run_layout: Callable[..., Any], case: str)
         ("tied ends, tensor", 2, math.inf),
     ],
 )
-def test_nan_or_an_overflow_on_one_rank_is_in_the_norm_of_all(
+def test_nan_or_overflow_on_one_rank_reaches_the_norm_of_all_ranks(
     run_layout: Callable[..., Any], layout: str, rank: int, value: float
 ) -> None:
     for norm in run_layout(spoil_one, GPT, LAYOUTS[layout], rank, value):
@@ -118,7 +118,7 @@ def test_nan_or_an_overflow_on_one_rank_is_in_the_norm_of_all(
 
 
 @pytest.mark.parametrize("layout", ["zero 1", "zero 3"])
-def test_below_the_limit_and_unscaled_no_bit_changes(
+def test_unclipped_and_unscaled_gradients_keep_their_bits(
     run_layout: Callable[..., Any], layout: str
 ) -> None:
     assert run_layout(change_nothing, GPT, LAYOUTS[layout]) == [(True, True)] * 2

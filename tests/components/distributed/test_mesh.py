@@ -99,7 +99,7 @@ TABLES = [
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: "-".join(table.groups))
-def test_every_axis_holds_the_ranks_of_the_table(table: Table) -> None:
+def test_mesh_groups_equal_the_table(table: Table) -> None:
     sizes = {axis: len(groups.split()[0]) for axis, groups in table.groups.items()}
     ranks = len(table.data_groups.replace(" ", ""))
     for rank in range(ranks):
@@ -133,7 +133,7 @@ LARGE = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("rank", LARGE)
-def test_a_world_of_thousands_is_built(rank: int) -> None:
+def test_a_mesh_of_thousands_of_ranks_is_built(rank: int) -> None:
     sizes = {axis: size for axis, (size, _) in LARGE[rank].items()}
     places = {axis: place for axis, (_, place) in LARGE[rank].items()}
     # A place is a digit of the rank's number: 739 = (11 * 8 + 4) * 8 + 3.

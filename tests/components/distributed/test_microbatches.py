@@ -190,7 +190,7 @@ def test_ranks_compute_what_one_process_does(run_layout: Callable[..., Any], cas
 
 @pytest.mark.parametrize("schedule", sorted(SPLIT_SCHEDULES))
 @pytest.mark.parametrize("version", ["2.10.0a0+git449b176", "2.11.0+cu130", "2.12.1"])
-def test_split_backward_passes_are_refused_where_torch_computes_them_wrongly(
+def test_split_backward_passes_are_refused_on_releases_with_the_bug(
     version: str, schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "__version__", version)
@@ -203,7 +203,7 @@ def test_split_backward_passes_are_refused_where_torch_computes_them_wrongly(
 
 
 @pytest.mark.parametrize("version", ["2.13.0+cpu", "2.15.0", "3.0.0"])
-def test_later_releases_take_every_schedule(
+def test_later_releases_support_every_schedule(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "__version__", version)

@@ -115,7 +115,7 @@ def six() -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize("per_node", [2, 3])
-def test_a_rank_knows_those_of_its_node_and_a_leader_the_other_leaders(
+def test_ranks_connect_within_a_node_and_leaders_between_nodes(
     six: Ranks, per_node: int
 ) -> None:
     found = six(count_connections, per_node)
@@ -125,13 +125,14 @@ def test_a_rank_knows_those_of_its_node_and_a_leader_the_other_leaders(
         assert of_group == RANKS - 1
 
 
+@pytest.mark.quick("2", "3")
 @pytest.mark.parametrize("per_node", [1, 2, 3, 6])
-def test_every_rank_gets_what_one_group_of_all_would_give(six: Ranks, per_node: int) -> None:
+def test_collectives_over_the_tree_equal_one_group(six: Ranks, per_node: int) -> None:
     assert six(compare, per_node) == [[]] * RANKS
 
 
 @pytest.mark.parametrize("failing", [0, 3, 4])
-def test_all_ranks_of_all_nodes_hear_of_an_error(six: Ranks, failing: int) -> None:
+def test_an_error_reaches_all_ranks_of_all_nodes(six: Ranks, failing: int) -> None:
     assert six(refused, 2, failing) == [f"a.key: rank {failing} fails\n  mend it"] * RANKS
 
 

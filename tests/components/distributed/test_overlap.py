@@ -111,7 +111,7 @@ EXPERTS = experts_spec(ffn_dim=8, path="loop")
 @pytest.mark.quick("dense-2", "experts-1")
 @pytest.mark.parametrize("zero", [0, 1, 2])
 @pytest.mark.parametrize("mlp", [DENSE.mlp, EXPERTS], ids=["dense", "experts"])
-def test_passes_hide_most_of_an_exchange_as_long_as_the_backward_pass(
+def test_compute_hides_most_of_the_communication(
     two_ranks: Ranks, mlp: FeedForwardSpec, zero: int
 ) -> None:
     sums: dict[str, Any] = {"accumulate": "float32", "reduce": "float32"}
@@ -121,6 +121,6 @@ def test_passes_hide_most_of_an_exchange_as_long_as_the_backward_pass(
 
 
 @pytest.mark.long
-def test_a_compiled_layer_waits_for_its_weights_before_its_one_graph(two_ranks: Ranks) -> None:
+def test_a_compiled_layer_waits_for_its_weights(two_ranks: Ranks) -> None:
     layout = Layout(shard=2, zero=1)
     assert two_ranks(graphs_of_layers, DENSE._replace(num_layers=2), layout) == [1, 1]

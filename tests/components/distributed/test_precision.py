@@ -21,7 +21,7 @@ from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import Parts, randomized
 from tests.components.distributed.test_data import EVEN, THREE_ROWS
 
-STEPS, MICROBATCHES = 3, 3
+STEPS, MICROBATCHES = 2, 3
 Weights = dict[str, Tensor]
 
 
@@ -176,28 +176,30 @@ FEW_ELEMENTS = 1_000
         pytest.param(3, EVEN, FEW_ELEMENTS, id="3-even-many"),
     ],
 )
-def test_steps_have_the_bits_of_those_by_hand(
+def test_steps_equal_handwritten_steps_bit_for_bit(
     two_ranks: Ranks, zero: int, parts: Parts, elements: int
 ) -> None:
     layout = MIXED._replace(zero=zero, bucket_elements=elements)
     assert two_ranks(differ_from_steps_by_hand, parts, layout) == [[], []]
 
 
-def test_stages_without_data_ranks_have_masters_too(two_ranks: Ranks) -> None:
+def test_pipeline_stages_without_data_ranks_have_master_weights(two_ranks: Ranks) -> None:
     layout = MIXED._replace(shard=1, pipeline=2)
     assert two_ranks(differ_from_steps_by_hand, EVEN, layout) == [[], []]
 
 
 @pytest.mark.quick("1")
 @pytest.mark.parametrize("zero", [1, 3])
-def test_without_overlap_the_bits_are_the_same(two_ranks: Ranks, zero: int) -> None:
+def test_steps_without_overlap_have_the_same_bits(two_ranks: Ranks, zero: int) -> None:
     layout = MIXED._replace(zero=zero, bucket_elements=FEW_ELEMENTS, overlaps=False)
     assert two_ranks(differ_from_steps_by_hand, EVEN, layout) == [[], []]
 
 
 @pytest.mark.quick("1")
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_a_run_goes_on_with_its_masters(two_ranks: Ranks, tmp_path: Path, zero: int) -> None:
+def test_a_resumed_run_keeps_its_master_weights(
+    two_ranks: Ranks, tmp_path: Path, zero: int
+) -> None:
     layout = MIXED._replace(zero=zero)
     assert two_ranks(goes_on, EVEN, layout, tmp_path) == [[], []]
 
@@ -224,7 +226,7 @@ def test_a_checkpoint_moves_between_schemes(
     [(PLAIN, (4, 0)), (MIXED, (2, 4)), (MIXED._replace(zero=1), (2, 2))],
     ids=["plain", "zero 0", "zero 1"],
 )
-def test_bytes_of_weights_and_masters_are_the_schemes(
+def test_weights_and_masters_take_the_expected_bytes(
     two_ranks: Ranks, layout: Layout, expected: tuple[float, float]
 ) -> None:
     for found in two_ranks(bytes_of, EVEN, layout):

@@ -80,8 +80,13 @@ CASES = {
 }
 
 
+# Others with the same collectives run in `make test`.
+LONG = ("norms after", "norm of each head", "gathered", "exchanged")
+
+
+@pytest.mark.quick(*(case for case in CASES if case not in LONG))
 @pytest.mark.parametrize(("layout", "parts"), CASES.values(), ids=CASES)
-def test_what_waits_for_other_ranks_is_kept_and_no_gradient_changes(
+def test_selective_recomputation_repeats_no_collective_and_changes_no_gradient(
     two_ranks: Ranks, layout: str, parts: Parts
 ) -> None:
     for difference, called, again in two_ranks(recompute_beside_none, parts, layout):

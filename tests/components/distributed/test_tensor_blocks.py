@@ -91,7 +91,7 @@ def gathered_at_once(recompute: Any) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full", ["attention"]])
-def test_no_gathered_input_outlives_the_pass_that_reads_it(recompute: Any) -> None:
+def test_gathered_inputs_are_freed_after_the_pass(recompute: Any) -> None:
     """Backward there are those of a layer that is computed again, or what a block needs."""
     forward, between, backward = gathered_at_once(recompute)
     assert forward == 1

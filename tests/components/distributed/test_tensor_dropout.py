@@ -74,7 +74,7 @@ def outputs(layers: int) -> list[float]:
     return numbers
 
 
-def test_ranks_drop_alike_what_all_hold_and_otherwise_what_each_holds(two_ranks: Ranks) -> None:
+def test_ranks_drop_shared_tensors_alike_and_their_own_differently(two_ranks: Ranks) -> None:
     one, two = two_ranks(draw)
     assert one.first != two.first
     assert one.embedding != two.embedding

@@ -202,7 +202,7 @@ def test_a_layer_costs_two_all_reduces_each_way(two_ranks: Ranks, parts: Parts) 
 
 
 @pytest.mark.parametrize(("parts", "vectors"), [(LLAMA, 2), (BLOOM, 4 + 2)])
-def test_a_sliced_layer_gathers_its_inputs_again_and_sums_what_all_hold(
+def test_a_sliced_layer_has_the_expected_collectives(
     two_ranks: Ranks, parts: Parts, vectors: int
 ) -> None:
     """Vectors are the norms' and the biases after a sum: each rank has its slice's share."""
@@ -213,7 +213,7 @@ def test_a_sliced_layer_gathers_its_inputs_again_and_sums_what_all_hold(
         assert backward == {"allgather_base": 2 + again, "allreduce": vectors} | scatters
 
 
-def test_what_all_ranks_hold_has_gradients_summed_in_the_dtype_of_the_reduction(
+def test_gradients_of_replicated_weights_are_summed_in_the_dtype_of_the_reduction(
     four_ranks: Ranks,
 ) -> None:
     """In bfloat16 256 + 1 is 256; the float32 sum, 259, lies between 258 and 260."""
@@ -228,7 +228,7 @@ def test_what_all_ranks_hold_has_gradients_summed_in_the_dtype_of_the_reduction(
     ids=["llama", "gpt", "bloom", "gemma 3"],
 )
 @sequence_parallel
-def test_stages_hand_on_hidden_states_as_plain_tensors(
+def test_stages_pass_hidden_states_as_plain_tensors(
     two_ranks: Ranks, parts: Parts, sequence_parallel: bool
 ) -> None:
     three_layers = parts._replace(num_layers=3)
@@ -258,7 +258,7 @@ def test_checkpointing_changes_no_bit_of_a_gradient_dropout_included(
     assert two_ranks(checkpointing_difference, drops, sequence_parallel, recompute) == [0, 0]
 
 
-def test_parameters_on_meta_become_real_under_their_names(two_ranks: Ranks) -> None:
+def test_parameters_on_meta_keep_their_names_and_placements(two_ranks: Ranks) -> None:
     two_ranks(start_on_meta, tensor_cases.GPT)
 
 

@@ -64,7 +64,7 @@ def _rows(numbers: Tensor) -> list[int]:
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 9])
 @pytest.mark.parametrize("pieces", [1, 2, 4])
-def test_own_rows_are_torchs_chunks_and_nothing_where_those_end(rows: int, pieces: int) -> None:
+def test_own_rows_equal_torchs_chunks(rows: int, pieces: int) -> None:
     weight = torch.arange(3 * rows).view(rows, 3)
     chunks = [*weight.chunk(pieces), *[weight[:0]] * pieces][:pieces]
     for index, chunk in enumerate(chunks):
@@ -95,7 +95,7 @@ CASES: dict[str, tuple[Layout, int, bool, str, list[list[int]], int]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ranks_hold_their_rows_and_know_how_many_hold_the_same(
+def test_ranks_have_the_rows_and_replicas_of_the_table(
     two_ranks: Ranks, four_ranks: Ranks, case: str
 ) -> None:
     layout, rows, split, placement, expected, replicas = CASES[case]

@@ -39,7 +39,7 @@ def test_the_planned_peak_is_near_the_rehearsed_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SENDERS)
-def test_messages_between_stages_are_those_that_were_sent(name: str) -> None:
+def test_planned_messages_between_stages_equal_the_rehearsed(name: str) -> None:
     """Tied ends too, whose gradients are whole (ZeRO 0) or a data rank's shard (ZeRO 1)."""
     found = rehearsed()[name]
     plan = planned(name, found["cluster"])

@@ -114,7 +114,7 @@ def both(folder: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_peak_collectives_and_flops_are_those_of_real_ranks(folders, layout, rank):
+def test_peak_collectives_and_flops_equal_real_ranks(folders, layout, rank):
     measured, rehearsed = both(folders[layout], rank)
     peak = max(one["bytes"] for one in rehearsed["peaks"].values())
     tolerance = OF_DATA_RANKS if layout in DATA else TOLERANCE
@@ -126,7 +126,7 @@ def test_peak_collectives_and_flops_are_those_of_real_ranks(folders, layout, ran
 
 
 @pytest.mark.parametrize("layout", ["float32, zero 3", "tensor", "pipeline"])
-def test_flops_are_those_of_the_formula(folders: dict[str, Path], layout: str) -> None:
+def test_flops_equal_the_formula(folders: dict[str, Path], layout: str) -> None:
     recipe = read_recipe(folders[layout] / "recipe.json")
     counted = sum(
         count for rank in (0, 1) for count in both(folders[layout], rank)[1]["flops"].values()

@@ -53,7 +53,7 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_fused_norm_keeps_its_input_and_a_number_a_vector() -> None:
+def test_a_fused_norm_saves_its_input_and_one_number_a_vector() -> None:
     with kept_on("cuda") as sizes:
         hidden, weight = torch.empty(3, 5, 64, requires_grad=True), torch.empty(64)
         F.rms_norm(hidden, (64,), weight, 1e-5).sum().backward()
@@ -62,7 +62,7 @@ def test_a_fused_norm_keeps_its_input_and_a_number_a_vector() -> None:
     assert hidden.grad.shape == hidden.shape
 
 
-def test_dropout_keeps_a_byte_a_number() -> None:
+def test_dropout_saves_one_byte_a_number() -> None:
     with kept_on("cuda") as sizes:
         nn.Dropout(0.1)(torch.empty(3, 64, requires_grad=True))
     assert sum(sizes.values()) == 3 * 64
@@ -89,7 +89,7 @@ def attend(seen: Seen, device: str, backends: list[Backend], **how: Any) -> None
         ("cuda", ["math", "flash"], False, []),
     ],
 )
-def test_attention_takes_the_kernel_that_the_order_comes_to(device, backends, slopes, taken):
+def test_attention_uses_the_first_available_kernel(device, backends, slopes, taken):
     attend(seen := Seen(), device, backends, slopes=slopes)
     backward = [f"{name}_backward" for name in taken]
     names = [re.sub(r".*product_|\.default", "", name) for name in seen.names]
@@ -98,12 +98,12 @@ def test_attention_takes_the_kernel_that_the_order_comes_to(device, backends, sl
 
 
 @pytest.mark.parametrize(("window", "passes"), [(15, 2), (16, 1), (None, 1)])
-def test_windows_that_hide_a_key_take_flex_and_others_the_first_of_the_order(window, passes):
+def test_only_windows_that_hide_a_key_need_flex(window, passes):
     attend(seen := Seen(), "cuda", ["flash", "flex"], window=window)
     assert sum(name.endswith("flash_attention.default") for name in seen.names) == passes
 
 
-def test_functions_are_themselves_again_afterwards() -> None:
+def test_patched_functions_are_restored() -> None:
     before = F.rms_norm
     with device_kernels("cuda"):
         assert F.rms_norm is not before
@@ -124,7 +124,7 @@ def products_of_experts(mixture: Mixture, dtype: torch.dtype) -> set[str]:
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str
 )
-def test_experts_are_rehearsed_by_the_products_that_the_layer_takes_on_the_device(dtype):
+def test_rehearsed_experts_use_the_products_of_the_device(dtype):
     """The layer itself is asked with a fake tensor that says it is on the device."""
     layer = Mixture(path="auto")
     with FakeTensorMode():
@@ -138,13 +138,13 @@ def test_experts_are_rehearsed_by_the_products_that_the_layer_takes_on_the_devic
 
 
 @pytest.mark.parametrize(("device", "grouped"), [("cuda", True), ("cpu", False)])
-def test_experts_go_all_at_once_where_a_kernel_takes_them(device: str, grouped: bool) -> None:
+def test_experts_use_one_grouped_product_if_a_kernel_exists(device: str, grouped: bool) -> None:
     parent = nn.ModuleDict({"mixture": Mixture(path="auto")})
     replace_parts(parent, device)
     assert (type(parent["mixture"]) is not Mixture) == grouped
 
 
-def test_a_product_of_16_bits_is_added_to_a_wide_sum_by_one_kernel_that_is_counted() -> None:
+def test_a_16_bit_product_is_added_to_a_wide_sum_by_one_counted_kernel() -> None:
     ledger = FlopLedger()
     with FakeTensorMode(), device_kernels("cuda"), ledger:
         left, right = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((9, 4), (4, 5)))
@@ -152,7 +152,7 @@ def test_a_product_of_16_bits_is_added_to_a_wide_sum_by_one_kernel_that_is_count
     assert ledger.flops == {"addmm": 2 * 9 * 4 * 5}
 
 
-def test_a_fake_tensor_never_meets_the_kernel_that_adds_to_a_wider_sum() -> None:
+def test_a_fake_tensor_does_not_use_the_wide_sum_kernel() -> None:
     """Torch 2.11's would take the dtype for a factor."""
     below = FlopLedger()
     total, sides = torch.empty(9, 5), (torch.empty(9, 4), torch.empty(4, 5))
@@ -161,7 +161,7 @@ def test_a_fake_tensor_never_meets_the_kernel_that_adds_to_a_wider_sum() -> None
     assert below.flops == {}
 
 
-def test_experts_one_after_the_other_take_an_even_share_each() -> None:
+def test_consecutive_experts_get_an_even_load() -> None:
     """Without it a fake tensor cannot say how many tokens an expert has."""
     matrices = Matrices(
         gate=None, up=torch.empty(4, 5, 3), down=torch.empty(4, 3, 5), activation=torch.relu
@@ -173,7 +173,7 @@ def test_experts_one_after_the_other_take_an_even_share_each() -> None:
     assert ledger.flops == {"mm": 8 * 2 * 2 * (2 * 3 * 5)}
 
 
-def test_the_host_is_told_of_an_even_load_and_of_a_device_s_blocks() -> None:
+def test_a_host_read_returns_an_even_load_or_the_devices_blocks() -> None:
     small, wide = torch.zeros(4_000, 8), torch.zeros(2**20, 8)
     assert len(list(softmax.split_blocks(small, wide))) == 16
     counts = torch.tensor([3, 5])

@@ -89,7 +89,7 @@ EXPERTS = {
 
 
 @pytest.mark.parametrize("case", [*SELECTIVE, *EXPERTS])
-def test_a_layer_that_is_recomputed_by_operator_keeps_what_is_planned(case: str) -> None:
+def test_activations_of_selective_recomputation_equal_the_plan(case: str) -> None:
     name, tolerance = ("teuken7b", 1e-4) if case in SELECTIVE else ("mula7b_a1b", 0.05)
     words = (SELECTIVE | EXPERTS)[case]
     apart, planned = apart_and_planned(name, *words, "parallelism.recompute=selective")
@@ -115,7 +115,7 @@ def test_a_layer_that_is_recomputed_by_operator_keeps_what_is_planned(case: str)
           for activation in ("xielu", "relu_squared")),
     ],
 )  # fmt: skip
-def test_what_a_layer_keeps_is_planned(words: tuple[str, ...]) -> None:
+def test_activations_of_a_layer_equal_the_plan(words: tuple[str, ...]) -> None:
     apart, planned = apart_and_planned("teuken7b", *words, "parallelism.recompute=none")
     assert apart["activations"] == pytest.approx(planned, rel=0.02)
 
@@ -130,7 +130,7 @@ def test_what_a_layer_keeps_is_planned(words: tuple[str, ...]) -> None:
     ],
     ids=["shared", "gated", "biases", "biases, selective"],
 )
-def test_what_experts_keep_more_or_less_is_planned(
+def test_changes_of_expert_activations_equal_the_plan(
     words: tuple[str, ...], recompute: str
 ) -> None:
     kept = []
@@ -142,7 +142,7 @@ def test_what_experts_keep_more_or_less_is_planned(
     assert measured_more - measured == pytest.approx(planned_more - planned, rel=0.02)
 
 
-def test_a_dense_layer_before_those_with_experts_is_planned() -> None:
+def test_activations_of_a_leading_dense_layer_equal_the_plan() -> None:
     (_, plain), (job, found) = (
         rehearsed(4, "mula7b_a1b", "parallelism.recompute=none", *more) for more in ((), DENSE)
     )

@@ -21,7 +21,7 @@ from tests.components.layouts import mesh_layout, parallelism
 WIDTH, ROWS = 64, 512
 
 
-def test_one_pass_holds_what_torchs_tracker_counts() -> None:
+def test_memory_of_a_pass_equals_torchs_tracker() -> None:
     with FakeTensorMode():
         ours, theirs = (
             nn.Sequential(nn.Linear(WIDTH, 256), nn.GELU(), nn.Linear(256, WIDTH))
@@ -42,7 +42,7 @@ def test_one_pass_holds_what_torchs_tracker_counts() -> None:
     assert highest == peak["Total"] > ROWS * WIDTH * 4
 
 
-def test_each_storage_is_called_by_what_it_is_for() -> None:
+def test_each_storage_has_the_category_of_its_use() -> None:
     with FakeTensorMode():
         linear = nn.Linear(WIDTH, WIDTH, bias=False)
         with MemoryLedger(list(linear.parameters())) as ledger:
@@ -80,7 +80,7 @@ def test_a_second_step_has_its_own_peak() -> None:
     assert "empty" in highest.operator
 
 
-def test_a_storage_that_is_emptied_counts_for_nothing_until_it_is_filled_again() -> None:
+def test_an_emptied_storage_counts_only_when_refilled() -> None:
     """As FSDP does with gathered weights that autograd keeps."""
     with FakeTensorMode():
         found = []
@@ -113,14 +113,14 @@ def test_a_storage_that_is_emptied_counts_for_nothing_until_it_is_filled_again()
         ),
     ],
 )
-def test_groups_have_the_names_of_their_axes(sizes, axes):
+def test_collective_groups_are_named_by_their_axes(sizes, axes):
     layout = mesh_layout(sizes)
     with fake_world(0, layout.num_ranks):
         found = axes_of_groups(build_mesh("cpu", layout))
     assert ", ".join(sorted(f"{axis} {ranks}" for axis, ranks in set(found.values()))) == axes
 
 
-def test_a_message_is_all_that_a_gather_collects_and_a_scatter_deals() -> None:
+def test_message_sizes_are_the_bytes_of_the_whole_tensor() -> None:
     with fake_world(0, 8):
         mesh = build_mesh("cpu", parallelism(data=4, tensor=2))
         group = mesh.get_axis("data_shard").get_group()

@@ -104,7 +104,7 @@ def words(tmp_path: Path) -> list[str]:
     ],
     ids=["data", "zero 3", "tensor", "context", "pipeline"],
 )
-def test_one_rank_of_each_stage_reads_for_all_and_all_have_the_folders_bits(
+def test_one_rank_of_each_stage_reads_and_all_get_the_weights(
     four_ranks: Ranks, words: list[str], layout: list[str], readers: list[int]
 ) -> None:
     found = four_ranks(begin, [*words, *layout])
@@ -115,9 +115,7 @@ def test_one_rank_of_each_stage_reads_for_all_and_all_have_the_folders_bits(
             assert torch.equal(weight, whole[name]), name
 
 
-def test_all_ranks_hear_of_a_folder_that_one_cannot_read(
-    four_ranks: Ranks, words: list[str]
-) -> None:
+def test_an_unreadable_folder_fails_on_all_ranks(four_ranks: Ranks, words: list[str]) -> None:
     folder = Path(words[-1].partition("=")[2])
     (folder / SINGLE).write_bytes(b"no tensors")
     (said,) = set(four_ranks(refused, [*words, "parallelism.data=4"]))

@@ -172,9 +172,7 @@ def test_steps_that_are_clipped_equal_those_of_one_process(
 
 @pytest.mark.quick("zero 1", "zero 3", "tensor", "pipeline")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_muon_of_parts_of_weights_is_that_of_whole_ones(
-    run_layout: Callable[..., Any], layout: str
-) -> None:
+def test_sharded_muon_equals_one_process(run_layout: Callable[..., Any], layout: str) -> None:
     parts = Parts(tied=layout in {"tensor", "pipeline"})
     # The iteration enlarges small singular values, and their rounding, 485 times.
     for apart in run_layout(clipped_steps, parts, LAYOUTS[layout], 0.3, muon):
@@ -183,7 +181,7 @@ def test_muon_of_parts_of_weights_is_that_of_whole_ones(
 
 @pytest.mark.quick("zero 1", "zero 3", "tensor", "pipeline")
 @pytest.mark.parametrize("layout", [*list(LAYOUTS)[1:6], "tensor, zero 3"])
-def test_ademamix_of_parts_of_weights_is_that_of_whole_ones(
+def test_sharded_ademamix_equals_one_process(
     run_layout: Callable[..., Any], layout: str
 ) -> None:
     parts = Parts(mlp=XIELU)  # whose scalars some ranks have no part of
@@ -191,5 +189,5 @@ def test_ademamix_of_parts_of_weights_is_that_of_whole_ones(
         assert apart < 1e-11
 
 
-def test_a_loss_scale_goes_on_from_its_state(two_ranks: Ranks) -> None:
+def test_a_loss_scale_resumes_from_its_state(two_ranks: Ranks) -> None:
     assert two_ranks(goes_on_with_its_scale, Parts(), LAYOUTS["zero 1"]) == [True, True]

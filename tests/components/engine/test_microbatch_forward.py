@@ -54,7 +54,7 @@ def seeds(mesh: Mesh, microbatches: int, *, step: int = 3) -> list[int]:
     return found
 
 
-def test_data_ranks_draw_the_streams_that_one_process_does() -> None:
+def test_data_ranks_have_the_seeds_of_one_process() -> None:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     alone, later = seeds(mesh_of(1), 8), seeds(mesh_of(1), 8, step=4)
     dist.destroy_process_group()
@@ -66,13 +66,13 @@ def test_data_ranks_draw_the_streams_that_one_process_does() -> None:
     assert len({*alone, *later}) == 16
 
 
-def test_an_end_of_document_belongs_to_the_document_that_it_ends() -> None:
+def test_an_end_of_document_token_belongs_to_its_document() -> None:
     tokens = torch.tensor([[5, 0, 7, 8, 0, 0, 3], [0, 5, 6, 7, 8, 9, 0]])
     numbers = [[0, 0, 1, 1, 1, 2, 3], [0, 1, 1, 1, 1, 1, 1]]
     assert number_documents(tokens, eod_id=0).tolist() == numbers
 
 
-def test_the_embedding_and_every_layer_draw_from_streams_of_their_own() -> None:
+def test_the_embedding_and_every_layer_have_different_seeds() -> None:
     with fake_world(0, 1):
         compute = forward_of(mesh_of(1))
         compute.start_step(3, 1)
@@ -81,7 +81,7 @@ def test_the_embedding_and_every_layer_draw_from_streams_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("parts", [Parts(dropout=0.1), Parts(attention_dropout=0.1)])
-def test_each_layer_is_seeded_by_its_own_name(parts: Parts) -> None:
+def test_each_layer_is_seeded_by_its_name(parts: Parts) -> None:
     decoder = build_decoder(parts._replace(num_layers=3))
     names = {"embedding": 7, "0": 1_000, "1": 1_001, "2": 1_002}
     seed_layers(decoder, names.__getitem__)
@@ -93,7 +93,7 @@ def test_each_layer_is_seeded_by_its_own_name(parts: Parts) -> None:
     assert seen == [7, 1_000, 1_001, 1_002]
 
 
-def test_a_model_without_dropout_is_not_seeded_at_all() -> None:
+def test_a_model_without_dropout_is_not_seeded() -> None:
     decoder = build_decoder(Parts(num_layers=3))
     asked: list[str] = []
 
@@ -117,7 +117,7 @@ MASKED = ("data.goldfish={one_in: 4, window_tokens: 3}", "data.loss_after_eod=fa
 
 
 @pytest.mark.parametrize("z_loss", [0.0, 0.2])
-def test_a_step_is_the_mean_over_the_targets_that_count_and_held_out_over_all(
+def test_a_step_averages_over_counted_targets_and_evaluation_over_all(
     z_loss: float,
 ) -> None:
     recipe = mini(*MASKED)
@@ -149,7 +149,7 @@ def test_a_step_is_the_mean_over_the_targets_that_count_and_held_out_over_all(
     torch.testing.assert_close(held_out, whole)
 
 
-def test_a_target_weighs_the_same_on_a_rank_that_counts_one_as_beside_five_hundred(
+def test_targets_weigh_the_same_on_ranks_with_different_counts(
     two_ranks: Ranks,
 ) -> None:
     recipe = in_precision(mini("data.loss_after_eod=false"), "float64")
@@ -176,7 +176,7 @@ class Recording(Decoder):
         return torch.zeros(1)
 
 
-def test_the_stages_of_a_rank_share_the_mask_of_each_microbatch() -> None:
+def test_stages_of_a_rank_share_the_mask_of_a_microbatch() -> None:
     """Stages take turns; of a microbatch that all of them have had nothing is held."""
     layout = ["pipeline=2", "schedule=interleaved", "stages_per_rank=2"]
     words = [f"parallelism.{one}" for one in layout]

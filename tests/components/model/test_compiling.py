@@ -91,7 +91,9 @@ def count_compiled(recompute: Any, **parts: Any) -> int:
         ["norms", "attention", "mlp"],
     ],
 )
-def test_losses_and_gradients_stay_with_dropout_and_recomputation_too(recompute: Any) -> None:
+def test_compiled_layers_equal_plain_ones_with_dropout_and_recomputation(
+    recompute: Any,
+) -> None:
     assert count_compiled(recompute, dropout=0.2, attention_dropout=0.2) > 0
 
 
@@ -109,12 +111,12 @@ def test_losses_and_gradients_stay_with_dropout_and_recomputation_too(recompute:
         {"mlp": CLAMPED},
     ],
 )
-def test_discounts_and_experts_compile_too(part: dict[str, object]) -> None:
+def test_other_parts_compile(part: dict[str, object]) -> None:
     assert count_compiled("none", **part) > 0
 
 
 @pytest.mark.long
-def test_all_layers_share_a_graph_that_evaluation_takes_no_part_in() -> None:
+def test_all_layers_share_one_graph_and_evaluation_adds_none() -> None:
     plain = small_decoder(num_layers=12)  # more than torch makes graphs of one function
     model = copy.deepcopy(plain)
     compile_layers(model, "layers", recompute="none")
@@ -145,7 +147,7 @@ def test_layers_of_each_kind_share_a_graph(graphs: int, settings: dict[str, Any]
 
 
 @pytest.mark.long
-def test_more_shapes_than_torch_compiles_end_with_the_way_out() -> None:
+def test_too_many_shapes_are_refused_with_a_remedy() -> None:
     model = small_decoder()
     compile_layers(model, "layers", recompute="none")
     with torch._dynamo.config.patch(recompile_limit=1):
@@ -215,13 +217,15 @@ def test_float64_is_refused_where_torch_cannot_compile_it(
         compile_layers(small_decoder().double(), "layers", recompute="none")
 
 
-def test_none_leaves_the_layers_as_they_are() -> None:
+def test_without_compilation_layers_are_unchanged() -> None:
     model = small_decoder()
     compile_layers(model, "none", recompute="none")
     assert all("forward" not in vars(layer) for layer in model.layers.values())
 
 
-def test_a_machine_without_a_compiler_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_reported_before_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(RecipeError, match="has no no-such-compiler") as caught:
         compile_layers(small_decoder(), "layers", recompute="none")

@@ -48,7 +48,7 @@ def falling_on(favourites: Sequence[int]) -> Tensor:
 
 @pytest.mark.long
 @pytest.mark.parametrize("gated", [True, False])
-def test_a_layer_of_experts_is_one_graph_however_many_tokens_an_expert_gets(
+def test_a_layer_of_experts_is_one_graph_for_any_load(
     monkeypatch: pytest.MonkeyPatch, gated: bool
 ) -> None:
     monkeypatch.setattr(moe, "has_grouped_kernel", lambda device: True)
@@ -86,7 +86,7 @@ def gradients(mixed: Tensor, hidden: Tensor, layer: Experts) -> tuple[Tensor, ..
 @pytest.mark.long
 @pytest.mark.parametrize("recompute", ["none", "selective", "full", ["mlp"]], ids=str)
 @pytest.mark.parametrize("path", ["auto", "loop"])
-def test_layers_of_experts_keep_losses_gradients_and_what_routers_counted(
+def test_compiled_experts_keep_losses_gradients_and_router_counts(
     recompute: Literal["none", "full"] | list[str], path: str
 ) -> None:
     plain = randomized(small_decoder(mlp=mixture(path=path), num_layers=3)).double()
@@ -98,7 +98,7 @@ def test_layers_of_experts_keep_losses_gradients_and_what_routers_counted(
     assert counters["stats"]["unique_graphs"] == 2
 
 
-def test_a_repeated_forward_pass_of_a_compiled_layer_leaves_the_record_of_the_first() -> None:
+def test_a_recomputed_compiled_layer_keeps_the_first_record() -> None:
     experts = Experts(mixture(), dim=DIM)
     hidden = falling_on([0, 1])
     experts(hidden)
@@ -118,7 +118,7 @@ def test_a_repeated_forward_pass_of_a_compiled_layer_leaves_the_record_of_the_fi
     assert experts.routing is first
 
 
-def test_a_graph_may_ask_whether_a_device_has_grouped_products() -> None:
+def test_a_graph_can_check_for_grouped_products() -> None:
     def ask(given: Tensor) -> Tensor:
         return given + 1 if has_grouped_kernel("xpu") else given - 1
 

@@ -67,7 +67,7 @@ def test_a_later_token_changes_no_earlier_logit() -> None:
     assert difference[13:].min() > 1e-5
 
 
-def test_the_full_size_has_exactly_the_published_parameters() -> None:
+def test_the_full_size_has_the_published_number_of_parameters() -> None:
     recipe = compose_recipe(read_point(["recipe=teuken7b", "scale=full"]))
     with torch.device("meta"):
         model = build_node(recipe.model, "model")

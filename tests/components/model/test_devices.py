@@ -63,7 +63,7 @@ def planted_guard() -> Iterator[None]:
 @pytest.mark.usefixtures("plain_attention", "planted_guard")
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "documents"])
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_a_forward_pass_on_an_xpu_makes_nothing_elsewhere(kind: str, masked: bool) -> None:
+def test_a_forward_pass_on_an_xpu_allocates_only_there(kind: str, masked: bool) -> None:
     with FakeTensorMode(), even_load():
         with torch.device("xpu"):  # and no longer: what names no device shall be seen
             model = small_decoder(**MODELS[kind])
@@ -91,7 +91,7 @@ def bfloat16_weights() -> Iterator[None]:
 
 @pytest.mark.usefixtures("bfloat16_weights")
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_off_the_cpu_a_backward_pass_gives_each_weight_its_gradient(kind: str) -> None:
+def test_a_backward_pass_off_the_cpu_gives_all_weights_gradients(kind: str) -> None:
     with even_load():  # experts ask for counts, which have no values on `meta`
         with torch.device("meta"):
             model = small_decoder(**MODELS[kind])

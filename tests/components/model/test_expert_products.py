@@ -99,7 +99,7 @@ def reference(tokens: Tensor, weights: Tensor, experts: Tensor, matrices: Matric
 )
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
-def test_a_mixture_and_its_gradients_are_the_sum_over_all_experts(
+def test_a_mixture_and_its_gradients_equal_the_sum_over_all_experts(
     path: str, routing: str, gated: bool, activation: str, biased: bool, dtype: torch.dtype
 ) -> None:
     if path == "grouped" and dtype == torch.float64:
@@ -118,7 +118,7 @@ def test_a_mixture_and_its_gradients_are_the_sum_over_all_experts(
 
 
 @paths
-def test_an_expert_that_nobody_chose_gets_a_gradient_of_zeros(path: str) -> None:
+def test_an_expert_without_tokens_gets_a_gradient_of_zeros(path: str) -> None:
     chosen = choose("all to one")
     given = draw(chosen, gated=True, dtype=torch.float32)
     for gradient in differentiate(PATHS[path], chosen, given)[3:]:
@@ -129,7 +129,7 @@ def test_an_expert_that_nobody_chose_gets_a_gradient_of_zeros(path: str) -> None
 
 @pytest.mark.parametrize("mix", [mix_in_loop, sorted_products])
 @routings
-def test_gradients_are_the_numerical_ones(mix: Mix, routing: str) -> None:
+def test_gradients_equal_numerical_gradients(mix: Mix, routing: str) -> None:
     chosen = choose(routing)[:5]
     *given, _ = draw(chosen, gated=True, dtype=torch.float64)
     given = [each.requires_grad_() for each in given]
@@ -143,7 +143,7 @@ def test_gradients_are_the_numerical_ones(mix: Mix, routing: str) -> None:
 
 @pytest.mark.parametrize("first", [0, 2], ids=["whole", "part"])
 @pytest.mark.parametrize("routing", ["random", "one token", "all to one"])
-def test_spread_and_reduce_have_the_numerical_gradients(first: int, routing: str) -> None:
+def test_spread_and_reduce_have_numerically_right_gradients(first: int, routing: str) -> None:
     """They surround the grouped products, which have no double precision."""
     chosen = choose(routing) - first  # so that some experts are not here
     parts = 1 if first == 0 else NUM_EXPERTS // 2

@@ -71,7 +71,7 @@ def passed(model: Model, inputs: Tensor, upstream: Tensor) -> tuple[Tensor, Tens
     return output.detach(), inputs.grad, weight.grad.clone()
 
 
-def test_output_and_gradients_are_those_of_operands_rounded_by_hand(
+def test_output_and_gradients_equal_products_of_rounded_operands(
     drawn: tuple[Model, Tensor, Tensor],
 ) -> None:
     model, inputs, upstream = drawn
@@ -94,7 +94,7 @@ def test_the_reference_rounds_as_torch_casts() -> None:
     assert torch.equal(nearest_e4m3(values.double()), cast)
 
 
-def test_it_is_as_far_from_exact_products_as_its_mantissa_says(
+def test_the_error_is_as_large_as_the_mantissa_implies(
     drawn: tuple[Model, Tensor, Tensor],
 ) -> None:
     model, inputs, upstream = drawn
@@ -110,7 +110,7 @@ def test_it_is_as_far_from_exact_products_as_its_mantissa_says(
     assert errors[2] == 0
 
 
-def test_each_token_is_computed_as_if_it_were_alone(
+def test_tokens_are_scaled_independently(
     drawn: tuple[Model, Tensor, Tensor],
 ) -> None:
     model, inputs, upstream = drawn
@@ -154,7 +154,7 @@ def test_layers_change_their_products_and_nothing_else(name: str) -> None:
     assert not any(type(part) is ResidualLinear for part in changed.modules())
 
 
-def test_an_environment_without_torchao_says_how_to_get_it(
+def test_a_missing_torchao_is_refused_with_the_command_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(float8, "find_spec", lambda name: None)
@@ -169,7 +169,7 @@ def test_an_environment_without_torchao_says_how_to_get_it(
 
 
 @pytest.mark.long
-def test_its_import_says_nothing() -> None:
+def test_the_import_prints_nothing() -> None:
     program = (
         "from components.model.float8 import float8_layers\n"
         "from tests.components.model.test_float8 import Model\n"

@@ -32,7 +32,7 @@ def leaves(*shape: int, dim: int, rows: int, precision: torch.dtype) -> tuple[Te
 @pytest.mark.parametrize("z_loss", [0.0, 0.3])
 @pytest.mark.parametrize("cap", [None, 1.5])
 @pytest.mark.parametrize("kept", [0.6, 1.0])
-def test_loss_and_gradients_equal_torchs_whatever_the_block(
+def test_loss_and_gradients_equal_torch_for_every_block_size(
     cap: float | None, kept: float, z_loss: float
 ) -> None:
     """The z-loss is that of OLMo-core's cross_entropy_loss, over the number of all targets."""
@@ -59,7 +59,7 @@ def test_loss_and_gradients_equal_torchs_whatever_the_block(
     torch.testing.assert_close(torch.autograd.grad(2.5 * loss, (hidden, weight)), expected)
 
 
-def test_a_z_loss_belongs_to_training_alone() -> None:
+def test_a_z_loss_is_added_only_in_training() -> None:
     hidden, weight = leaves(3, 7, dim=5, rows=13, precision=torch.float64)
     targets, readout = torch.randint(13, (3, 7)), Readout(z_loss=0.3)
     entropy = penalized_cross_entropy(hidden, weight, targets)[0]
@@ -81,7 +81,7 @@ def test_large_logits_neither_overflow_nor_vanish() -> None:
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
-def test_low_precision_is_as_exact_as_the_plain_way(
+def test_low_precision_is_as_exact_as_torch(
     precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(BLOCKS, "cpu", Blocks(least_tokens=64, chunk_elements=2**10))
@@ -115,7 +115,7 @@ def test_float16_gradients_survive_many_tokens_and_rows() -> None:
     assert relative_difference(of_weight, expected) < 0.02
 
 
-def test_under_autocast_products_are_bfloat16_and_gradients_come_back_wide() -> None:
+def test_under_autocast_products_are_bfloat16_and_gradients_are_float32() -> None:
     hidden, weight = leaves(2, 9, dim=8, rows=13, precision=torch.float32)
     targets = torch.randint(13, (2, 9))
     with torch.autocast("cpu", torch.bfloat16):
@@ -151,7 +151,7 @@ def test_without_gradients_the_loss_is_the_same_and_leaves_no_graph(mode: Any) -
     assert loss.item() == penalized_cross_entropy(hidden, weight, targets)[0].item()
 
 
-def test_the_shapes_come_through_on_meta() -> None:
+def test_meta_tensors_give_the_right_shapes() -> None:
     with torch.device("meta"):
         hidden, weight = torch.empty(2, 7, 5), torch.empty(13, 5)
         targets = torch.empty(2, 7, dtype=torch.int64)

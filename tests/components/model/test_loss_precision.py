@@ -54,7 +54,7 @@ def narrow_sides(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("blocks", [1, 4, 32])
-def test_the_heads_gradient_is_as_exact_in_many_blocks_as_in_one(
+def test_the_gradient_of_the_head_is_as_exact_with_many_blocks(
     precision: torch.dtype, blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(BLOCKS, "cpu", Blocks(TOKENS // blocks, chunk_elements=1))
@@ -80,7 +80,9 @@ def test_a_softmax_moves_few_bytes_a_logit(precision: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("precision", NARROW)
-def test_a_z_loss_moves_31_bytes_more_of_16_bits(precision: torch.dtype) -> None:
+def test_a_z_loss_of_16_bits_moves_at_most_31_more_bytes_a_logit(
+    precision: torch.dtype,
+) -> None:
     logits = torch.randn(64, 32_000).to(precision)
     with Traffic() as traffic:
         Softmax().to_penalized_gradient(logits, torch.randint(32_000, (64,)), 1e-5)
@@ -89,7 +91,7 @@ def test_a_z_loss_moves_31_bytes_more_of_16_bits(precision: torch.dtype) -> None
 
 @pytest.mark.parametrize("precision", NARROW)
 @pytest.mark.parametrize("scale", [0.01, 1.0, 12.0])
-def test_a_sum_told_by_rounded_probabilities_is_more_exact_than_any_one_of_them(
+def test_a_log_sum_is_more_exact_than_the_rounded_probabilities(
     precision: torch.dtype, scale: float
 ) -> None:
     logits = (scale * torch.randn(256, 4_000)).to(precision)
@@ -117,7 +119,7 @@ def test_a_confident_tokens_loss_and_gradient_are_not_rounded_away() -> None:
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_gradients_of_inputs_and_of_weights_may_be_asked_for_apart(
+def test_gradients_of_inputs_and_weights_may_be_computed_separately(
     precision: torch.dtype,
 ) -> None:
     hidden, rows, targets = narrow_sides(precision)
@@ -133,7 +135,7 @@ def test_gradients_of_inputs_and_of_weights_may_be_asked_for_apart(
     assert torch.equal(gradient_of(weight), expected[1])
 
 
-def test_only_the_gradient_that_a_pass_asks_for_is_made() -> None:
+def test_only_the_requested_gradient_is_allocated() -> None:
     hidden, weight, targets = narrow_sides(torch.float32)
     loss = penalized_cross_entropy(
         hidden.requires_grad_(), weight.requires_grad_() * 1, targets

@@ -42,7 +42,7 @@ def packed(lengths: list[list[int]]) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_each_packed_document_reads_as_if_it_were_alone(kind: str) -> None:
+def test_a_packed_document_equals_the_document_alone(kind: str) -> None:
     """Positions go on across documents; those that see only distance cannot tell."""
     model = randomized(small_decoder(positions=KINDS[kind]))
     lengths = [[5, 1, 14], [19, 1], [20]]

@@ -27,7 +27,7 @@ def experts(**changes: Any) -> Experts:
 
 @pytest.mark.parametrize("path", ["auto", "grouped", "loop"])
 @pytest.mark.parametrize("renormalize", [True, False])
-def test_equals_the_sparse_block_of_transformers(
+def test_experts_equal_the_sparse_block_of_transformers(
     path: Literal["auto", "grouped", "loop"], renormalize: bool
 ) -> None:
     ours = experts(path=path, renormalize=renormalize)
@@ -70,7 +70,7 @@ def one(gradient: Tensor | None) -> Tensor:
     return gradient
 
 
-def test_no_token_is_dropped_where_one_expert_gets_all_of_many() -> None:
+def test_no_token_is_dropped_if_one_expert_gets_all_tokens() -> None:
     part = experts(num_experts=16, top_k=1)
     assert part.gate is not None
     hidden = torch.randn(2, 20, DIM)
@@ -83,7 +83,7 @@ def test_no_token_is_dropped_where_one_expert_gets_all_of_many() -> None:
     torch.testing.assert_close(part(hidden), share * (inner @ part.down.weight[5].T))
 
 
-def test_forced_uniform_routing_gives_token_s_the_experts_from_s_on() -> None:
+def test_uniform_routing_rotates_through_the_experts() -> None:
     part = experts(routing="uniform")
     choice = part._route(torch.randn(9, DIM))
     for token in range(9):

@@ -70,7 +70,7 @@ def olmoe_with_weights_of(model: Decoder) -> OlmoeForCausalLM:
 
 @pytest.mark.parametrize("path", ["loop", "grouped"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
-def test_logits_whole_loss_and_gradients_equal_those_of_olmoe(
+def test_logits_loss_and_gradients_equal_olmoe(
     path: str, recompute: Literal["none", "full"]
 ) -> None:
     model = mixture_decoder(path)
@@ -93,7 +93,7 @@ def test_logits_whole_loss_and_gradients_equal_those_of_olmoe(
         assert difference < GRADIENT_TOLERANCE, name
 
 
-def test_only_the_experts_last_product_starts_scaled() -> None:
+def test_only_the_last_map_of_experts_is_initialized_scaled() -> None:
     part = mixture_decoder("auto").get_submodule("layers.0.mlp")
     deviation = {name: p.std().item() for name, p in part.named_parameters()}
     plain, scaled = 0.2, 0.2 / (2 * NUM_LAYERS) ** 0.5

@@ -123,7 +123,7 @@ def test_the_load_counts_the_tokens_that_reach_each_expert() -> None:
     assert load["largest_over_mean"].item() == pytest.approx(worst)
 
 
-def test_pairs_without_room_are_added_over_layers_and_stages() -> None:
+def test_dropped_pairs_are_summed_over_layers_and_stages() -> None:
     model = Layers()
     model(torch.randn(2, 9, DIM))
     rows = take_rows(expert_layers(model))

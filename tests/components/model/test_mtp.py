@@ -122,9 +122,7 @@ def expected_losses(decoder: Decoder, batch: Tensor, words: tuple[str, ...]) -> 
     [(), (*MASKED, DOCUMENTS), (PACKED, DOCUMENTS)],
     ids=["all targets", "masked", "packed"],
 )
-def test_losses_and_gradients_are_those_of_the_formula(
-    words: tuple[str, ...], tied: bool
-) -> None:
+def test_losses_and_gradients_equal_the_formula(words: tuple[str, ...], tied: bool) -> None:
     recipe = compose_recipe(
         read_point(["recipe=teuken7b", "scale=mini", *words, f"{KEY}2, loss_weight: 0.3}}"])
     )
@@ -154,7 +152,7 @@ def test_losses_and_gradients_are_those_of_the_formula(
         torch.testing.assert_close(found[name], gradient_of(one), msg=name)
 
 
-def test_held_out_text_is_judged_by_the_main_head_alone() -> None:
+def test_held_out_loss_uses_only_the_main_head() -> None:
     plain, more = randomized(PARTS._replace(mtp=None)), randomized(PARTS)
     more.load_state_dict(plain.state_dict(), strict=False)
     tokens = torch.randint(0, 60, (2, LENGTH + 1))

@@ -74,7 +74,7 @@ def theirs(model: Decoder) -> Weights:
     return {name: weight.clone().requires_grad_() for name, weight in found.items()}
 
 
-def test_logits_loss_and_gradients_are_nanochats() -> None:
+def test_logits_loss_and_gradients_equal_nanochat() -> None:
     torch.manual_seed(0)
     model = build_node(to_plain(RECIPE.model), "model")
     assert isinstance(model, Decoder)

@@ -62,7 +62,7 @@ def trained(recipe: Recipe) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("name", [DENSE, EXPERTS])
-def test_at_the_base_all_is_as_without_bit_for_bit(name: str) -> None:
+def test_at_the_base_size_no_bit_changes(name: str) -> None:
     plain = recipe_of(name)
     logits, weights = trained(plain)
     sizes = {"base_dim": plain.decoder_spec.dim}
@@ -104,7 +104,7 @@ def grown_sides(base: Recipe, wide: Recipe) -> dict[str, tuple[int, float]]:
 
 
 @pytest.mark.parametrize("name", [DENSE, EXPERTS])
-def test_rates_and_decays_are_those_of_microsofts_muadamw(name: str) -> None:
+def test_rates_and_decays_equal_microsofts_muadamw(name: str) -> None:
     """``MuAdamW`` (microsoft/mup, mup/optim.py, decoupled_wd=False) by infinite dimensions."""
     base = recipe_of(name, MUP | {"base_dim": 64})
     wide = resize_recipe(base, factor=4, num_layers=4)
@@ -120,7 +120,7 @@ def test_rates_and_decays_are_those_of_microsofts_muadamw(name: str) -> None:
     assert {*kinds} == {1, 2}
 
 
-def test_a_router_moves_as_one_whose_logits_are_divided_does() -> None:
+def test_a_router_moves_like_one_with_divided_logits() -> None:
     base = recipe_of(EXPERTS, MUP | {"base_dim": 64})
     wide, m = resize_recipe(base, factor=4, num_layers=4), 4.0
     name = "layers.0.mlp.router.weight"
@@ -147,7 +147,7 @@ def test_a_router_moves_as_one_whose_logits_are_divided_does() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
-def test_groups_are_those_of_completeps_code(alpha: float) -> None:
+def test_groups_equal_the_published_completep_code(alpha: float) -> None:
     """The groups of ``configure_optimizers`` in nanoGPT-mup, branch completep, of 2026."""
     sizes = {"base_dim": 64, "base_layers": 2, "depth_exponent": alpha}
     wide = resize_recipe(recipe_of(DENSE, COMPLETEP | sizes), factor=2, num_layers=8)
@@ -183,7 +183,7 @@ def test_first_weights_of_hidden_matrices_have_a_variance_by_their_inputs() -> N
 
 
 @pytest.mark.parametrize("name", [DENSE, EXPERTS])
-def test_multipliers_are_what_scaled_weights_of_a_plain_model_would_do(name: str) -> None:
+def test_multipliers_equal_a_plain_model_with_scaled_weights(name: str) -> None:
     sizes = {"base_dim": 32, "base_layers": 2, "depth_exponent": 0.5}
     ends = {"embedding_multiplier": 3.0, "output_multiplier": 5.0}
     ours = drawn(recipe_of(name, COMPLETEP | sizes | ends)).double()

@@ -69,13 +69,13 @@ def test_logits_and_gradients_equal_those_of_an_independent_bloom(
 
 
 @pytest.mark.parametrize("num_heads", [1, 2, 7, 12, 16, 32, 112])
-def test_the_slopes_are_those_of_the_published_model(num_heads: int) -> None:
+def test_slopes_equal_the_published_model(num_heads: int) -> None:
     two_places = torch.ones(1, 2, dtype=torch.int64)
     theirs = build_alibi_tensor(two_places, num_heads, torch.float32)[:, 0, 1]
     assert alibi_slopes(num_heads) == pytest.approx(theirs.tolist(), rel=1e-6)
 
 
-def test_112_heads_take_every_second_slope_of_128_after_those_of_64() -> None:
+def test_112_heads_have_the_slopes_of_64_and_every_second_slope_of_128() -> None:
     slopes = alibi_slopes(112)
     assert slopes[:64] == [2 ** (-8 * i / 64) for i in range(1, 65)]
     assert slopes[64:] == [2 ** (-8 * i / 128) for i in range(1, 97, 2)]
@@ -117,7 +117,7 @@ def test_logits_and_gradients_equal_those_of_an_independent_gpt2(
     assert_equal_models(model, reference, to_gpt2, sequence_length=sequence_length)
 
 
-def test_dropout_strikes_where_it_does_in_gpt2() -> None:
+def test_dropout_is_applied_where_gpt2_applies_it() -> None:
     model, reference = gpt2_like("gelu", 0.25), gpt2("gelu", 0.25).train()
     give_weights(reference, model, to_gpt2)
     tokens = torch.randint(67, (3, 41))

@@ -41,7 +41,7 @@ def rotation_of(length: int, *, head_dim: int, base: float) -> Rotation:
     return one(encoding.rotation)
 
 
-def test_rotary_turns_pairs_a_half_apart_by_position_times_frequency() -> None:
+def test_rotary_rotates_channel_pairs_by_position_times_frequency() -> None:
     heads = torch.randn(1, 9, 2, 6)
     turned = rotation_of(9, head_dim=6, base=100.0)(heads)
     for position in range(9):
@@ -54,7 +54,7 @@ def test_rotary_turns_pairs_a_half_apart_by_position_times_frequency() -> None:
                 assert after == pytest.approx(expected, abs=1e-5)
 
 
-def test_rotary_computes_in_float32_and_returns_what_came_in() -> None:
+def test_rotary_computes_in_float32_and_returns_the_dtype_of_its_input() -> None:
     heads = torch.randn(1, 600, 1, 8).bfloat16()
     rotation = rotation_of(600, head_dim=8, base=10_000.0)
     turned = rotation(heads)
@@ -62,14 +62,14 @@ def test_rotary_computes_in_float32_and_returns_what_came_in() -> None:
     assert torch.equal(turned, rotation(heads.float()).bfloat16())
 
 
-def test_the_layers_without_positions_are_those_of_smollm3() -> None:
+def test_layers_without_rotation_equal_smollm3s() -> None:
     published = SmolLM3Config(num_hidden_layers=9, no_rope_layer_interval=4)
     spec = InterleavedRotarySpec(base=10_000.0, skip_every=4)
     rotary = InterleavedRotary(spec, dim=8, num_heads=1, head_dim=8)
     assert [rotary.uses_rope(layer) for layer in range(9)] == published.no_rope_layers
 
 
-def test_positions_of_no_kind_do_nothing_to_a_token() -> None:
+def test_a_model_without_positions_has_an_empty_encoding() -> None:
     encoding = Positions(OrderSpec(), dim=12, num_heads=3, head_dim=4)(torch.arange(5))
     assert encoding.embedded is encoding.rotation is encoding.slopes is None
 
@@ -105,7 +105,7 @@ FORMULAS: dict[Any, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("activation", FORMULAS)
-def test_the_mlp_is_its_formula_plain_and_gated(activation: str) -> None:
+def test_an_mlp_equals_its_formula_plain_and_gated(activation: str) -> None:
     hidden, formula = torch.randn(2, 3, 8), FORMULAS[activation]
     gated = MLP(mlp_spec(11, activation, gated=True), dim=8)
     inner = formula(hidden @ one(gated.gate).weight.T) * (hidden @ gated.up.weight.T)
@@ -127,7 +127,7 @@ def test_xielu_starts_with_its_published_values() -> None:
     torch.testing.assert_close(found, torch.tensor([0.139830, -0.205696, -8e-7, 1.3, 8.7]))
 
 
-def test_gradients_of_xielu_and_of_its_scalars_are_autograds_of_the_formula() -> None:
+def test_gradients_of_xielu_equal_autograds() -> None:
     ours = XIELU().double()
     with torch.no_grad():
         ours.alpha_p.fill_(0.3)
@@ -146,7 +146,7 @@ def test_gradients_of_xielu_and_of_its_scalars_are_autograds_of_the_formula() ->
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_xielu_keeps_its_input_alone_and_computes_bfloat16_in_float32() -> None:
+def test_xielu_saves_only_its_input_and_computes_bfloat16_in_float32() -> None:
     part, x = XIELU().bfloat16(), torch.randn(64, 32).bfloat16().requires_grad_()
     kept, result = tensors_saved(lambda: part(x))
     assert sum(one.nbytes for one in kept if one.numel() > 1) == x.nbytes
@@ -172,7 +172,7 @@ def clamped(gate: Tensor, up: Tensor) -> Tensor:
     return gate * torch.sigmoid(ALPHA * gate) * (up + OFFSET)
 
 
-def test_values_and_gradients_of_clamped_swiglu_are_those_of_autograd() -> None:
+def test_clamped_swiglu_equals_its_formula_under_autograd() -> None:
     gate, up, upstream = torch.randn(3, 40, 7, dtype=torch.float64)
     ours = [each.clone().requires_grad_() for each in (gate, up)]
     theirs = [each.clone().requires_grad_() for each in (gate, up)]
@@ -185,7 +185,7 @@ def test_values_and_gradients_of_clamped_swiglu_are_those_of_autograd() -> None:
     torch.testing.assert_close(gradients, expected_gradients, rtol=1e-12, atol=1e-13)
 
 
-def test_clamped_swiglu_saves_its_inputs_alone_and_bfloat16_is_computed_in_float32() -> None:
+def test_clamped_swiglu_saves_only_its_inputs_and_computes_in_float32() -> None:
     gate, up = (torch.randn(16, 9).bfloat16().requires_grad_() for _ in range(2))
     saved, result = tensors_saved(lambda: SwiGLU(ALPHA, LIMIT, OFFSET)(gate, up))
     assert [id(each) for each in saved] == [id(gate), id(up)]
@@ -205,7 +205,7 @@ def test_an_mlp_uses_clamped_swiglu() -> None:
 
 
 @pytest.mark.parametrize("shared", [None, 6])
-def test_biases_of_experts_are_counted_vectors(shared: int | None) -> None:
+def test_biases_of_experts_are_counted_and_are_vectors(shared: int | None) -> None:
     part, spec = experts(shared_ffn_dim=shared)
     count = spec.num_experts * spec.expert_parameters(DIM) + spec.shared_parameters(DIM)
     count += spec.router_parameters(DIM)
@@ -217,7 +217,7 @@ def test_biases_of_experts_are_counted_vectors(shared: int | None) -> None:
         assert not is_hidden_matrix(f"layers.0.mlp.{name}", bias)
 
 
-def test_experts_are_those_of_gpt_oss() -> None:
+def test_experts_equal_gpt_oss() -> None:
     part, _ = experts()
     with torch.no_grad():
         for parameter in part.parameters():

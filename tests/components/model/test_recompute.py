@@ -44,7 +44,7 @@ def assert_same_bits(
 
 @pytest.mark.parametrize("norm_placement", ["before", "after", "both"])
 @pytest.mark.parametrize("parts", CHOICES)
-def test_gradients_are_bitwise_equal_and_names_stay(
+def test_recomputation_changes_no_bit_of_a_gradient_and_no_name(
     parts: str | list[str], norm_placement: str
 ) -> None:
     drops = {"dropout": 0.2, "attention_dropout": 0.2}
@@ -58,7 +58,7 @@ def test_gradients_are_bitwise_equal_and_names_stay(
 
 @pytest.mark.parametrize("path", ["loop", "auto", "grouped"])
 @pytest.mark.parametrize("parts", ["selective", "full", ["mlp"]], ids=str)
-def test_experts_choose_the_same_again(path: str, parts: str | list[str]) -> None:
+def test_recomputed_experts_get_the_same_tokens(path: str, parts: str | list[str]) -> None:
     plain = randomized(
         small_decoder(dropout=0.2, mlp=FEW_EXPERTS.model_copy(update={"path": path}))
     )
@@ -112,7 +112,7 @@ def test_selective_recomputation_repeats_no_product_and_no_attention(
 
 
 @pytest.mark.parametrize("parts", ["selective", "full", ["mlp"]], ids=str)
-def test_every_third_layer_of_the_whole_model_is_recomputed_wherever_it_is_cut(
+def test_every_third_layer_of_the_whole_model_is_recomputed_in_every_stage(
     parts: Parts,
 ) -> None:
     whole = small_decoder(num_layers=8)
@@ -130,7 +130,7 @@ def _hooks(layer: nn.Module) -> list[Any]:
     return [hook for one in layer.modules() for hook in one._forward_pre_hooks.values()]
 
 
-def test_attention_that_drops_is_repeated_so_that_later_masks_stay() -> None:
+def test_attention_with_dropout_is_recomputed() -> None:
     kernel = torch.ops.aten._scaled_dot_product_flash_attention.default
     query = torch.empty(1, 1, 2, 2)
     kept = CheckpointPolicy.MUST_SAVE
@@ -165,7 +165,7 @@ def test_a_norm_before_a_recomputed_part_stores_no_output(norm_placement: str) -
     assert sizes[0] - sizes[1] >= outputs
 
 
-def test_evaluation_goes_on_as_before() -> None:
+def test_evaluation_is_unchanged() -> None:
     plain = randomized(small_decoder())
     model = copy.deepcopy(plain)
     checkpoint_activations(model, "full")

@@ -29,7 +29,7 @@ CASES: dict[str, tuple[ScalingSpec, dict[str, float]]] = {
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_each_kind_turns_as_theirs_does(kind: str) -> None:
+def test_scaled_rotations_equal_transformers(kind: str) -> None:
     spec, numbers = CASES[kind]
     scaling = spec.build_part()
     parameters = {"rope_type": kind, "rope_theta": 500_000.0, "factor": 8.0, **numbers}

@@ -117,7 +117,7 @@ def test_the_two_orders_differ_by_more_than_the_tolerance() -> None:
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
-def test_a_run_goes_on_from_its_saved_state(order: Order) -> None:
+def test_a_resumed_optimizer_equals_an_uninterrupted_one(order: Order) -> None:
     starts, gradients = draw()
     settings = SETTINGS | {"decay": "matrices", "decay_order": order}
     whole = make_parameters(starts, torch.float32)

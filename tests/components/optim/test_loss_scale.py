@@ -55,7 +55,7 @@ def by_iterations(history: list[bool], settings: dict[str, float]) -> float:
     return scale
 
 
-def test_every_step_of_the_table_is_deepspeeds() -> None:
+def test_every_step_of_the_table_equals_deepspeed() -> None:
     scale = LossScale(initial=8.0, window=3, hysteresis=2, minimum=1.0)
     for what, overflow, after in TABLE:
         scale.update_scale(overflow)
@@ -77,7 +77,7 @@ def test_blooms_scale_doubles_after_501_good_steps_and_then_every_500() -> None:
     window=st.integers(1, 5),
     hysteresis=st.integers(1, 4),
 )
-def test_any_history_ends_at_deepspeeds_scale(
+def test_any_history_gives_deepspeeds_scale(
     history: list[bool], window: int, hysteresis: int
 ) -> None:
     settings: dict[str, Any] = {"window": window, "hysteresis": hysteresis}
@@ -89,7 +89,7 @@ def test_any_history_ends_at_deepspeeds_scale(
 
 
 @given(before=st.lists(st.booleans(), max_size=20), after=st.lists(st.booleans(), max_size=20))
-def test_a_scale_goes_on_from_its_state_in_json(before: list[bool], after: list[bool]) -> None:
+def test_a_scale_resumes_from_its_state_in_json(before: list[bool], after: list[bool]) -> None:
     settings: dict[str, Any] = {"initial": 64.0, "window": 2, "hysteresis": 2, "minimum": 0.5}
     whole, resumed = LossScale(**settings), LossScale(**settings)
     for overflow in before:

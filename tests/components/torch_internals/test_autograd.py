@@ -28,7 +28,7 @@ def sides() -> tuple[Tensor, Tensor]:
     return torch.tensor(2.0, requires_grad=True), torch.tensor(3.0, requires_grad=True)
 
 
-def test_a_backward_pass_knows_that_it_runs_and_whether_another_may_follow() -> None:
+def test_a_backward_pass_is_detected_with_the_graphs_retention() -> None:
     told: list[Any] = []
     left, right = sides()
     apply: Any = Asked.apply
@@ -40,7 +40,7 @@ def test_a_backward_pass_knows_that_it_runs_and_whether_another_may_follow() -> 
     assert [(runs, keeps) for runs, keeps, _ in told] == [(True, True), (True, False)]
 
 
-def test_a_backward_pass_says_which_of_its_inputs_are_asked_for() -> None:
+def test_requested_gradients_are_detected() -> None:
     told: list[Any] = []
     left, right = sides()
     apply: Any = Asked.apply
@@ -59,7 +59,7 @@ def test_of_a_leaf_that_is_asked_for_by_name_it_says_yes() -> None:
     assert told[0][2][0]
 
 
-def test_a_checkpoint_is_seen_by_its_hooks_both_times_and_nothing_else_is() -> None:
+def test_a_checkpoint_is_detected_in_both_of_its_passes() -> None:
     module, seen = nn.Sequential(nn.Linear(4, 4)), list[bool]()
     module[0].register_forward_pre_hook(lambda *_: seen.append(operators.saves_through_hooks()))
     module(torch.ones(4)).sum().backward()

@@ -70,7 +70,7 @@ def has_memory(info: Any) -> bool:
     return buffer is not None and buffer.device != NOWHERE
 
 
-def test_memory_to_receive_lives_from_a_message_to_the_end_of_its_backward_pass(
+def test_receive_buffers_are_freed_after_the_backward_pass(
     two_ranks: Ranks,
 ) -> None:
     first, last = two_ranks(memory_over_a_step)
