@@ -1,4 +1,4 @@
-"""Context ranks, each with two chunks of every sequence, compute what one process does."""
+"""Context ranks with two chunks of every sequence equal one process."""
 
 import copy
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from components.attention_backends import BACKENDS
-from components.config.model_spec.positions import LearnedSpec, RotarySpec
+from components.config.model_spec.positions import RotarySpec
 from components.distributed.context import (
     ContextCore,
     SequencePart,
@@ -36,7 +36,7 @@ HEAD_DIM = 6
 
 
 class Core(NamedTuple):
-    """Choose what an attention core computes on."""
+    """Settings of an attention core."""
 
     num_heads: int = 4
     num_kv_heads: int = 4
@@ -57,7 +57,7 @@ def context_mesh() -> DeviceMesh:
 
 
 def gathered_tokens() -> list[int]:
-    """Take this rank's part of 0, 1, 2, ... and gather it again."""
+    """Select this rank's part of 0, 1, 2, ... and gather the whole sequence."""
     whole = torch.arange(CORE_LENGTH)
     part = SequencePart.from_mesh(context_mesh()).select_rows(whole[None]).double()
     again = gather_sequence(part[..., None], context_mesh().get_group())
@@ -66,13 +66,12 @@ def gathered_tokens() -> list[int]:
 
 
 def mean_of_ranks() -> float:
-    """Average the ranks' numbers."""
     mine = torch.tensor(float(context_mesh().get_local_rank()))
     return mean_over_parts(mine, context_mesh()).item()
 
 
 def seeds() -> tuple[int, int]:
-    """Return what 3 becomes on this rank of the axis, and on an axis of one rank."""
+    """Return the seed derived from 3 on this rank's axis and on an axis of one rank."""
     alone = mesh_of(torch.distributed.get_world_size(), 1)["tensor"]
     first, second = (
         stream_seed(3, mesh, sequence_parallel=mesh.size() > 1)
@@ -82,7 +81,7 @@ def seeds() -> tuple[int, int]:
 
 
 def core_differences(core: Core) -> list[float]:
-    """Compare what comes out, and the gradients of queries, keys and values."""
+    """Compare outputs and the gradients of queries, keys and values."""
     *inputs, upstream = _drawn(core)
     part = SequencePart.from_mesh(context_mesh())
     plain = AttentionCore(dropout=0.0, backends=BACKENDS, has_sinks=core.sinks)
@@ -102,7 +101,7 @@ def core_differences(core: Core) -> list[float]:
 
 
 def _drawn(core: Core) -> list[Tensor]:
-    """Draw queries, keys, values, and the gradient of what comes out, all of them whole."""
+    """Draw whole queries, keys, values and output gradients."""
     generator = torch.Generator().manual_seed(5)
     counts = (core.num_heads, core.num_kv_heads, core.num_kv_heads, core.num_heads)
     return [
@@ -132,7 +131,7 @@ def _mixed_and_gradients(
 
 
 def dropped_fractions() -> list[float]:
-    """Return the fraction of equal weights that training drops, and that evaluation does."""
+    """Return the fractions of attention weights dropped in training and in evaluation."""
     core = ContextCore(AttentionCore(dropout=0.5, backends=BACKENDS), context_mesh())
     part = SequencePart.from_mesh(context_mesh())
     places = part.position_ids(CORE_LENGTH // part.ranks, torch.device("cpu"))
@@ -148,7 +147,7 @@ def dropped_fractions() -> list[float]:
 
 
 def _kept(mixed: Tensor) -> int:
-    """Count the weights that are not 0: the values were the unit matrix."""
+    """Count nonzero weights; the values were the unit matrix."""
     return int((mixed != 0).sum())
 
 
@@ -201,27 +200,23 @@ CORES = {
     "narrow window, slopes, documents": Core(window=3, slopes=True, documents=True),
 }
 LLAMA = Parts(z_loss=0.1)
-# A window, none, and one longer than a rank's part; those with one turn otherwise.
+# A window, none, and one longer than a rank's part; windowed layers have a local base.
 WINDOWED = Parts(
     positions=RotarySpec(base=10_000.0, local_base=100.0),
     windows=(5, "full", tensor_cases.LENGTH - 2),
     num_layers=3,
 )
-LATENT_HEADS = Parts(attention=tensor_cases.LATENT)
 GATED = Parts(
     positions=RotarySpec(base=10_000.0, rotary_fraction=0.6, local_base=100.0),
     windows=(5, "full"),
     output_gate=True,
 )
-LEARNED = Parts(
-    num_kv_heads=8, tied=True, positions=LearnedSpec(num_positions=tensor_cases.LENGTH)
-)
 MODELS = {
     "llama": LLAMA,
     "bloom": tensor_cases.BLOOM,
-    "learned": LEARNED,
+    "learned": tensor_cases.GPT,
     "windowed": WINDOWED,
-    "latent": LATENT_HEADS,
+    "latent": Parts(attention=tensor_cases.LATENT),
     "gemma 3": tensor_cases.GEMMA3,
     "hybrid": tensor_cases.HYBRID,
     "gated": GATED,
@@ -246,13 +241,9 @@ def test_ranks_divide_positions_and_see_equally_many_keys(ranks: int) -> None:
     assert torch.cat(held).sort().values.tolist() == list(range(length))
     visible = {int((places + 1).sum()) for places in held}
     assert visible == {length * (length + 1) // 2 // ranks}
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_a_rank_takes_the_tokens_of_its_places(ranks: int) -> None:
-    rows = torch.arange(3 * 4 * ranks).view(3, -1)
-    for part in parts(ranks):
-        assert torch.equal(part.select_rows(rows), rows[:, part.position_ids(4, CPU)])
+    rows = torch.arange(3 * length).view(3, -1)
+    for part, places in zip(parts(ranks), held, strict=True):
+        assert torch.equal(part.select_rows(rows), rows[:, places])
 
 
 def test_a_single_rank_takes_the_whole_sequence() -> None:
@@ -314,9 +305,12 @@ def test_tensor_ranks_split_what_a_context_rank_holds(
     assert_small(four_ranks(compare, model, 2, sequence_parallel, True))
 
 
-def test_four_ranks_equal_one_process_with_norms_of_queries_and_keys(four_ranks: Ranks) -> None:
-    assert_small(four_ranks(compare, LLAMA._replace(qk_norm=RMS_NORM), 1, False, False))
-
-
-def test_four_ranks_pass_states_of_linear_mixers(four_ranks: Ranks) -> None:
-    assert_small(four_ranks(compare, tensor_cases.HYBRID, 1, False, True))
+@pytest.mark.parametrize(
+    ("model", "documents"),
+    [(LLAMA._replace(qk_norm=RMS_NORM), False), (tensor_cases.HYBRID, True)],
+    ids=["norms of queries and keys", "linear mixers"],
+)
+def test_a_decoder_on_four_ranks_equals_one_process(
+    four_ranks: Ranks, model: Parts, documents: bool
+) -> None:
+    assert_small(four_ranks(compare, model, 1, False, documents))

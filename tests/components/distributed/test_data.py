@@ -1,4 +1,4 @@
-"""At every stage of ZeRO a rank updates the rows of one process, and keeps what is promised."""
+"""At every stage of ZeRO ranks train like one process and hold the expected memory."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +13,7 @@ from tests.components.distributed.tensor_cases import GELU, HYBRID, SWIGLU, XIEL
 
 # Double precision has 16 digits; sums in another order cost the last one or two.
 TOLERANCE = 1e-13
-# Counters of steps, a table of rotations, pointers of FSDP: no part of the model.
+# Step counters, rotary tables and pointers of FSDP do not belong to the model.
 SMALL = 0.02
 
 EVEN = Parts(bias=True)
@@ -26,7 +26,7 @@ def new_ranks() -> Iterator[Ranks]:
         yield ranks
 
 
-# 61 rows for two or four ranks; one row, or three, of which some ranks have none.
+# 61 rows do not divide evenly; of one or three rows some ranks have none.
 ONE_ROW = Parts(mlp=SWIGLU.model_copy(update={"ffn_dim": 1}), rows=61)
 THREE_ROWS = Parts(
     mlp=GELU.model_copy(update={"ffn_dim": 3}), rows=61, num_kv_heads=1, bias=True, tied=True
@@ -63,7 +63,7 @@ CASES |= {
 def test_data_ranks_train_as_one_process_does(
     run_layout: Callable[..., Any], case: str
 ) -> None:
-    # States of a linear mixer multiply the rounding of each token, and cost two more digits.
+    # States of a linear mixer amplify rounding by two more digits.
     tolerance = 1e-11 if case.startswith("hybrid") else TOLERANCE
     trained = run_layout(data_cases.train, *CASES[case])
     for rank in trained:
@@ -79,11 +79,11 @@ def test_a_gradient_after_its_bucket_was_reduced_is_refused(
     two_ranks: Ranks, zero: int
 ) -> None:
     layout = Layout(shard=2, zero=zero)
-    for said in two_ranks(data_cases.give_a_late_gradient, EVEN, layout):
-        assert said == "a gradient came after its bucket had left"
+    for message in two_ranks(data_cases.give_a_late_gradient, EVEN, layout):
+        assert message == "a gradient came after its bucket had left"
 
 
-# Weights, gradients and state while microbatches add up, and before the update.
+# Weights, gradients and state: while microbatches accumulate, and before the update.
 HELD = {
     0: ((1, 1, 2), (1, 1, 2)),
     1: ((1, 1, 1), (1, 1 / 2, 1)),

@@ -1,4 +1,4 @@
-"""Experts over ranks compute what they compute in one place, and keep what is promised."""
+"""Experts distributed over ranks equal one process, and hold the expected state."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def assert_as_one_process(trained: list[Trained]) -> None:
 @dispatches
 @pytest.mark.parametrize("routing", ["spread", "one rank", "one expert"])
 @pytest.mark.parametrize("path", ["loop", "sorted", "grouped"])
-# Seven tokens: in parts of unlike lengths, and fewer parts than were asked for.
+# Seven tokens: parts of different lengths, and fewer parts than configured.
 @pytest.mark.parametrize("overlap", [1, 3, 8])
 def test_distributed_experts_and_gradients_equal_one_process(
     two_ranks: Ranks, dispatch: str, routing: str, path: str, overlap: int
@@ -55,16 +55,15 @@ def test_a_sufficient_bound_changes_nothing(
 
 @pytest.mark.parametrize(
     ("overlap", "bound", "beyond"),
-    # 14 pairs, all for one rank: it is sent 7 or 11; in parts of 6, 4 and 4 pairs 5, 3 and 3.
+    # All 14 pairs are for one rank, which gets 7 or 11; of parts of 6, 4, 4 pairs 5, 3, 3.
     [(1, 1, 7), (1, 1.5, 3), (3, 1.5, 3), (3, 2, 0)],
 )
 def test_pairs_beyond_a_bound_are_counted(
     two_ranks: Ranks, overlap: int, bound: float, beyond: int
 ) -> None:
-    for gap, found in two_ranks(
-        experts_cases.mix_bounded, "one expert", "sorted", overlap, bound
-    ):
-        assert found == beyond
+    given = "one expert", "sorted", overlap, bound
+    for gap, dropped in two_ranks(experts_cases.mix_bounded, *given):
+        assert dropped == beyond
         assert (gap < TOLERANCE) == (beyond == 0)
 
 
@@ -72,7 +71,7 @@ def test_pairs_beyond_a_bound_are_counted(
 def test_communication_of_a_part_overlaps_with_computation(
     two_ranks: Ranks, dispatch: str
 ) -> None:
-    there, back = ["depart"] * 2, ["depart"]  # tokens and their weights, and their mixture
+    there, back = ["depart"] * 2, ["depart"]  # tokens with weights; the mixture
     for forward, backward in two_ranks(experts_cases.note_order, dispatch, 2):
         each = ["arrive", "arrive", "compute", *back]
         assert forward == [*there * 2, *each * 2, "arrive", "arrive"]
@@ -121,7 +120,7 @@ def test_data_and_expert_ranks_train_as_one_process_does(
     assert_as_one_process(four_ranks(train, parts, LAYOUTS[layout]))
 
 
-# Beside a gated shared expert, and after a dense layer.
+# With a gated shared expert, after a dense layer.
 DEEPSEEK = {"scores": "sigmoid", "renormalize": True, "weight_scale": 2.5, "num_groups": 2}
 DEEPSEEK |= {"top_groups": 1, "shared_ffn_dim": 7, "shared_gate": True}
 DEEPSEEK |= {"balance_rate": 0.05, "auxiliary_loss": 0.01}
@@ -148,7 +147,7 @@ BIASED = {
 
 @pytest.mark.quick("deepseek-experts", "gpt-oss-bounded")
 @pytest.mark.parametrize(
-    "case", [f"{family}-{layout}" for family, those in BIASED.items() for layout in those]
+    "case", [f"{family}-{layout}" for family, layouts in BIASED.items() for layout in layouts]
 )
 def test_biases_of_routers_and_experts_train_as_in_one_process(
     four_ranks: Ranks, case: str
@@ -191,8 +190,7 @@ def test_stages_of_expert_ranks_compute_what_one_process_does(
 ) -> None:
     layout = Layout(pipeline=2, expert=2, schedule=schedule, stages_per_rank=stages)
     parts = mixture()._replace(num_layers=4)
-    found = four_ranks(run_steps, parts, layout, [4], False)
-    for rank in found:
+    for rank in four_ranks(run_steps, parts, layout, [4], False):
         assert rank.loss < TOLERANCE
         assert rank.gradient < TOLERANCE
 
@@ -200,9 +198,8 @@ def test_stages_of_expert_ranks_compute_what_one_process_does(
 def test_the_published_divisor_leaves_expert_gradients_larger_by_the_expert_degree(
     four_ranks: Ranks,
 ) -> None:
-    for ratios in four_ranks(
-        experts_cases.compare_divisors, mixture(), Layout(shard=2, expert=2, zero=1)
-    ):
+    layout = PAIR._replace(zero=1)
+    for ratios in four_ranks(experts_cases.compare_divisors, mixture(), layout):
         for name, ratio in ratios.items():
             of_experts = ".mlp." in name and "router" not in name
             assert ratio == pytest.approx(2 if of_experts else 1), name
@@ -214,6 +211,6 @@ def test_expert_ranks_may_shard_the_state_of_dense_weights(
 ) -> None:
     layout = Layout(shard=2, expert=2, zero=1, expert_aware=aware)
     for held in four_ranks(hold_experts, mixture(), layout):
-        # Two moments of each number; nothing here is lost to uneven rows.
+        # Two moments per number; all rows divide evenly.
         assert held.dense_state == 2 * held.dense / dense_pieces
         assert held.experts_state == 2 * held.experts / 4

@@ -1,4 +1,4 @@
-"""The global norm and clipping are torch's, however the gradients are spread."""
+"""The global norm and clipping equal torch's for all layouts."""
 
 import math
 from collections.abc import Callable
@@ -16,19 +16,19 @@ from tests.components.distributed.tensor_cases import GELU, GPT, Parts, randomiz
 
 
 class Clipped(NamedTuple):
-    """Relative differences of the norm, and of the gradients after clipping."""
+    """Relative differences of the norm and of the clipped gradients."""
 
     norm: float
     gradient: float
 
 
 def norm_of(sharded: ParallelModel) -> Tensor:
-    """Sum the shares of all ranks, as a step does."""
+    """Sum the squares of all ranks like a training step."""
     return sum_over_ranks(squared_norm(sharded.shards)).sqrt()
 
 
 def norm_and_clip(parts: Parts, layout: Layout, part_of_norm: float) -> Clipped:
-    """Clip to a part of the norm, which torch takes over one process's gradients."""
+    """Clip to a fraction of the norm, with torch on one process as the reference."""
     model = randomized(parts)
     whole, sharded = layout_cases.Whole(model), ParallelModel(model, layout)
     batches = [batch_of(0, rank) for rank in range(layout.data)]
@@ -46,7 +46,7 @@ def norm_and_clip(parts: Parts, layout: Layout, part_of_norm: float) -> Clipped:
 
 
 def spoil_one(parts: Parts, layout: Layout, rank: int, value: float) -> float:
-    """Return the norm where one number of one rank's gradients is no number."""
+    """Return the norm after one gradient of one rank was set to ``value``."""
     sharded = ParallelModel(randomized(parts), layout)
     sharded.backward(batch_of(0, sharded.mesh.data_rank))
     if torch.distributed.get_rank() == rank:
@@ -57,7 +57,7 @@ def spoil_one(parts: Parts, layout: Layout, rank: int, value: float) -> float:
 
 
 def change_nothing(parts: Parts, layout: Layout) -> tuple[bool, bool]:
-    """Say whether limits that no norm reaches, and a scale's power of two, leave each bit."""
+    """Return whether high limits and a power of two as loss scale change no bit."""
     sharded = ParallelModel(randomized(parts), layout)
     sharded.backward(batch_of(0, sharded.mesh.data_rank))
     before = sharded.gradients()
@@ -66,9 +66,11 @@ def change_nothing(parts: Parts, layout: Layout) -> tuple[bool, bool]:
     clipped = sharded.gradients()
     unscale_gradients(sharded.shards, 2.0**16)
     unscaled = {name: gradient * 2.0**16 for name, gradient in sharded.gradients().items()}
-    return all(map(torch.equal, before.values(), clipped.values())), all(
-        map(torch.equal, before.values(), unscaled.values())
-    )
+    return same_bits(before, clipped), same_bits(before, unscaled)
+
+
+def same_bits(before: dict[str, Tensor], after: dict[str, Tensor]) -> bool:
+    return all(map(torch.equal, before.values(), after.values()))
 
 
 # Double precision has 16 digits; gradients over tensor ranks lose the last three.

@@ -1,4 +1,4 @@
-"""Weights in 16 bits beside masters in float32: the same bits as steps written out by hand."""
+"""16-bit weights with float32 masters have the same bits as handwritten steps."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -26,14 +26,14 @@ Weights = dict[str, Tensor]
 
 
 class Updated(NamedTuple):
-    """What steps have made of weights and masters, whole and as rows."""
+    """Gathered weights and masters after training steps."""
 
     weights: Weights
     masters: Weights
 
 
 class Trainee:
-    """A layout and its optimizer, over a model in float32."""
+    """A layout and its optimizer for a float32 model."""
 
     def __init__(self, parts: Parts, layout: Layout, *, seed: int = 0) -> None:
         self.sharded = ParallelModel(randomized(parts, seed=seed).float(), layout)
@@ -58,7 +58,7 @@ class Trainee:
 
 
 def differ_from_steps_by_hand(parts: Parts, layout: Layout) -> list[str]:
-    """Name the weights and masters of which a bit is not that of steps written out."""
+    """Name the weights and masters with a bit that differs from handwritten steps."""
     trainee = Trainee(parts, layout)
     trainee.take(range(STEPS))
     found, expected = trainee.updated(), steps_by_hand(parts, layout)
@@ -67,12 +67,12 @@ def differ_from_steps_by_hand(parts: Parts, layout: Layout) -> list[str]:
 
 
 def different(found: Weights, expected: Weights) -> list[str]:
-    """Name what differs in a bit; stacks come as rows."""
+    """Name tensors with different bits; stacks are compared as rows."""
     return [n for n, x in found.items() if not x.equal(expected[n].view_as(x))]
 
 
 def steps_by_hand(parts: Parts, layout: Layout) -> Updated:
-    """Round the masters, add gradients up in float32, update the masters: in one process."""
+    """Round the masters, sum gradients in float32 and update the masters on one process."""
     model = randomized(parts).float()
     masters = {name: p.detach().clone() for name, p in model.named_parameters()}
     whole = Whole(model.bfloat16())
@@ -113,9 +113,9 @@ def _mean(gradients: list[Weights]) -> Weights:
 
 
 def moves(parts: Parts, before: Layout, after: Layout, folder: Path) -> list[str]:
-    """Save in one scheme, load in another over other weights, and name what is not the same.
+    """Save in one precision scheme, load in another, and name the differences.
 
-    The finer of the two has what was saved, and weights are its rounding.
+    Loaded masters equal the saved ones, and loaded weights are their rounding.
     """
     first = Trainee(parts, before)
     first.take(range(STEPS))
@@ -138,7 +138,7 @@ def _moments(trainee: Trainee) -> Weights:
 
 
 def goes_on(parts: Parts, layout: Layout, folder: Path) -> list[str]:
-    """Train to the end, uninterrupted and from a checkpoint, and name what differs in a bit."""
+    """Name tensors that differ between an uninterrupted and a resumed run."""
     first = Trainee(parts, layout)
     first.take(range(STEPS))
     checkpoint = save_checkpoint(folder, first.state, RunProgress(STEPS, 10))
@@ -151,7 +151,7 @@ def goes_on(parts: Parts, layout: Layout, folder: Path) -> list[str]:
 
 
 def bytes_of(parts: Parts, layout: Layout) -> tuple[float, float]:
-    """Give a rank's bytes a number of the model: its weights, and the masters beside them."""
+    """Return a rank's bytes per parameter for weights and for separate masters."""
     shards = ParallelModel(randomized(parts).float(), layout).shards
     numbers = sum(shard.weight.numel() for shard in shards)
     beside = {one.parameter.untyped_storage() for one in shards if one.is_master}
@@ -164,35 +164,27 @@ PLAIN = Layout(shard=2, accumulate="float32", reduce="float32")
 FEW_ELEMENTS = 1_000
 
 
-@pytest.mark.quick("1-even-one bucket", "2-three rows-many", "3-even-many")
-@pytest.mark.parametrize(
-    ("zero", "parts", "elements"),
-    [
-        pytest.param(0, EVEN, FEW_ELEMENTS, id="0-even-many"),
-        pytest.param(1, EVEN, 2**25, id="1-even-one bucket"),
-        pytest.param(1, THREE_ROWS, FEW_ELEMENTS, id="1-three rows-many"),
-        pytest.param(2, THREE_ROWS, FEW_ELEMENTS, id="2-three rows-many"),
-        pytest.param(3, THREE_ROWS, 2**25, id="3-three rows-one bucket"),
-        pytest.param(3, EVEN, FEW_ELEMENTS, id="3-even-many"),
-    ],
+BUCKETS = MIXED._replace(bucket_elements=FEW_ELEMENTS)
+CASES = {
+    "zero 0": (EVEN, BUCKETS),
+    "zero 1, one bucket": (EVEN, MIXED._replace(zero=1)),
+    "zero 1, three rows": (THREE_ROWS, BUCKETS._replace(zero=1)),
+    "zero 2, three rows": (THREE_ROWS, BUCKETS._replace(zero=2)),
+    "zero 3, three rows, one bucket": (THREE_ROWS, MIXED._replace(zero=3)),
+    "zero 3": (EVEN, BUCKETS._replace(zero=3)),
+    "zero 1, no overlap": (EVEN, BUCKETS._replace(zero=1, overlaps=False)),
+    "zero 3, no overlap": (EVEN, BUCKETS._replace(zero=3, overlaps=False)),
+    "stages without data ranks": (EVEN, MIXED._replace(shard=1, pipeline=2)),
+}
+
+
+@pytest.mark.quick(
+    *("zero 1, one bucket", "zero 2, three rows", "zero 3", "zero 1, no overlap"),
+    "stages without data ranks",
 )
-def test_steps_equal_handwritten_steps_bit_for_bit(
-    two_ranks: Ranks, zero: int, parts: Parts, elements: int
-) -> None:
-    layout = MIXED._replace(zero=zero, bucket_elements=elements)
-    assert two_ranks(differ_from_steps_by_hand, parts, layout) == [[], []]
-
-
-def test_pipeline_stages_without_data_ranks_have_master_weights(two_ranks: Ranks) -> None:
-    layout = MIXED._replace(shard=1, pipeline=2)
-    assert two_ranks(differ_from_steps_by_hand, EVEN, layout) == [[], []]
-
-
-@pytest.mark.quick("1")
-@pytest.mark.parametrize("zero", [1, 3])
-def test_steps_without_overlap_have_the_same_bits(two_ranks: Ranks, zero: int) -> None:
-    layout = MIXED._replace(zero=zero, bucket_elements=FEW_ELEMENTS, overlaps=False)
-    assert two_ranks(differ_from_steps_by_hand, EVEN, layout) == [[], []]
+@pytest.mark.parametrize("case", CASES)
+def test_steps_equal_handwritten_steps_bit_for_bit(two_ranks: Ranks, case: str) -> None:
+    assert two_ranks(differ_from_steps_by_hand, *CASES[case]) == [[], []]
 
 
 @pytest.mark.quick("1")

@@ -1,4 +1,4 @@
-"""Selective recomputation repeats no product, attention or collective, and changes no bit."""
+"""Selective recomputation repeats no product or collective and changes no gradient."""
 
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ Found = tuple[float, dict[str, int], dict[str, int]]
 
 
 def recompute_beside_none(parts: Parts, layout: str) -> Found:
-    """Return the largest difference of a gradient, and what both backward passes call."""
+    """Return the largest gradient difference and the operators of both backward passes."""
     passes = [_gradients(parts, layout, recompute) for recompute in ("none", "selective")]
     (plain, called), (thrifty, again) = passes
     differences = ((a - b).abs().max().item() for a, b in zip(plain, thrifty, strict=True))

@@ -1,4 +1,4 @@
-"""A stage keeps its own parts and no others; tied ends stay one weight."""
+"""A stage keeps only its own parts; tied ends stay one weight."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ from tests.components.model.comparison import gradient_of
 
 
 def sum_ends(parts: Parts, layout: Layout) -> tuple[dict[str, Tensor], Tensor]:
-    """Return this rank's rows of tied gradients, and the whole embedding's gradient."""
+    """Return this rank's rows of tied gradients and the gradient of the whole embedding."""
     model = tensor_cases.randomized(parts)
     whole, sharded = Whole(model), ParallelModel(model, layout)
     batches = [batch_of(0, rank, microbatches=4) for rank in range(layout.data)]
@@ -159,7 +159,7 @@ def test_both_ends_have_the_same_bits_of_the_summed_gradient(
         assert torch.equal(sums[first], sums[last])
     _, expected = found[0]
     rows = torch.cat([sums[first] for first, _ in pairs])
-    rows = rows[: len(expected)]  # without sharding each pair has them all
+    rows = rows[: len(expected)]  # without sharding each pair has all rows
     assert (rows - expected).abs().max() / expected.abs().max() < TOLERANCE
 
 

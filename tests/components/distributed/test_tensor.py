@@ -143,7 +143,7 @@ def test_logits_are_complete_on_every_rank(
 
 
 @pytest.mark.parametrize(
-    ("parts", "said"),
+    ("parts", "problem"),
     [
         (Parts(mlp=experts_spec()), "experts cannot be split over this axis yet"),
         (Parts(num_heads=3, num_kv_heads=3), "num_kv_heads = 3"),
@@ -154,11 +154,11 @@ def test_logits_are_complete_on_every_rank(
     ids=["experts", "groups", "heads", "inner width", "rows"],
 )
 def test_sizes_that_do_not_divide_are_refused(
-    two_ranks: Ranks, parts: Parts, said: str
+    two_ranks: Ranks, parts: Parts, problem: str
 ) -> None:
     for message in two_ranks(tensor_cases.refuse, parts, False):
         assert "parallelism.tensor" in message
-        assert said in message
+        assert problem in message
 
 
 def test_an_odd_sequence_cannot_be_sliced(two_ranks: Ranks) -> None:

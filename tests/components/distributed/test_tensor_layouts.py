@@ -1,4 +1,4 @@
-"""Tensor parallelism costs what it should, and bears stages, shards and checkpointing."""
+"""Collectives of tensor parallelism, and its combination with stages and shards."""
 
 import copy
 from collections import Counter
@@ -25,7 +25,7 @@ COLLECTIVES = ("c10d.", "_c10d_functional.")
 
 
 def count_collectives(parts: Parts, sequence_parallel: bool) -> list[dict[str, int]]:
-    """Count the collectives that one more layer costs, forward and backward."""
+    """Count the collectives of one additional layer, forward and backward."""
     passes: list[list[Counter[str]]] = []
     for num_layers in (1, 2):
         whole = tensor_cases.randomized(parts._replace(num_layers=num_layers))
@@ -41,7 +41,7 @@ def count_collectives(parts: Parts, sequence_parallel: bool) -> list[dict[str, i
 
 
 def collectives_of(seen: Operators) -> Counter[str]:
-    """Name what is not a wait; torch's ``CommDebugMode`` breaks on modules called twice."""
+    """Count all but waits; torch's ``CommDebugMode`` fails if a module is called twice."""
     calls = {name.split(".")[1].strip("_"): count for name, count in seen.counts.items()}
     return Counter({name: count for name, count in calls.items() if "wait" not in name})
 
@@ -60,7 +60,7 @@ def summed_in(reduce: torch.dtype) -> set[float]:
 
 
 def run_in_stages(parts: Parts, sequence_parallel: bool) -> tensor_cases.Difference:
-    """Cut a decoder into three stages, split each, and hand hidden states on."""
+    """Run a decoder in three stages, each split over tensor ranks."""
     whole = tensor_cases.randomized(parts)
     tokens, targets, _ = batch()
     expected = whole.compute_loss(tokens, targets)
@@ -83,7 +83,7 @@ def run_in_stages(parts: Parts, sequence_parallel: bool) -> tensor_cases.Differe
 
 
 def _stage(whole: Decoder, number: int, *, of: int) -> Decoder:
-    """Copy a stage of one layer, as a pipeline cuts it."""
+    """Copy one pipeline stage of one layer."""
     stage = copy.deepcopy(whole)
     stage.zero_grad()
     for index in set(stage.layers) - {str(number)}:
@@ -100,7 +100,7 @@ def _stage(whole: Decoder, number: int, *, of: int) -> Decoder:
 
 
 def _sum_gradients(stages: list[Decoder]) -> dict[str, Tensor]:
-    """Collect gradients from all stages; tied ends each have a share of one."""
+    """Sum gradients over all stages; each tied end has a share."""
     sums: dict[str, Tensor] = {}
     for stage in stages:
         for name, parameter in stage.named_parameters():
@@ -109,7 +109,7 @@ def _sum_gradients(stages: list[Decoder]) -> dict[str, Tensor]:
 
 
 def shard_too(parts: Parts, sequence_parallel: bool) -> tensor_cases.Difference:
-    """Train 2 x 2 ranks, data x tensor: each data rank has sequences of its own."""
+    """Train 2 x 2 ranks, data x tensor; each data rank has its own sequences."""
     whole, mesh = tensor_cases.randomized(parts), tensor_cases.mesh_of(2, 2)
     split = copy.deepcopy(whole)
     split_tensors(split, mesh["tensor"], sequence_parallel=sequence_parallel)
@@ -117,7 +117,7 @@ def shard_too(parts: Parts, sequence_parallel: bool) -> tensor_cases.Difference:
         fully_shard(module, mesh=mesh["data"])
     tokens, targets, _ = batch(sequences=4)
     losses = []
-    for _ in range(2):  # the second pass adds to what the first left
+    for _ in range(2):  # the second pass accumulates
         expected = whole.compute_loss(tokens, targets)
         torch.autograd.backward(expected)
         mine = slice(2, 4) if mesh["data"].get_local_rank() else slice(0, 2)
@@ -132,7 +132,7 @@ def shard_too(parts: Parts, sequence_parallel: bool) -> tensor_cases.Difference:
 def checkpointing_difference(
     parts: Parts, sequence_parallel: bool, recompute: Literal["selective", "full"] | list[str]
 ) -> float:
-    """Return the largest difference that checkpointing makes to a gradient."""
+    """Return the largest gradient difference caused by checkpointing."""
     plain = tensor_cases.split_copy(
         tensor_cases.randomized(parts), sequence_parallel=sequence_parallel
     )
@@ -149,7 +149,7 @@ def checkpointing_difference(
 
 
 def start_on_meta(parts: Parts) -> None:
-    """Split on ``meta``, make it real, and take a step of an optimizer that goes by lists."""
+    """Split on ``meta``, materialize, and run a step of a ``foreach`` optimizer."""
     with torch.device("meta"):
         decoder, names = (
             tensor_cases.build(parts),
@@ -188,7 +188,7 @@ def autocast_difference(parts: Parts, sequence_parallel: bool) -> float:
     return max(difference, tensor_cases.relative(losses[1].detach(), losses[0].detach()))
 
 
-AUTOCAST_TOLERANCE = 0.04  # bfloat16 rounds to 0.004, and a gradient has gone through a dozen
+AUTOCAST_TOLERANCE = 0.04  # a dozen roundings to bfloat16, 0.004 each
 
 LLAMA = Parts()
 SHARED_GROUP = Parts(num_kv_heads=1, qk_norm=RMS_NORM)
@@ -205,7 +205,7 @@ def test_a_layer_costs_two_all_reduces_each_way(two_ranks: Ranks, parts: Parts) 
 def test_a_sliced_layer_has_the_expected_collectives(
     two_ranks: Ranks, parts: Parts, vectors: int
 ) -> None:
-    """Vectors are the norms' and the biases after a sum: each rank has its slice's share."""
+    """Each rank has the gradients of norms and late biases for its slice, which are summed."""
     scatters = {"reduce_scatter_base": 2}
     for forward, backward in two_ranks(count_collectives, parts, True):
         assert forward == {"allgather_base": 2} | scatters
@@ -216,7 +216,7 @@ def test_a_sliced_layer_has_the_expected_collectives(
 def test_gradients_of_replicated_weights_are_summed_in_the_dtype_of_the_reduction(
     four_ranks: Ranks,
 ) -> None:
-    """In bfloat16 256 + 1 is 256; the float32 sum, 259, lies between 258 and 260."""
+    """In bfloat16 256 + 1 is 256; the float32 sum 259 is rounded to 258 or 260."""
     assert four_ranks(summed_in, torch.float32) == [{260.0}] * 4
     assert all(found - {260.0} for found in four_ranks(summed_in, torch.bfloat16))
 

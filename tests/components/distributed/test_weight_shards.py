@@ -1,4 +1,4 @@
-"""Each rank's rows are those that a table says, share the weight's memory, and make a whole."""
+"""Shards have the rows of a table, share the memory of the weight, and add up to it."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from tests.components.distributed.ranks import Ranks
 
 
 class Made(NamedTuple):
-    """One shard: its rows, and what the whole is put together to from all ranks' shards."""
+    """The rows of one shard, and the whole weight gathered from all ranks."""
 
     rows: list[int]
     whole: list[int]
@@ -22,7 +22,7 @@ class Made(NamedTuple):
 
 
 def make(layout: Layout, rows: int, split: bool, placement: str, tied: bool) -> Made:
-    """Make the shard of a weight whose rows, of two numbers each, are numbered from 0."""
+    """Make the shard of a weight with numbered rows of two numbers."""
     mesh = layout_mesh(layout)
     numbers = torch.arange(rows, dtype=torch.float64).repeat_interleave(2).view(rows, 2)
     weight = _placed(numbers, layout, placement)
@@ -75,8 +75,8 @@ DATA = Layout(shard=2)
 REPLICAS = Layout(replicate=2, shard=2)
 BOTH = Layout(shard=2, tensor=2)
 ENDS = Layout(pipeline=2, shard=2)
-# Of a number of rows, split or not, the rows of each rank, and how many ranks hold the same.
-# Tensor ranks halve the rows, data ranks halve the halves; ranks count tensor first.
+# Layout, rows, split or not, placement, the rows of each rank, and the replicas.
+# Tensor ranks halve the rows, then data ranks; tensor is the innermost axis.
 CASES: dict[str, tuple[Layout, int, bool, str, list[list[int]], int]] = {
     "even": (DATA, 4, True, "plain", [[0, 1], [2, 3]], 1),
     "uneven": (DATA, 3, True, "plain", [[0, 1], [2]], 1),
