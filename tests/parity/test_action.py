@@ -1,4 +1,4 @@
-"""``action=parity`` as a user meets it: its layouts, its refusals, what it prints."""
+"""``action=parity``: its layouts, refusals and output."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def layouts(*words: str) -> list[Recipe]:
             "layouts=[{data: 2, tensor: 2}, {pipeline: 3, schedule: gpipe}]",
             ["4 ranks: 2 x 2 x 1", "3 ranks: 1 x 1 x 3"],
         ),
-        # Ranks beside layouts are dealt and proved first.
+        # With both, the layout for the ranks comes first.
         ("cluster.ranks=8 layouts=[{data: 2}]", ["8 ranks: 2 x 2 x 2", "2 ranks: 2 x 1 x 1"]),
     ],
 )
@@ -38,6 +38,8 @@ def test_degrees_follow_from_the_ranks_or_the_ranks_from_the_degrees(
     assert [
         f"{ranks} ranks: {one.data} x {one.tensor} x {one.pipeline}" for ranks, one in degrees
     ] == expected
+    assert found[0].parallelism.sequence_parallel
+    assert ("gpipe" in words) == (found[-1].parallelism.schedule == "gpipe")
 
 
 def test_one_rank_is_not_compared_with_itself() -> None:

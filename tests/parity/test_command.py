@@ -1,4 +1,4 @@
-"""The command itself: one JSON object on standard output, progress elsewhere, exit status 0."""
+"""The command: one JSON object on standard output, progress on standard error."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def test_a_diverging_recipe_fails_with_a_message(
 def test_deepspeed_is_within_tolerance_of_our_engine(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    # Learned positions too: what they return is no tensor, which ZeRO 3 has to be told.
+    # Learned positions do not return a tensor, which ZeRO 3 has to handle.
     layout = "layouts=[{data: 2, engine: deepspeed, zero: 3}]"
     words = ("recipe=gpt3b6", *SMALL[1:], layout, "output=json")
     assert main(["action=parity", *words]) == 0
@@ -119,7 +119,7 @@ def test_a_terminated_command_stops_its_ranks_and_removes_its_files(tmp_path: Pa
     process.communicate(timeout=600)  # closes the pipe too
     assert process.returncode == Status.INTERRUPTED
     assert list(tmp_path.glob("parity-*")) == []
-    for _ in range(10):  # a rank that was just ended may still be on its way
+    for _ in range(10):  # a stopped rank may take a moment to exit
         if not (left := running(str(tmp_path))):
             break
         time.sleep(1)

@@ -1,7 +1,7 @@
-"""A proof finds what is wrong and names it.
+"""A proof detects faults and names them.
 
-One thing is broken in the ranks, never in the one process that they are compared with. The
-ranks are started once and run every mutation in turn: starting is the slow part.
+A fault is planted in the ranks, not in the reference process. The
+ranks are started once and run all mutations, because starting is slow.
 """
 
 import json
@@ -22,7 +22,7 @@ from components.run.folder import create_run_folder
 pytestmark = pytest.mark.long
 
 MUTANT = str(Path(__file__).with_name("mutant.py"))
-# Three steps of two layers: what is wrong is wrong in the first.
+# Three steps of two layers: a fault shows in the first step.
 SMALL = ("model.num_layers=2", "budget.total_tokens=4_608")
 DENSE = ("recipe=teuken7b", *SMALL)
 MIXTURE = ("recipe=mula7b_a1b", *SMALL)
@@ -60,7 +60,7 @@ def begin(recipe: Recipe, folder: Path, data: Path) -> str:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Words, str], Comparison]:
-    """Run all, a reference for dense layouts and one for experts, and compare on request."""
+    """Run all mutations and two references, one dense and one with experts."""
     home = tmp_path_factory.mktemp("mutations")
     references = {layout[0]: to_single_process(recipe_of(layout)) for layout in (DATA, EXPERTS)}
     for name, recipe in references.items():

@@ -31,13 +31,13 @@ from components.train.module import Pretraining
 
 STEP, STEPS = "a later step", 3
 PAUSE_SECONDS = 0.02
-# What a CPU takes within no device does: gloo adds up in a copy, `scatter_` sorts its indices.
+# Only a CPU allocates these: gloo sums in a copy, and `scatter_` sorts its indices.
 IN_PLACE = {"c10d::_reduce_scatter_base_", "aten::scatter_"}
 BY_ONEDNN = "mkldnn._linear_pointwise"
 
 
 class Unhurried(TorchDispatchMode):
-    """Wait between a collective and its end: gloo's threads then let go of it first.
+    """Pause at the end of a collective, so that the threads of gloo free their tensors first.
 
     The profiler sees only what this thread gives back.
     """
@@ -89,7 +89,7 @@ def measure(folder: RunFolder, rank: int) -> None:
 
 
 def by_operator(flops: FlopLedger) -> dict[str, int]:
-    """Count linear maps by oneDNN as what they are elsewhere; the layouts' have no bias."""
+    """Count linear maps of oneDNN as `mm`; the layouts have no biases."""
     found = flops.flops
     if by_onednn := found.pop(BY_ONEDNN, 0):
         found["mm"] += by_onednn
@@ -121,10 +121,10 @@ def is_within(one: dict[str, Any], span: dict[str, Any]) -> bool:
 
 
 def peak_in(step: dict[str, Any], given: list[dict[str, Any]], kept: set[int]) -> int:
-    """Add up what lives, by addresses: the profiler's own total misses what gloo gives back.
+    """Sum live memory by address: the profiler's own total misses memory that gloo frees.
 
-    An address given out again was given back before; and what no tensor held when the step
-    began was too.
+    A reused address was freed before, and memory without a tensor at the start of the step
+    was freed too.
     """
     held: dict[int, int] = {}
     for one in given:
@@ -157,7 +157,7 @@ def connect_and_measure(folder: RunFolder, rank: int, ranks: int) -> None:
 
 def main(words: list[str]) -> None:
     rank, ranks = map(int, words[:2])
-    for path in words[2:]:  # each in a process of its own, where nothing is left of another
+    for path in words[2:]:  # each in a new process without old memory
         folder = RunFolder(Path(path))
         child = get_context("fork").Process(
             target=connect_and_measure, args=(folder, rank, ranks)

@@ -1,4 +1,4 @@
-"""Which ranks stand for which, and what is said of a role beside its plan."""
+"""Roles that represent all ranks, and their comparison with the plan."""
 
 import pytest
 
@@ -25,14 +25,22 @@ EVEN = "parallelism.stage_balance=layers"
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        # Layers, whether it has the ends, its place, and how many ranks it stands for.
-        ((), [((5,), True, False, 0, 32), ((6,), False, False, 1, 320),
-              ((5,), False, True, 11, 32)]),
-        (("parallelism.schedule=zbv", SEVERAL, "model.num_layers=72", EVEN),
-         [((3, 3), True, True, 0, 32), ((3, 3), False, False, 11, 352)]),
+        # Layers, whether it is first and last, its pipeline rank, and the ranks it represents.
+        (
+            (),
+            [
+                ((5,), True, False, 0, 32),
+                ((6,), False, False, 1, 320),
+                ((5,), False, True, 11, 32),
+            ],
+        ),
+        (
+            ("parallelism.schedule=zbv", SEVERAL, "model.num_layers=72", EVEN),
+            [((3, 3), True, True, 0, 32), ((3, 3), False, False, 11, 352)],
+        ),
     ],
     ids=["equal stages are one role", "both ends of a V are on the first"],
-)  # fmt: skip
+)
 def test_roles_stand_for_every_rank(words, expected):
     recipe = compose("bloom176b", "cluster=jean_zay", *words)
     roles = roles_of(recipe)
@@ -77,7 +85,7 @@ def plan() -> Plan:
 
 
 def judge(plan: Plan, **changed: float) -> RoleResult:
-    """Judge what a dry run would write, were the plan of the first rank right."""
+    """Compare the plan of the first rank with itself as a dry run, except for changes."""
     memory, fragmentation = plan.memory.ranks[0], read_software(OURS).memory.fragmentation
     held = {
         "weights": memory.states.weights,

@@ -1,4 +1,4 @@
-"""What layers keep, recomputed by operator or not, is planned: rehearsed at two depths."""
+"""Activations that layers keep equal the plan, rehearsed at two depths."""
 
 from functools import cache
 from typing import Any
@@ -53,14 +53,14 @@ def rehearsed(layers: int, name: str, *words: str) -> tuple[TrainingJob, StepTra
 
 
 def most(found: StepTrace) -> dict[Any, int]:
-    """Return what is held by category when most activations are."""
+    """Return the bytes by category at the peak of activations."""
     peaks = (found.peaks[phase] for phase in ("forward", "backward"))
     categories = [peak.by_category for peak in peaks]
     return max(categories, key=lambda one: one["activations"])
 
 
 def apart_and_planned(name: str, *words: str) -> tuple[dict[Any, float], float]:
-    """Return what each further layer holds, by category, and what is planned for it."""
+    """Return the rehearsed bytes of one layer by category, and the planned bytes."""
     (job, fewer), (_, more) = (rehearsed(depth, name, *words) for depth in DEPTHS)
     layers, before = DEPTHS[1] - DEPTHS[0], most(fewer)
     apart = {key: (held - before[key]) / layers for key, held in most(more).items()}
@@ -97,24 +97,27 @@ def test_activations_of_selective_recomputation_equal_the_plan(case: str) -> Non
     assert apart["casts"] == 0
 
 
+PLAIN = ("model.mlp.gated=false", QK_NORM)
+
+
 @pytest.mark.parametrize(
     "words",
     [
         LATENT,
         (*LATENT, TENSOR),
-        (*LATENT, "data.document_mask=true"),  # by flex
+        (*LATENT, "data.document_mask=true"),  # with flex attention
         (GATE, TENSOR, QK_NORM),
         (SINKS, QK_NORM),
         (ROTARY, TENSOR, QK_NORM),
         (QK_NORM, "model.attention.qk_norm_over=all_heads"),
         (QK_NORM, "model.attention.qk_norm_over=all_heads", TENSOR),
         (QK_NORM, HEAD_NORMS, TENSOR),
-        GEMMA3,  # multiplied queries take the place of those that were turned
+        GEMMA3,  # scaled queries replace the rotated ones
         (QK_NORM, *CLAMPED),
-        *((QK_NORM, "model.mlp.gated=false", f"model.mlp.activation={activation}")
-          for activation in ("xielu", "relu_squared")),
+        (*PLAIN, "model.mlp.activation=xielu"),
+        (*PLAIN, "model.mlp.activation=relu_squared"),
     ],
-)  # fmt: skip
+)
 def test_activations_of_a_layer_equal_the_plan(words: tuple[str, ...]) -> None:
     apart, planned = apart_and_planned("teuken7b", *words, "parallelism.recompute=none")
     assert apart["activations"] == pytest.approx(planned, rel=0.02)
@@ -150,5 +153,5 @@ def test_activations_of_a_leading_dense_layer_equal_the_plan() -> None:
     assert (experts, layers) == (3, 1)
     with_experts, dense_alone = map(layer_bytes_per_token, (other, alike))
     apart = (most(plain)["activations"] - most(found)["activations"]) / job.microbatch_tokens
-    # A difference of two layers that are nearly alike: within a twentieth of one.
+    # The layers are nearly equal, so the tolerance is a twentieth of one layer.
     assert apart == pytest.approx(with_experts - dense_alone, abs=0.05 * dense_alone)

@@ -1,4 +1,4 @@
-"""A part of a step stands for all of it; exchanges between experts, and float8."""
+"""A rehearsal of some microbatches represents a step; expert exchanges, and float8."""
 
 from functools import cache
 
@@ -38,7 +38,7 @@ def some_and_all() -> tuple[StepTrace, StepTrace]:
 def test_the_rehearsed_microbatches_reach_the_peak_of_all(some_and_all):
     some, every = some_and_all
     assert (some.rehearsed, every.rehearsed) == (3, ALL)
-    # All tokens of the step are there from its beginning, and numbers of each microbatch.
+    # All tokens of the step are in memory from its start.
     tokens = 8 * (ALL - 3) * 65
     for phase, peak in every.peaks.items():
         expected = some.peaks[phase].total_bytes + tokens
@@ -86,12 +86,12 @@ def exchanges(found: StepTrace, dtype: str) -> tuple[int, int]:
 @pytest.mark.long
 @pytest.mark.parametrize("overlap", [1, 3])
 def test_overlapped_parts_send_the_same_bytes_in_more_messages(overlap: int) -> None:
-    """128 pairs of token and expert are not divided evenly by three ranks."""
+    """128 pairs of token and expert do not divide evenly over three ranks."""
     shape, found = compose(*EXPERT_WORDS).decoder_spec, rehearsed(overlap)
     layers = shape.num_layers
     calls, sent = exchanges(found, "float32")
-    ways, pairs = 4, 64 * 2  # there and back, forward and backward
-    assert calls == layers * overlap * (ways + 2)  # weights go, and their gradients come
+    ways, pairs = 4, 64 * 2  # to the experts and back, forward and backward
+    assert calls == layers * overlap * (ways + 2)  # weights are sent, and gradients received
     assert sent == layers * pairs * (ways * shape.dim + 2) * 4
     assert found.flops == rehearsed(1).flops
     assert exchanges(found, "int64") == (layers, layers * overlap * 6 * 8)
@@ -99,7 +99,7 @@ def test_overlapped_parts_send_the_same_bytes_in_more_messages(overlap: int) -> 
 
 @pytest.mark.long
 def test_a_bounded_exchange_sends_padding() -> None:
-    """Every rank sends 64 rows, 1.5 times a third of 128, to each of the three."""
+    """Every rank sends 64 rows, 1.5 times a third of 128, to each rank."""
     bounded = rehearsed(1, "parallelism.expert_capacity_factor=1.5")
     shape = compose(*EXPERT_WORDS).decoder_spec
     layers = shape.num_layers
@@ -113,7 +113,7 @@ FLOAT8_WORDS = (
     *("teuken7b", "scale=mini", "model.num_layers=2", "cluster.device=cuda"),
     *("parallelism.microbatch_sequences=1", "budget.sequence_length=64"),
     *("budget.global_batch_tokens=256", "budget.total_tokens=2560", "model.mlp.ffn_dim=832"),
-    "precision.weights=float32",  # as those of float8 are
+    "precision.weights=float32",  # as with float8
 )
 
 

@@ -1,4 +1,4 @@
-"""Memory by category against torch's tracker, and which axis a collective is of."""
+"""Memory by category against torch's tracker, and collectives by axis."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ def test_each_storage_has_the_category_of_its_use() -> None:
     weight = WIDTH * WIDTH * 4
     assert after_forward["weights"] == after_backward["weights"] == weight
     assert after_forward["casts"] == weight / 2
-    # The input and what it was cast to, and the result in two bytes.
+    # The input, its cast, and the result in two bytes.
     assert after_forward["activations"] == ROWS * WIDTH * (4 + 2 + 2)
     assert after_backward["gradients"] == weight
     assert after_backward["casts"] == 0
@@ -81,7 +81,7 @@ def test_a_second_step_has_its_own_peak() -> None:
 
 
 def test_an_emptied_storage_counts_only_when_refilled() -> None:
-    """As FSDP does with gathered weights that autograd keeps."""
+    """FSDP does this with gathered weights that autograd saves."""
     with FakeTensorMode():
         found = []
         with MemoryLedger([]) as ledger:
@@ -94,7 +94,7 @@ def test_an_emptied_storage_counts_only_when_refilled() -> None:
             del gathered, kept
             found.append(ledger.held["activations"])
             ledger.record_peak()
-        torch.empty(4).untyped_storage().resize_(0)  # nobody watches any more
+        torch.empty(4).untyped_storage().resize_(0)  # after the ledger has ended
     assert found == [0, 1_000, 0, 0]
     assert ledger.peaks["forward"].total_bytes == 1_000
 

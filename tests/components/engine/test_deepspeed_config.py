@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON follows from the recipe, key by key."""
+"""DeepSpeed's configuration is derived from the recipe, key by key."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's engine computes what ours does, and either goes on from the other's files."""
+"""DeepSpeed's engine equals ours, and each resumes from checkpoints of the other."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ ADEMAMIX = (
     *("optimizer.alpha_warmup_tokens=0", "optimizer.beta3_warmup_tokens=0"),
 )
 BFLOAT16 = ("precision.compute=bfloat16", "precision.loss_scale=none")
-# The scale is near what gradients bear: some steps overflow, after others it grows.
+# With a scale near the limit some steps overflow, and after others it grows.
 FLOAT16 = (
     "precision.compute=float16",
     "precision.loss_scale={initial: 1048576.0, window: 3, hysteresis: 2, minimum: 1.0}",
@@ -35,7 +35,7 @@ LOW = [
     (*BFLOAT16, "parallelism.zero=3", "precision.reduce=bfloat16"),
 ]
 
-# Each has its own way to drop gradients: so has offload to the host, and a loss scale.
+# Each ZeRO stage drops gradients differently, as do offloading and a loss scale.
 REFUSING = [*STAGES[:2], STAGES[3], STAGES[4], (*FLOAT16, "parallelism.zero=2")]
 
 
@@ -117,9 +117,9 @@ def test_float16_skips_overflows_and_scales_by_our_rule(ranks: Ranks, zero: int)
 
 
 def test_a_device_without_float16_is_refused_with_a_remedy(ranks: Ranks) -> None:
-    for said in ranks(deepspeed_cases.refuse_float16, *FLOAT16, "parallelism.zero=1"):
-        assert said.startswith("precision.compute: DeepSpeed does not support float16")
-        assert "parallelism.engine=mesh" in said
+    for message in ranks(deepspeed_cases.refuse_float16, *FLOAT16, "parallelism.zero=1"):
+        assert message.startswith("precision.compute: DeepSpeed does not support float16")
+        assert "parallelism.engine=mesh" in message
 
 
 def test_creating_an_engine_leaves_torch_unchanged(ranks: Ranks) -> None:

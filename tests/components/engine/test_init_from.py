@@ -1,4 +1,4 @@
-"""Of the ranks of a stage one reads the folder that a run begins with; all have its bits."""
+"""One rank of a stage reads the initial weights of a run from a folder, for all ranks."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ State = dict[str, Tensor]
 
 
 def begin(words: list[str]) -> tuple[State, int, State]:
-    """Build this rank's model; return it, how many tensors it read, and the whole."""
+    """Build this rank's model; return its weights, the count of reads, and expected weights."""
     recipe = compose_recipe(read_point(words))
     mesh = build_mesh("cpu", recipe.parallelism)
     names: list[str] = []
@@ -67,12 +67,12 @@ TINY = [
     *("recipe=teuken7b", "scale=mini", "cluster.ranks=4", "model.dim=32", "model.num_layers=2"),
     *(f"model.attention.{word}" for word in HEADS),
 ]
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # DTensor's, while it gathers
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of DTensor, while it gathers
 
 
 @pytest.fixture
 def words(tmp_path: Path) -> list[str]:
-    """Write a folder of random weights, and ask for them."""
+    """Write a folder with random weights; return a recipe that starts from it."""
     recipe = compose_recipe(read_point(TINY))
     section, target = to_plain(recipe.model), tmp_path / "weights"
     features = read_decoder(section)

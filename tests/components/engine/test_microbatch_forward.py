@@ -1,4 +1,4 @@
-"""Documents of packed tokens, and the random streams that a microbatch's dropout draws from."""
+"""Document numbers of packed tokens, and the dropout seeds of a microbatch."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def forward_of(mesh: Mesh, recipe: Recipe = RECIPE, eod_id: int = 0) -> StageFor
 
 
 def seeds(mesh: Mesh, microbatches: int, *, step: int = 3) -> list[int]:
-    """Seed one layer in each of this rank's microbatches."""
+    """Return the seed of one layer in each microbatch of this rank."""
     compute = forward_of(mesh)
     compute.start_step(step, microbatches)
     found = []
@@ -123,7 +123,7 @@ def test_a_step_averages_over_counted_targets_and_evaluation_over_all(
     recipe = mini(*MASKED)
     decoder = build_decoder(Parts(z_loss=z_loss)).double()
     batch = torch.randint(0, 60, (3, 2, 17), generator=torch.Generator().manual_seed(1))
-    batch[0, :, ::3] = 7  # where documents end; the microbatches count other numbers
+    batch[0, :, ::3] = 7  # end of documents; microbatches have different counts
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     compute = forward_of(mesh_of(1), recipe, eod_id=7)
     compute.start_step(0, 3)
@@ -154,7 +154,7 @@ def test_targets_weigh_the_same_on_ranks_with_different_counts(
 ) -> None:
     recipe = in_precision(mini("data.loss_after_eod=false"), "float64")
     few, many = torch.full((1, 1, 501), 7), torch.arange(501).view(1, 1, -1) % 50 + 8
-    few[..., -2] = 8  # the only token that ends no document
+    few[..., -2] = 8  # the only counted target
     tree = recipe.model_dump(mode="json")
     for loss, gradient in two_ranks(count_unequally, tree, [few, many], 7):
         assert loss < 1e-12
@@ -162,7 +162,7 @@ def test_targets_weigh_the_same_on_ranks_with_different_counts(
 
 
 class Recording(Decoder):
-    """Stand for a stage, and keep the masks that it gets."""
+    """A stage that records the masks it gets."""
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
@@ -177,7 +177,7 @@ class Recording(Decoder):
 
 
 def test_stages_of_a_rank_share_the_mask_of_a_microbatch() -> None:
-    """Stages take turns; of a microbatch that all of them have had nothing is held."""
+    """Stages alternate; a mask is freed after all stages of the rank have used it."""
     layout = ["pipeline=2", "schedule=interleaved", "stages_per_rank=2"]
     words = [f"parallelism.{one}" for one in layout]
     recipe = mini("data.document_mask=true", "cluster.ranks=2", *words)
@@ -195,7 +195,7 @@ def test_stages_of_a_rank_share_the_mask_of_a_microbatch() -> None:
             numbers = number_documents(tokens[:, :-1], 0)
             assert torch.equal(once.build_dense_mask(slice(None), 8)[:, 0], seen_in(numbers))
         assert compute._masks == {}
-        # A pass that ended early leaves a mask, which is no other rows'.
+        # An aborted pass leaves a mask, which other rows must not use.
         compute(first, (rows[0][:, :-1],), rows[0], 0)
         compute(second, (rows[1][:, :-1],), rows[1], 0)
     assert first.masks[-1] is not second.masks[-1]

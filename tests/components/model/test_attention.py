@@ -43,7 +43,7 @@ def by_formula(
     scope: AttentionContext,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Mix by softmax(q k / sqrt(width) - slope (i - j)), of what is seen, pair by pair."""
+    """Compute softmax(q k / sqrt(width) - slope (i - j)) over the visible pairs."""
     slopes, numbers = scope.encoding.slopes, DOCUMENTS
     key, value = (each.repeat_interleave(HEADS // each.shape[1], 1) for each in (key, value))
     scores = query @ key.mT / math.sqrt(WIDTH)
@@ -145,7 +145,7 @@ def test_torch_uses_only_the_listed_kernels(kernel: Backend) -> None:
 def test_flex_applies_dropout_after_the_softmax(
     kv_heads: int, slopes: bool, documents: bool, sinks: Tensor | None
 ) -> None:
-    """Which weights are dropped is read off values that are the unit matrix."""
+    """The values are the unit matrix, so the output shows the dropped weights."""
     scope, (query, key, value) = scope_of(slopes, documents), heads_of(kv_heads)
     core = AttentionCore(dropout=0.25, backends=BACKENDS)
     unit = torch.eye(LENGTH).double().expand(2, kv_heads, -1, -1)
@@ -178,9 +178,9 @@ def test_flex_applies_dropout_after_the_softmax(
 def test_both_passes_of_flex_dropout_get_a_gradient(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What torch makes for a GPU multiplies by it without asking whether it is None."""
+    """Torch's GPU code multiplies by this gradient without checking for None."""
     upstream: list[Tensor | None] = []
-    importlib.import_module("torch.utils.flop_counter")  # it asks for the operator itself
+    importlib.import_module("torch.utils.flop_counter")  # it imports the operator
     operators = importlib.import_module("torch._higher_order_ops.flex_attention")
     plain = operators.flex_attention_backward
 
@@ -201,16 +201,16 @@ def test_dropout_of_flex_differs_by_row_head_and_pass() -> None:
     zeros, unit = torch.zeros(2, 2, LENGTH, WIDTH), torch.eye(LENGTH).expand(2, 2, -1, -1)
     scope = build_scope(length=LENGTH)
     passes = [core(zeros, zeros, unit, scope, first_head=0) != 0 for _ in range(2)]
-    kept = torch.stack(passes).flatten(0, 2)[:, LENGTH // 2 :]  # long enough to be unlike
+    kept = torch.stack(passes).flatten(0, 2)[:, LENGTH // 2 :]  # rows long enough to differ
     rows = kept[:, :, : LENGTH // 2].flatten(0, 1).double() - 0.5
     alike = (rows @ rows.T).fill_diagonal_(0) / rows.shape[1] * 4
     assert alike.abs().max() < 0.75
     assert alike.mean().abs() < 1e-3
-    # Nor do neighbouring keys fall together.
+    # Neighboring keys are independent, too.
     assert (rows[:, 1:] * rows[:, :-1]).mean().abs() * 4 < 0.02
 
 
-# Documents of any length, none longer than what is left; context ranks of any odd chunk.
+# Lengths of documents in a row.
 PARTS = st.lists(st.integers(1, 200), min_size=1, max_size=6)
 
 
@@ -259,7 +259,7 @@ def _grid(batch: int, seen: Tensor) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _whole(blocks: Any) -> Tensor:
-    """Return which blocks need no look at the mask, (batch, 1, rows, columns)."""
+    """Return which blocks are fully visible, (batch, 1, rows, columns)."""
     counts, columns = blocks.full_kv_num_blocks, blocks.full_kv_indices
     taken = torch.arange(columns.shape[-1]) < counts[..., None]
     found = torch.zeros_like(columns, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Attention with parts of newer models against the classes of ``transformers``."""
+"""Attention of newer models against the classes of ``transformers``."""
 
 import copy
 from contextlib import nullcontext
@@ -52,7 +52,7 @@ def scope_of(spec: RotarySpec, window: int | None = None) -> AttentionContext:
 
 
 def renamed(named: Named) -> Named:
-    """Give our tensors their names."""
+    """Rename our tensors to theirs."""
     return {
         ".".join(MAPS.get(part, part) for part in name.split(".")): tensor
         for name, tensor in named.items()

@@ -1,4 +1,4 @@
-"""Experts in compiled layers: one graph, however the tokens fall on them."""
+"""Experts in compiled layers use one graph for any distribution of tokens."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ def _forget_what_was_compiled() -> Iterator[None]:
 
 
 def falling_on(favourites: Sequence[int]) -> Tensor:
-    """Draw tokens that prefer these experts, for a router whose weight is the unit matrix."""
+    """Draw tokens that prefer these experts; the router weight is the unit matrix."""
     hidden = torch.rand(1, TOKENS, DIM)
     hidden[:, :, list(favourites)] += 3
     return hidden.requires_grad_()
@@ -94,7 +94,7 @@ def test_compiled_experts_keep_losses_gradients_and_router_counts(
     checkpoint_activations(model, recompute, compiled=True)
     compile_layers(model, "layers", recompute=recompute)
     compare(plain, model, torch.randint(61, (2, 19)))
-    # A CPU has no grouped products: a graph ends at experts and another follows.
+    # Without grouped products on a CPU the graph is split at the experts.
     assert counters["stats"]["unique_graphs"] == 2
 
 
@@ -106,7 +106,7 @@ def test_a_recomputed_compiled_layer_keeps_the_first_record() -> None:
     records: list[None] = []
 
     def forward(given: Tensor) -> Tensor:
-        experts.routing = None  # as a graph does, which cannot ask: it writes
+        experts.routing = None  # like a graph, which can only write it
         records.append(None)
         return given.square()
 

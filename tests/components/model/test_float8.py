@@ -1,4 +1,4 @@
-"""Linear maps in float8, against rounding written here by hand, and what stays as it was."""
+"""Linear maps in float8 against handwritten rounding, and unchanged parts."""
 
 import copy
 import subprocess
@@ -19,7 +19,7 @@ from components.model.linear import ResidualLinear
 LARGEST = 448.0  # of e4m3: 1.75 x 2**8
 TOKENS, INPUTS, OUTPUTS = 24, 64, 48
 
-pytestmark = pytest.mark.filterwarnings(  # torch's own import of Triton's compiler
+pytestmark = pytest.mark.filterwarnings(  # from torch's import of Triton
     "ignore:.torch.jit.script_method."
 )
 
@@ -33,7 +33,7 @@ class Model(nn.Module):
 
 
 def rounded(values: Tensor, dim: int | None) -> Tensor:
-    """Round to e4m3 under a scale of a power of two: one of each row, or one of all."""
+    """Round to e4m3 with a power of two as scale, per row or for all values."""
     wide = values.double().abs()
     largest = wide.max() if dim is None else wide.amax(dim, keepdim=True)
     scale = 2.0 ** torch.floor(torch.log2(LARGEST / largest))
@@ -41,7 +41,7 @@ def rounded(values: Tensor, dim: int | None) -> Tensor:
 
 
 def nearest_e4m3(values: Tensor) -> Tensor:
-    """Round to 3 bits after the leading one, to even; below 2**-6 in steps of 2**-9."""
+    """Round to 3 mantissa bits, half to even; below 2**-6 in steps of 2**-9."""
     exponent = torch.floor(torch.log2(values.abs().clamp(min=1e-300))).clamp(min=-6)
     step = 2.0 ** (exponent - 3)
     return torch.round(values / step) * step
@@ -49,7 +49,7 @@ def nearest_e4m3(values: Tensor) -> Tensor:
 
 @pytest.fixture
 def drawn() -> tuple[Model, Tensor, Tensor]:
-    """Rows of very different sizes, so that scales matter."""
+    """Draw rows of very different sizes, so that scales matter."""
     torch.manual_seed(5)
     model = Model()
     sizes = torch.logspace(-3, 3, TOKENS)[:, None]
@@ -59,7 +59,7 @@ def drawn() -> tuple[Model, Tensor, Tensor]:
 
 
 def passed(model: Model, inputs: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Go forward and backward; return output, input's gradient, weight's gradient."""
+    """Return the output and the gradients of inputs and weight."""
     inputs.grad = None
     model.zero_grad()
     with torch.autocast(inputs.device.type, torch.bfloat16, cache_enabled=False):
@@ -79,7 +79,7 @@ def test_output_and_gradients_equal_products_of_rounded_operands(
     float8_layers(model, emulates=True)
     output, gradient, weight_gradient = passed(model, inputs, upstream)
     by_hand = rounded(inputs.detach(), 1) @ rounded(weight, 1).T
-    # Sums in float32 and float64 may round to neighbours in bfloat16.
+    # Sums in float32 and float64 may round to adjacent bfloat16 numbers.
     exact = by_hand.bfloat16().double() + bias.bfloat16()
     torch.testing.assert_close(output.double(), exact, rtol=2**-7, atol=2**-7)
     by_hand = rounded(upstream, 1) @ rounded(weight, None)
@@ -104,7 +104,7 @@ def test_the_error_is_as_large_as_the_mantissa_implies(
         ((found - right).norm(dim=-1) / right.norm(dim=-1)).mean().item()
         for found, right in zip(passed(model, inputs, upstream), exact, strict=True)
     ]
-    # A rounding to 4 bits is off by up to 1/16, evenly by 1/16/sqrt(3), and two meet.
+    # Rounding to 4 bits has an error of up to 1/16, 1/16/sqrt(3) on average, and two add up.
     assert 0.02 < errors[0] < 0.05
     assert 0.02 < errors[1] < 0.05
     assert errors[2] == 0

@@ -1,4 +1,4 @@
-"""Initial values: what they depend on, what they do not, and how they are distributed."""
+"""Initial values: their dependence on seed, name and layout, and their distribution."""
 
 from functools import partial
 from typing import Any, Literal
@@ -60,7 +60,7 @@ def test_a_model_from_meta_has_the_initial_values_of_one_in_memory() -> None:
     with torch.no_grad():
         for parameter in empty.parameters():
             parameter.fill_(torch.nan)
-    torch.manual_seed(99)  # the global generator has no say
+    torch.manual_seed(99)  # the global generator has no effect
     draw_weights(empty, seed=7)
     theirs = dict(empty.named_parameters())
     assert all(torch.equal(value, theirs[name]) for name, value in drawn().named_parameters())

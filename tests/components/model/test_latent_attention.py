@@ -54,7 +54,7 @@ def scope_of(
 
 
 def reference(ours: LatentAttention, scaled: bool = False) -> DeepseekV3Attention:
-    """Its channels that rotate lie as ours do: halves, not pairs."""
+    """Rotated channels are in halves, like ours, not in pairs."""
     config = DeepseekV3Config(
         hidden_size=DIM,
         num_attention_heads=HEADS,

@@ -1,4 +1,4 @@
-"""Layers of a pattern: parts, names, counts, documents and first values."""
+"""Layers of a pattern: parts, names, counts, documents and initial values."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Products through oneDNN against torch's in double precision, and what does not go there."""
+"""Products of oneDNN against torch's in double precision, and cases without oneDNN."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,9 +25,9 @@ from components.model.linear import (
 )
 from tests.components.model.comparison import relative_difference
 
-# Sums of some hundred float32 products, in any order.
+# Sums of a few hundred float32 products in any order.
 TOLERANCE = 2e-6
-needs_kernels = pytest.mark.skipif(  # oneDNN is not asked on other processors
+needs_kernels = pytest.mark.skipif(  # other processors do not use oneDNN
     not goes_to_onednn(torch.ones(1, 1), torch.ones(1, 1)),
     reason="oneDNN is asked for products on processors with AVX-512",
 )
@@ -40,7 +40,7 @@ def wide_and_leaf(*shape: int) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Draw the same numbers whatever ran before: a sum near 0 has few exact digits."""
+    """Draw fixed numbers, because a sum near 0 has few exact digits."""
     torch.manual_seed(0)
 
 
@@ -79,7 +79,7 @@ def test_strided_operands_and_gradients_change_no_result(stride: str) -> None:
     exact, ours = zip(wide_and_leaf(8, 18), wide_and_leaf(5, 18), strict=True)
     expected, mapped = (apply_linear(*map(strided, sides)) for sides in (exact, ours))
     assert_close(mapped, expected)
-    # The gradient of a sum is one number, repeated by a stride of zero.
+    # The gradient of a sum is one number with strides of zero.
     gradients = torch.autograd.grad(mapped.sum(), ours)
     for one, other in zip(gradients, torch.autograd.grad(expected.sum(), exact), strict=True):
         assert_close(one, other)
@@ -114,7 +114,7 @@ def test_narrow_products_are_added_to_a_wide_sum_in_slices(
 def test_a_device_without_the_kernel_does_not_add_to_a_wide_sum(
     has: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the first kernels did, and as a CPU does that has none."""
+    """Early kernels refused it, and a CPU has no kernel."""
     monkeypatch.setattr(linear_module, "has_kernel", lambda operator, device: has)
     assert not adds_wide.__wrapped__("cpu", torch.bfloat16)
 
@@ -157,7 +157,7 @@ def test_a_backward_pass_computes_only_the_requested_gradients(
 
 
 def test_separate_passes_for_activations_and_weights_cost_as_much_as_one() -> None:
-    """As torch's schedules without a bubble take them, of a stage of three maps."""
+    """Torch's zero-bubble schedules compute them like this; the stage has three maps."""
     stage = torch.nn.Sequential(*(Linear(16, 16) for _ in range(3)))
     inputs = torch.randn(4, 16, requires_grad=True)
     together = counted(lambda: torch.autograd.backward(stage(inputs).sum())) - forward_flops(3)

@@ -14,7 +14,7 @@ from tests.components.model.comparison import gradient_of, relative_difference
 
 @pytest.fixture(params=[(1, 1), (4, 30), (256, 2**20)])
 def _block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Go token by token, a few tokens at a time, and at once."""
+    """Use blocks of one token, of a few tokens, and of all."""
     monkeypatch.setitem(BLOCKS, "cpu", Blocks(*request.param))
 
 
@@ -35,7 +35,7 @@ def leaves(*shape: int, dim: int, rows: int, precision: torch.dtype) -> tuple[Te
 def test_loss_and_gradients_equal_torch_for_every_block_size(
     cap: float | None, kept: float, z_loss: float
 ) -> None:
-    """The z-loss is that of OLMo-core's cross_entropy_loss, over the number of all targets."""
+    """The z-loss equals OLMo-core's cross_entropy_loss, divided by all targets."""
     hidden, weight = leaves(3, 7, dim=5, rows=13, precision=torch.float64)
     targets, counted = torch.randint(13, (3, 7)), torch.rand(3, 7) < kept
     logits = F.linear(hidden, weight).flatten(0, 1)
@@ -43,18 +43,18 @@ def test_loss_and_gradients_equal_torch_for_every_block_size(
         logits = cap * torch.tanh(logits / cap)
         found = Readout(cap=cap)(hidden, weight, None)
         torch.testing.assert_close(found.flatten(0, 1), logits)
-    left = targets.masked_fill(~counted, -100).flatten()  # which torch's own ignores
+    left = targets.masked_fill(~counted, -100).flatten()  # ignored by torch
     penalty = z_loss * logits.logsumexp(-1).square()[counted.flatten()].sum() / 21
     total = F.cross_entropy(logits, left, reduction="sum") / 21 + penalty
     expected = torch.autograd.grad(2.5 * total, (hidden, weight))
     which = counted if kept < 1 else None
-    loss, told = penalized_cross_entropy(
+    loss, reported = penalized_cross_entropy(
         hidden, weight, targets, counted=which, cap=cap, z_loss=z_loss
     )
-    assert (told is None) == (not z_loss)
-    if told is not None:
-        assert not told.requires_grad
-        torch.testing.assert_close(told, penalty)
+    assert (reported is None) == (not z_loss)
+    if reported is not None:
+        assert not reported.requires_grad
+        torch.testing.assert_close(reported, penalty)
     torch.testing.assert_close(loss, total)
     torch.testing.assert_close(torch.autograd.grad(2.5 * loss, (hidden, weight)), expected)
 
@@ -102,7 +102,7 @@ def test_low_precision_is_as_exact_as_torch(
 
 
 def test_float16_gradients_survive_many_tokens_and_rows() -> None:
-    """A probability over the number of tokens would be zero in float16."""
+    """A probability divided by the number of tokens would be zero in float16."""
     hidden, weight = (
         part.detach() for part in leaves(2_048, dim=4, rows=4_096, precision=torch.float16)
     )

@@ -1,4 +1,4 @@
-"""The experts against transformers' sparse block, and what reaches each of them."""
+"""Experts against transformers' sparse block, and their routing."""
 
 import math
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from components.model import moe
 from components.model.moe import Experts
 from tests.components.model.specs import experts_spec
 
-# Rows of whole 16 bytes also in bfloat16, which `grouped_mm` asks for.
+# `grouped_mm` needs rows of a multiple of 16 bytes, also in bfloat16.
 DIM, FFN_DIM, NUM_EXPERTS, TOP_K = 24, 16, 7, 3
 
 
@@ -65,7 +65,7 @@ def reference_block(ours: Experts) -> OlmoeSparseMoeBlock:
 
 
 def one(gradient: Tensor | None) -> Tensor:
-    """Take for granted that a gradient is there."""
+    """Return a gradient that must exist."""
     assert gradient is not None
     return gradient
 
@@ -81,6 +81,13 @@ def test_no_token_is_dropped_if_one_expert_gets_all_tokens() -> None:
     inner = F.silu(hidden @ part.gate.weight[5].T) * (hidden @ part.up.weight[5].T)
     share = math.exp(3.0) / (math.exp(3.0) + 15)
     torch.testing.assert_close(part(hidden), share * (inner @ part.down.weight[5].T))
+
+
+def test_a_single_expert_equals_a_dense_mlp() -> None:
+    part = experts(num_experts=1, top_k=1)
+    hidden = torch.randn(2, 4, DIM)
+    gate, up, down = (part.get_parameter(f"{n}.weight")[0].T for n in ("gate", "up", "down"))
+    torch.testing.assert_close(part(hidden), (F.silu(hidden @ gate) * (hidden @ up)) @ down)
 
 
 def test_uniform_routing_rotates_through_the_experts() -> None:
@@ -108,7 +115,7 @@ def test_the_grouped_path_reads_no_values_and_so_runs_on_fake_tensors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(moe, "has_grouped_kernel", lambda device: True)
-    # In bfloat16, the only type that torch can fake a grouped product in.
+    # Torch has a fake grouped product only for bfloat16.
     with FakeTensorMode(), torch.autocast("cpu", dtype=torch.bfloat16):
         part = experts()
         mixed = part(torch.randn(2, 8, DIM))

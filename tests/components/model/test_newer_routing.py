@@ -1,4 +1,4 @@
-"""Sigmoid scores, groups, biases and a shared expert, against DeepSeek-V3's of transformers."""
+"""Sigmoid scores, groups, biases and a shared expert against DeepSeek-V3 of transformers."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ DEEPSEEK |= {"shared_ffn_dim": 2 * FFN_DIM, "balance_rate": 0.125, "auxiliary_lo
 
 
 def deepseek(**changes: Any) -> Experts:
-    """Biases as large as scores, so that they decide."""
+    """Make experts with biases as large as the scores, so that they matter."""
     part = experts(**DEEPSEEK | changes)
     bias_of(part).copy_(torch.randn(NUM_EXPERTS))
     return part
@@ -97,7 +97,7 @@ def test_the_load_of_microbatches_adds_up_and_evaluation_adds_nothing() -> None:
 
 
 def test_biases_balance_a_biased_router_over_time() -> None:
-    """Of inputs that stay the same, without any gradient."""
+    """The inputs are fixed and there is no gradient."""
     part, hidden = experts(**DEEPSEEK | {"balance_rate": 0.002}), torch.randn(8, 64, DIM)
     with torch.no_grad():
         part.router.weight.mul_(0.3)

@@ -1,4 +1,4 @@
-"""muP and CompleteP beside what their authors' code does, restated from shapes alone."""
+"""muP and CompleteP against their authors' code, restated for shapes."""
 
 import math
 from collections import Counter
@@ -28,7 +28,7 @@ LR, EPS, DECAY = 0.25, 2.0**-20, 0.125
 
 
 def recipe_of(name: str, parametrization: dict[str, Any] | None = None) -> Recipe:
-    """Make a narrow recipe, of 64 channels and four layers."""
+    """Make a narrow recipe with 64 channels and four layers."""
     plain = "model.initialization.residual=plain"
     words = (f"recipe={name}", "scale=parity", "precision.compute=float32", plain)
     tree = compose_recipe(read_point(words)).model_dump(mode="json")
@@ -49,7 +49,7 @@ def tokens(recipe: Recipe) -> torch.Tensor:
 
 
 def trained(recipe: Recipe) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Take three steps; return the logits before them and the weights after."""
+    """Return the initial logits and the weights after three steps."""
     decoder, rows = drawn(recipe), tokens(recipe)
     optimizer = build_optimizer(recipe, decoder, list(decoder.named_parameters()))
     logits = decoder(rows[:, :-1]).detach()
@@ -92,7 +92,7 @@ def groups_of(recipe: Recipe) -> dict[str, tuple[float, float, float]]:
 
 
 def grown_sides(base: Recipe, wide: Recipe) -> dict[str, tuple[int, float]]:
-    """Count the sides of each parameter that grow, and how much its inputs do."""
+    """Count the growing sides of each parameter, and the growth of its inputs."""
     shapes = [
         {name: one.shape for name, one in build_node(recipe.model, "model").named_parameters()}
         for recipe in (base, wide)
@@ -115,7 +115,7 @@ def test_rates_and_decays_equal_microsofts_muadamw(name: str) -> None:
         kinds[sides] += 1
         if sides == 2:
             assert (lr, decay) == (LR / inputs, DECAY * inputs) == (LR / 4, DECAY * 4), weight
-        elif "router" not in weight:  # there it has a readout's multiplier, we have none
+        elif "router" not in weight:  # theirs is a readout with a multiplier
             assert (lr, decay) == (LR, before), weight
     assert {*kinds} == {1, 2}
 
@@ -202,7 +202,7 @@ def test_multipliers_equal_a_plain_model_with_scaled_weights(name: str) -> None:
 
 
 def test_fixed_multipliers_change_neither_first_weights_nor_updates() -> None:
-    """Branches and ends are multiplied as by CompleteP; the optimizer is that without."""
+    """Multipliers equal CompleteP's; the optimizer is the plain one."""
     fixed = {"embedding_multiplier": 3.0, "branch_multiplier": 0.5, "output_multiplier": 2.5}
     multipliers = {"_target_": "components.model.parametrization.Multipliers"} | fixed
     recipe, plain = recipe_of(DENSE, multipliers | {"_partial_": True}), recipe_of(DENSE)

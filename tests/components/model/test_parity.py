@@ -148,7 +148,7 @@ def test_logits_and_gradients_equal_those_of_an_independent_olmo(tied: bool) -> 
         num_attention_heads=6,
         num_key_value_heads=3,
         tie_word_embeddings=tied,
-        pad_token_id=None,  # they stop the gradient of that row, which no text ever asks for
+        pad_token_id=None,  # its row would get no gradient
     )
     config._attn_implementation = "eager"
     theirs = OlmoForCausalLM(config)

@@ -1,4 +1,4 @@
-"""Positions, MLPs and clamped gates against formulas and published classes."""
+"""Norms, positions, MLPs and clamped gates against formulas and published classes."""
 
 import math
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from transformers import GptOssConfig, SmolLM3Config
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 
 from components.config.model_spec.feed_forward import ExpertsSpec
+from components.config.model_spec.norms import NormSpec
 from components.config.model_spec.positions import InterleavedRotarySpec, OrderSpec, RotarySpec
 from components.model.mlp import MLP, XIELU, SwiGLU
 from components.model.moe import Experts
@@ -30,7 +31,7 @@ Part = TypeVar("Part")
 
 
 def one(part: Part | None) -> Part:
-    """Take for granted that an optional part is there."""
+    """Return an optional part that must exist."""
     assert part is not None
     return part
 
@@ -39,6 +40,18 @@ def rotation_of(length: int, *, head_dim: int, base: float) -> Rotation:
     rotary = Rotary(RotarySpec(base=base), dim=head_dim, num_heads=1, head_dim=head_dim)
     encoding: PositionEncoding = rotary(torch.arange(length))
     return one(encoding.rotation)
+
+
+@pytest.mark.parametrize("center", [False, True], ids=["RMSNorm", "LayerNorm"])
+def test_a_norm_equals_its_formula(center: bool) -> None:
+    norm = Norm(NormSpec(eps=0.1, center=center, weight=True, bias=center), dim=5)
+    for parameter in norm.parameters():
+        torch.nn.init.uniform_(parameter)
+    hidden = torch.randn(2, 3, 5, dtype=torch.float64)
+    centered = hidden - hidden.mean(-1, keepdim=True) if center else hidden
+    scaled = centered / (centered.square().mean(-1, keepdim=True) + 0.1).sqrt()
+    expected = scaled * one(norm.weight) + (one(norm.bias) if center else 0)
+    torch.testing.assert_close(norm(hidden.float()), expected.float())
 
 
 def test_rotary_rotates_channel_pairs_by_position_times_frequency() -> None:
@@ -75,7 +88,7 @@ def test_a_model_without_positions_has_an_empty_encoding() -> None:
 
 
 def tensors_saved(forward: Callable[[], Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Return what a forward pass saves, and its result."""
+    """Return the saved tensors of a forward pass and its result."""
     saved: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -116,7 +129,7 @@ def test_an_mlp_equals_its_formula_plain_and_gated(activation: str) -> None:
 
 
 def test_a_bare_norm_of_each_head_is_the_same_before_and_after_rotation() -> None:
-    """So nanochat's, which comes after, needs no order of its own."""
+    """Nanochat normalizes after rotation, which is therefore equal."""
     norm = Norm(RMS_NORM.model_copy(update={"weight": False}), dim=6)
     heads, turn = torch.randn(1, 9, 2, 6).double(), rotation_of(9, head_dim=6, base=100.0)
     torch.testing.assert_close(turn(norm(heads)), norm(turn(heads)), rtol=1e-6, atol=1e-6)

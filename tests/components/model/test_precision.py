@@ -1,4 +1,4 @@
-"""The residual stream under autocast: in the products' precision, and as right as it can be."""
+"""The residual stream under autocast is bfloat16 and as exact as a reference."""
 
 import copy
 
@@ -65,10 +65,10 @@ def test_logits_are_as_exact_as_the_logits_of_a_bfloat16_llama() -> None:
 
 
 def test_activations_of_bfloat16_take_about_half_the_bytes() -> None:
-    # A CPU has a fused kernel of LayerNorm, and none of RMSNorm.
+    # A CPU has a fused kernel for LayerNorm but not for RMSNorm.
     model = randomized(small_decoder(num_layers=4, norm=LAYER_NORM))
     tokens = torch.randint(61, (4, 64))
     wide = saved_bytes(model, lambda: model.compute_loss(tokens, tokens))
     with autocast():
         narrow = saved_bytes(model, lambda: model.compute_loss(tokens, tokens))
-    assert narrow < 0.65 * wide  # casts of weights are kept too
+    assert narrow < 0.65 * wide  # casts of weights are saved too

@@ -1,6 +1,5 @@
 """Windows by layer: what a query sees, who shares it, and how its layers are turned."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -24,9 +23,8 @@ from tests.components.model.comparison import randomized, relative_difference
 from tests.components.model.flex_on_cpu import flex_on_cpu
 from tests.components.model.mixers.builders import build_scope
 from tests.components.model.specs import ROTARY, small_decoder
-from tests.components.model.test_masks import masks_made, packed
+from tests.components.model.test_masks import packed
 
-Build = Callable[..., Decoder]
 LENGTH = 20
 YARN = YarnScalingSpec(factor=4.0, original_tokens=8, beta_fast=1.0, beta_slow=0.03)
 
@@ -92,7 +90,7 @@ def test_flex_and_dense_masks_agree_in_every_layer(
 
 
 def test_windows_of_all_layers_add_up() -> None:
-    """Two layers with windows of 4 and 6 reach 3 + 5 tokens back, and no further."""
+    """Two layers with windows of 4 and 6 reach 3 + 5 tokens back."""
     model = randomized(small_decoder(windows=(4, 6)))
     tokens = torch.randint(61, (1, LENGTH))
     changed = tokens.clone()
@@ -116,7 +114,7 @@ def test_a_window_as_long_as_the_sequence_is_plain_attention() -> None:
 
 
 def masks_given(model: Decoder, tokens: Tensor) -> list[bool]:
-    """Say of each layer whether its kernel got no mask."""
+    """Return for each layer whether its kernel got no mask."""
     plain = []
 
     def noted(*given: Tensor, mask: Tensor | None, **named: object) -> Tensor:
@@ -128,17 +126,6 @@ def masks_given(model: Decoder, tokens: Tensor) -> list[bool]:
     return plain
 
 
-def test_layers_with_the_same_window_share_one_mask() -> None:
-    windows = [5, 5, "full", 7]
-    model = randomized(small_decoder(positions=AlibiSpec(), num_layers=8, windows=windows))
-    tokens = torch.randint(61, (2, LENGTH))
-    mask = model.build_mask(tokens, packed([[5, 15], [9, 11]]))
-    _, made = masks_made(model, tokens, mask)
-    expected = {mask, mask.for_window(5), mask.for_window(7)}
-    assert {*map(id, made)} == {*map(id, expected)}
-    assert len(made) == 3
-
-
 def test_a_window_skips_blocks_that_lie_before_it() -> None:
     places = torch.arange(1_000)
     blocks = (
@@ -148,7 +135,7 @@ def test_a_window_skips_blocks_that_lie_before_it() -> None:
         lambda b, h, q, k: (q >= k) & (q - k < 200), None, None, 1_000, 1_000, "cpu"
     )
     assert torch.equal(blocks.to_dense(), expected.to_dense())
-    assert blocks.to_dense().sum() == 8 + 7 + 6  # its diagonal and two more
+    assert blocks.to_dense().sum() == 8 + 7 + 6  # the diagonal and two more
 
 
 def test_layers_with_a_window_rotate_by_the_unscaled_local_base() -> None:
@@ -162,7 +149,7 @@ def test_layers_with_a_window_rotate_by_the_unscaled_local_base() -> None:
     for window, alone in (
         (None, rotary(base=1_000.0, scaling=YARN)),
         (4, rotary(base=100.0)),
-        (LENGTH, rotary(base=100.0)),  # hides nothing, and is a window still
+        (LENGTH, rotary(base=100.0)),  # hides no key, but is a window
     ):
         wanted = AttentionContext(encoding=alone(places), documents=None).apply_rope(heads)
         assert torch.equal(scope.for_window(window).apply_rope(heads), wanted)

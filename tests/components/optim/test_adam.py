@@ -36,7 +36,7 @@ def test_fifty_steps_equal_the_paper_and_only_vectors_are_not_decayed(
 ) -> None:
     rng = np.random.default_rng(0)
     starts = {"embedding.weight": rng.normal(size=(5, 7)), "norm.bias": rng.normal(size=7)}
-    # Gradients as small as the decay: a decoupled decay would be off by far.
+    # Gradients are as small as the decay, so a decoupled decay would differ clearly.
     gradients = {name: 0.01 * rng.normal(size=(50, *s.shape)) for name, s in starts.items()}
     parameters = {name: nn.Parameter(torch.tensor(start)) for name, start in starts.items()}
     optimizer = Adam(parameters=parameters.items(), decay=decay, **SETTINGS)

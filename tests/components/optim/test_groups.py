@@ -1,4 +1,4 @@
-"""Rules of every Adam, and groups, which move as an optimizer with their settings does."""
+"""Rules of all Adam optimizers, and groups with their own settings."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""The loss scale against a table of DeepSpeed's steps, and against its rule over histories."""
+"""The loss scale against a table of DeepSpeed's steps and against its rule."""
 
 import json
 import math
@@ -14,12 +14,12 @@ from components.optim.loss_scale import LossScale
 
 BLOOM: dict[str, Any] = {"initial": 4096.0, "window": 500, "hysteresis": 2, "minimum": 1.0}
 
-# Window 3, hysteresis 2, minimum 1, by hand: the step, overflow or not, the scale after it.
+# Window 3, hysteresis 2, minimum 1, by hand: step, overflow, and the scale after it.
 TABLE = [
     ("first good steps: growth waits for one more than the window", False, 8.0),
     ("second", False, 8.0),
     ("third", False, 8.0),
-    ("fourth: three good steps lie behind it", False, 16.0),
+    ("fourth: after three good steps", False, 16.0),
     ("fifth", False, 16.0),
     ("sixth", False, 16.0),
     ("seventh: without an overflow the next window is exact", False, 32.0),
@@ -41,7 +41,7 @@ TABLE = [
 
 
 def by_iterations(history: list[bool], settings: dict[str, float]) -> float:
-    """DeepSpeed's rule in its own terms: iteration numbers and the last overflow's."""
+    """DeepSpeed's rule with its own variables: iterations and the last overflow."""
     scale, left = settings["initial"], settings["hysteresis"]
     overflows = [-1]
     for iteration, overflow in enumerate(history):

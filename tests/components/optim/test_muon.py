@@ -1,4 +1,4 @@
-"""Muon against torch's own, singular values against an SVD, and who updates what."""
+"""Muon against torch's own, singular values against an SVD, and the weights of each rule."""
 
 import math
 from typing import Any
@@ -39,7 +39,7 @@ def step(optimizer: torch.optim.Optimizer, gradients: dict[nn.Parameter, Tensor]
 
 def test_five_steps_bring_singular_values_into_the_published_band() -> None:
     values = torch.logspace(math.log10(0.005), 0, 64, dtype=torch.float64)
-    # Divided by its norm, the matrix has other values: give it one that division keeps.
+    # Scale the values to norm 1, so that normalization keeps them.
     scaled = values * (0.999 / values.norm())
     kept = scaled >= 0.005
     left, _ = torch.linalg.qr(random(96, 64, dtype=torch.float64))

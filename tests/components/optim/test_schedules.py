@@ -1,4 +1,4 @@
-"""Schedules against formulas of others, points by hand, and published log lines."""
+"""Schedules against other implementations, values by hand, and published logs."""
 
 import math
 import subprocess
@@ -21,7 +21,7 @@ SHAPES: tuple[Shape, ...] = get_args(Shape)
 
 
 def cosine_of(total: int, warmup: int = 0, *, end: float = 0.1, **changes: Any) -> Cosine:
-    """Rise from 0 to 1 and fall to ``end``, but for changes."""
+    """Make a schedule that rises from 0 to 1 and falls to ``end``."""
     ends = {"warmup_from": 0.0, "start": 1.0, "end": end} | changes
     return Cosine(total_tokens=total, warmup_tokens=warmup, **ends)
 
@@ -66,7 +66,7 @@ def test_a_shortened_cosine_equals_the_start_of_the_longer_one() -> None:
     longer, cut = cosine_of(1_000, 100), cosine_of(700, 100, planned_tokens=1_000)
     assert [cut(tokens) for tokens in range(701)] == [longer(tokens) for tokens in range(701)]
     assert cut(900) == longer(700) > 0.1
-    # Its second half by itself, as OLMo-core's HalfCosWithWarmup has it.
+    # The second half alone, like OLMo-core's HalfCosWithWarmup.
     later, whole = cosine_of(300, planned_tokens=1_000, skipped_tokens=500), cosine_of(1_000)
     assert [later(tokens) for tokens in range(301)] == [whole(n) for n in range(500, 801)]
 
@@ -116,7 +116,7 @@ def test_phases_meet_at_exact_tokens_and_the_last_one_stays() -> None:
 def wsd(
     shape: Shape, *, warmup: int, decay: int, total: int, **ends: float
 ) -> WarmupStableDecay:
-    """Give a schedule from 0 over 1 to 0, but for ``ends``."""
+    """Make a schedule that rises from 0 to 1 and decays to 0, except for ``ends``."""
     ends = {"warmup_from": 0.0, "start": 1.0, "end": 0.0} | ends
     return WarmupStableDecay(
         total_tokens=total, warmup_tokens=warmup, decay_tokens=decay, decay_shape=shape, **ends
@@ -126,7 +126,7 @@ def wsd(
 @pytest.mark.parametrize("shape", ["linear", "1-sqrt", "cosine"])
 @pytest.mark.parametrize(("warmup", "decay"), [(0, 100), (7, 20), (1, 99), (30, 1)])
 def test_warmup_stable_decay_equals_transformers(shape: Shape, warmup: int, decay: int) -> None:
-    # Theirs warms up from the smallest rate; a step's rate is that of the steps before it.
+    # Theirs warms up from the smallest rate, and counts the steps before a step.
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     steps: dict[str, Any] = {
         "num_warmup_steps": warmup,

@@ -1,4 +1,4 @@
-"""What two sides recorded is compared number by number, and nothing passes by being absent."""
+"""Records of two runs are compared number by number, and missing values fail."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def record(
 
 
 def tensors() -> dict[str, Tensor]:
-    """Two parameters; the gradient of the second is 0 by its mathematics."""
+    """Two parameters; the second has a gradient of exactly 0."""
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(4, 3, 5, dtype=torch.float64, generator=generator)
     return {

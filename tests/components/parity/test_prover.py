@@ -1,4 +1,4 @@
-"""The reference is the layout undone; its data are drawn; ranks that fail end with a reason."""
+"""The reference process, the drawn data, and errors of failing ranks."""
 
 import time
 from collections.abc import Callable
@@ -125,7 +125,7 @@ LOST = "print('RuntimeError: gloo: Connection closed by peer', file=sys.stderr)"
     ("code", "message"),
     [
         ("raise ValueError('no such luck')", "exit status 1: ValueError: no such luck"),
-        # The rank that failed is told from those that lost it.
+        # The cause is shown, not the lost connection.
         (f"import sys; {LOST}; raise KeyError('mine')", "exit status 1: KeyError: 'mine'"),
         ("raise SystemExit(3)", "exit status 3: the log is empty"),
     ],

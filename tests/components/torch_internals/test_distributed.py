@@ -51,7 +51,7 @@ def test_concatenated_meshes_have_the_axes_of_both(root: DeviceMesh) -> None:
 
 
 def test_a_strided_shard_splits_an_already_split_axis(root: DeviceMesh) -> None:
-    mesh = root["first", "third"]  # this rank is (1, 1): of its half, the second half
+    mesh = root["first", "third"]  # this rank is (1, 1): the second quarter of the second half
     rows = torch.arange(8.0)[:, None]
     half = rows[4:][2:]
     whole = DTensor.from_local(half, mesh, [StridedShard(0, split_factor=2), Shard(0)])
@@ -84,7 +84,7 @@ def test_functional_collectives_give_new_tensors(root: DeviceMesh) -> None:
     group, rows = root["first"].get_group(), torch.ones(4, 3)
     parts = gathered(rows, 0, group), scattered(rows, "sum", 0, group)
     found = *parts, all_reduced(rows, "sum", group)
-    assert [len(one + 0) for one in found] == [8, 2, 4]  # which waits for each
+    assert [len(one + 0) for one in found] == [8, 2, 4]  # the addition waits for each
 
 
 def test_a_functional_collective_ends_in_a_wait(root: DeviceMesh) -> None:

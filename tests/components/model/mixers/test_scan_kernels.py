@@ -1,7 +1,7 @@
-"""Kernels of other libraries, against our scans; and which of them a mixer calls.
+"""Kernels of other libraries against our scans, and their selection.
 
 The kernels run on a GPU, or in Triton's interpreter (TRITON_INTERPRET=1). Without both, a scan
-of ours has the kernel's interface, so that only what we do with a kernel's tensors is tested.
+of ours has the kernel's interface, which tests only the conversion of tensors.
 """
 
 import os
