@@ -116,13 +116,6 @@ def test_gathered_weights_are_freed_after_a_forward_pass(new_ranks: Ranks) -> No
         assert held.anything_else < SMALL
 
 
-@pytest.mark.long
-def test_replicas_do_not_change_the_size_of_shards(four_ranks: Ranks) -> None:
-    layout = Layout(replicate=2, shard=2, zero=3)
-    for _, before_update in four_ranks(data_cases.hold, EVEN, layout):
-        assert before_update[:3] == (1 / 2, 1 / 2, 1)
-
-
 @pytest.mark.quick("2", "3")
 @stages
 def test_running_sums_are_rounded_after_each_microbatch(two_ranks: Ranks, zero: int) -> None:

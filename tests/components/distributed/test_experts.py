@@ -1,5 +1,6 @@
 """Experts distributed over ranks equal one process, and hold the expected state."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from tests.components.model.specs import experts_spec
 
 # Double precision has 16 digits; sums in another order cost the last one or two.
 TOLERANCE = 1e-13
-dispatches = pytest.mark.parametrize("dispatch", ["all_gather", "all_to_all"])
+DISPATCHES: tuple[Any, ...] = ("all_gather", "all_to_all")
+dispatches = pytest.mark.parametrize("dispatch", DISPATCHES)
 
 
 def mixture(**changes: Any) -> Parts:
@@ -85,16 +87,6 @@ def test_bfloat16_tokens_are_mixed_accurately(two_ranks: Ranks, dispatch: str) -
         assert difference < 0.02  # of the largest: bfloat16 has 8 bits
 
 
-@pytest.mark.quick("1-1-all_gather", "2-2-all_to_all")
-@dispatches
-@pytest.mark.parametrize(("zero", "overlap"), [(0, 1), (1, 1), (2, 1), (2, 2)])
-def test_two_expert_ranks_train_as_one_process_does(
-    two_ranks: Ranks, dispatch: Any, zero: int, overlap: int
-) -> None:
-    layout = Layout(expert=2, zero=zero, dispatch=dispatch, overlap=overlap)
-    assert_as_one_process(two_ranks(train, mixture(), layout))
-
-
 PAIR = Layout(shard=2, expert=2)
 EXCHANGED = PAIR._replace(dispatch="all_to_all", overlap=3)
 LAYOUTS = {
@@ -109,15 +101,27 @@ LAYOUTS = {
     "bounded and recomputed": EXCHANGED._replace(zero=2, overlap=1, recompute="full", bound=2),
     "bounded and selective": EXCHANGED._replace(recompute="selective", bound=2),
 }
+LAYOUTS |= {
+    f"expert 2, zero {zero}, {dispatch} {overlap}": Layout(
+        expert=2, zero=zero, dispatch=dispatch, overlap=overlap
+    )
+    for zero, overlap in ((0, 1), (1, 1), (2, 1), (2, 2))
+    for dispatch in DISPATCHES
+}
+LAYOUTS |= {f"no expert ranks, zero {zero}": Layout(shard=2, zero=zero) for zero in (1, 2, 3)}
 
 
-@pytest.mark.quick("aware")
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.quick(
+    *("aware", "expert 2, zero 1, all_gather 1", "expert 2, zero 2, all_to_all 2"),
+    "no expert ranks, zero 2",
+)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_data_and_expert_ranks_train_as_one_process_does(
-    four_ranks: Ranks, layout: str
+    run_layout: Callable[..., Any], name: str
 ) -> None:
-    parts = mixture(auxiliary_scope="layer")
-    assert_as_one_process(four_ranks(train, parts, LAYOUTS[layout]))
+    layout = LAYOUTS[name]
+    parts = mixture(auxiliary_scope="layer" if layout.ranks == 4 else "model")
+    assert_as_one_process(run_layout(train, parts, layout))
 
 
 # With a gated shared expert, after a dense layer.
@@ -159,14 +163,6 @@ def test_biases_of_routers_and_experts_train_as_in_one_process(
     biases = [bias for rank in trained for name, bias in rank.weights.items() if "bias" in name]
     assert biases
     assert all(bias.count_nonzero() for bias in biases)
-
-
-@pytest.mark.quick("2")
-@pytest.mark.parametrize("zero", [1, 2, 3])
-def test_data_ranks_without_expert_ranks_train_as_one_process_does(
-    two_ranks: Ranks, zero: int
-) -> None:
-    assert_as_one_process(two_ranks(train, mixture(), Layout(shard=2, zero=zero)))
 
 
 @pytest.mark.quick("1f1b-layer", "zbv-model")

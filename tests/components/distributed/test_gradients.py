@@ -86,6 +86,7 @@ LAYOUTS = {
     "zero 3": Layout(shard=2, zero=3),
     "tensor, zero 1": Layout(tensor=2, shard=2, zero=1),
     "tensor, zero 3": Layout(tensor=2, shard=2, zero=3),
+    "sliced tensor, zero 3": Layout(tensor=2, shard=2, zero=3, sequence_parallel=True),
     "tied ends, tensor": Layout(pipeline=2, tensor=2),
     "tied ends, zero 2": Layout(pipeline=2, shard=2, zero=2),
     "replicas, zero 3": Layout(replicate=2, shard=2, zero=3),
@@ -96,7 +97,7 @@ CASES |= {f"uneven, {one}": (UNEVEN, LAYOUTS[one]) for one in ("tied ends", "zer
 
 @pytest.mark.quick(
     *("tensor", "sliced tensor", "tied ends", "zero 1", "uneven, tied ends", "uneven, zero 1"),
-    *("uneven, zero 3", "tensor, zero 1", "replicas, zero 3"),
+    *("uneven, zero 3", "sliced tensor, zero 3", "replicas, zero 3"),
 )
 @pytest.mark.parametrize("case", CASES)
 def test_norm_and_clipping_equal_torch(run_layout: Callable[..., Any], case: str) -> None:

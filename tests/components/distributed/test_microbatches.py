@@ -144,6 +144,7 @@ CASES |= {
     f"tensor ranks, {one}": steps(one, 4, tensor=2, sequence_parallel=True)
     for one in ("1f1b", "interleaved", "zbv")
 }
+CASES["tensor ranks, whole"] = steps("1f1b", 4, tensor=2)
 # Scalars of an activation get gradients in the weight passes, once per recomputed layer.
 SLICED = Layout(tensor=2, sequence_parallel=True, recompute="selective")
 TRAINED = PARTS._replace(mlp=XIELU)

@@ -25,9 +25,9 @@ from tests.components.model.routing_terms import auxiliary_terms
 Found = tuple[float, dict[str, int], dict[str, int]]
 
 
-def recompute_beside_none(parts: Parts, layout: str) -> Found:
+def recompute_beside_none(parts: Parts, layout: str, recompute: Any = "selective") -> Found:
     """Return the largest gradient difference and the operators of both backward passes."""
-    passes = [_gradients(parts, layout, recompute) for recompute in ("none", "selective")]
+    passes = [_gradients(parts, layout, choice) for choice in ("none", recompute)]
     (plain, called), (thrifty, again) = passes
     differences = ((a - b).abs().max().item() for a, b in zip(plain, thrifty, strict=True))
     return max(differences), called, again
@@ -92,3 +92,13 @@ def test_selective_recomputation_repeats_no_collective_and_changes_no_gradient(
     for difference, called, again in two_ranks(recompute_beside_none, parts, layout):
         assert difference == 0
         assert again == called
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("recompute", ["full", ["attention", "norms"], ["mlp"]], ids=str)
+@pytest.mark.parametrize("layout", ["whole", "sliced"])
+def test_recomputation_of_parts_changes_no_gradient(
+    two_ranks: Ranks, layout: str, recompute: Any
+) -> None:
+    for difference, _, _ in two_ranks(recompute_beside_none, DROPS, layout, recompute):
+        assert difference == 0

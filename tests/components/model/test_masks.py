@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from components.attention_backends import BACKENDS
 from components.attention_windows import Window
 from components.config.model_spec.positions import (
     AlibiSpec,
@@ -15,10 +14,8 @@ from components.config.model_spec.positions import (
     OrderSpec,
     PositionsSpec,
 )
-from components.model.attention import AttentionContext, AttentionCore
 from components.model.decoder import Decoder
 from components.model.masks import CausalMask
-from components.model.positions import Alibi, PositionEncoding
 from tests.components.model.comparison import randomized, relative_difference
 from tests.components.model.flex_on_cpu import flex_on_cpu
 from tests.components.model.specs import ROTARY, small_decoder
@@ -65,32 +62,6 @@ def test_learned_positions_are_not_reset_at_a_document() -> None:
     assert relative_difference(model(tokens[:, 7:])[0], logits[0, 7:]) > 0.01
 
 
-def test_the_loss_takes_documents_too() -> None:
-    model = randomized(small_decoder())
-    tokens, documents = torch.randint(61, (2, 20)), packed([[8, 12], [3, 17]])
-    logits = model(tokens, documents=documents)
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-    torch.testing.assert_close(
-        model.compute_loss(tokens, tokens, documents=documents), expected
-    )
-
-
-def test_the_dense_form_is_slope_times_distance_within_a_document() -> None:
-    slopes = torch.tensor([0.5, 0.25, 0.125])
-    encoding = PositionEncoding(position_ids=torch.arange(6), slopes=slopes)
-    documents = packed([[2, 4]])
-    dense = AttentionContext(encoding=encoding, documents=documents).build_dense_mask(
-        (1, 3), torch.float64
-    )
-    assert dense.shape == (1, 2, 6, 6)
-    for head, slope in enumerate([0.25, 0.125]):
-        for query in range(6):
-            for key in range(6):
-                visible = key <= query and documents[0, query] == documents[0, key]
-                expected = -slope * (query - key) if visible else float("-inf")
-                assert dense[0, head, query, key].item() == expected
-
-
 def masks_made(
     model: Decoder, tokens: Tensor, mask: CausalMask
 ) -> tuple[list[Tensor], list[CausalMask]]:
@@ -126,14 +97,3 @@ def test_layers_with_the_same_window_share_one_mask(
     assert torch.equal(*twice)
     dense = model(tokens, documents=documents)
     assert relative_difference(twice[0], dense) < TOLERANCE
-
-
-def test_some_of_the_heads_get_their_own_slopes() -> None:
-    """A tensor rank computes a part of the heads, here 2 and 3 of 6."""
-    core = AttentionCore(dropout=0.0, backends=BACKENDS)
-    encoding = Alibi(AlibiSpec(), dim=48, num_heads=6, head_dim=10)(torch.arange(9))
-    scope = AttentionContext(encoding=encoding, documents=None)
-    heads = torch.randn(3, 1, 6, 9, 10)
-    whole = core(*heads, scope, first_head=0)
-    part = core(*heads[:, :, 2:4], scope, first_head=2)
-    torch.testing.assert_close(part, whole[:, 2:4])

@@ -124,20 +124,6 @@ def test_the_grouped_path_reads_no_values_and_so_runs_on_fake_tensors(
         assert one(part.down.weight.grad).shape == part.down.weight.shape
 
 
-def test_only_the_last_product_writes_the_residual_stream() -> None:
-    part = experts()
-    marked = [
-        name for name, module in part.named_modules() if getattr(module, "writes_residual", 0)
-    ]
-    assert marked == ["down"]
-    assert {name: tuple(x.shape) for name, x in part.named_parameters()} == {
-        "router.weight": (NUM_EXPERTS, DIM),
-        "gate.weight": (NUM_EXPERTS, FFN_DIM, DIM),
-        "up.weight": (NUM_EXPERTS, FFN_DIM, DIM),
-        "down.weight": (NUM_EXPERTS, DIM, FFN_DIM),
-    }
-
-
 def test_stacks_start_like_linear_maps() -> None:
     bound = DIM**-0.5
     largest = experts().up.weight.abs().max().item()

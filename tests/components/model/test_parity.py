@@ -1,6 +1,5 @@
 """The decoder against independent models: Bloom, GPT-2 and OLMo, and OLMoE's attention."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -79,9 +78,6 @@ def test_112_heads_have_the_slopes_of_64_and_every_second_slope_of_128() -> None
     slopes = alibi_slopes(112)
     assert slopes[:64] == [2 ** (-8 * i / 64) for i in range(1, 65)]
     assert slopes[64:] == [2 ** (-8 * i / 128) for i in range(1, 97, 2)]
-
-
-Build = Callable[..., Decoder]
 
 
 def gpt2_like(activation: str, dropout: float) -> Decoder:

@@ -7,7 +7,6 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask
 
 from components.attention_backends import BACKENDS
 from components.attention_windows import window_of
@@ -17,7 +16,6 @@ from components.config.part_nodes import check_nodes
 from components.errors import RecipeError
 from components.model.attention import AttentionContext, AttentionCore
 from components.model.decoder import Decoder
-from components.model.masks import CausalMask
 from components.model.positions import Rotary
 from tests.components.model.comparison import randomized, relative_difference
 from tests.components.model.flex_on_cpu import flex_on_cpu
@@ -124,18 +122,6 @@ def masks_given(model: Decoder, tokens: Tensor) -> list[bool]:
     with patch("components.model.attention_kernels.scaled_dot_product", noted):
         model(tokens)
     return plain
-
-
-def test_a_window_skips_blocks_that_lie_before_it() -> None:
-    places = torch.arange(1_000)
-    blocks = (
-        CausalMask(position_ids=places, documents=None).for_window(200).build_block_mask(1_000)
-    )
-    expected = create_block_mask(
-        lambda b, h, q, k: (q >= k) & (q - k < 200), None, None, 1_000, 1_000, "cpu"
-    )
-    assert torch.equal(blocks.to_dense(), expected.to_dense())
-    assert blocks.to_dense().sum() == 8 + 7 + 6  # the diagonal and two more
 
 
 def test_layers_with_a_window_rotate_by_the_unscaled_local_base() -> None:
