@@ -65,36 +65,28 @@ def test_deepspeed_is_within_tolerance_of_our_engine(
     assert tree["weight"]["largest_relative_difference"] < 1e-3
 
 
-@pytest.mark.long
-def test_masked_targets_are_the_same_in_every_layout(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    kept = ("data.goldfish={one_in: 4, window_tokens: 5}", "data.loss_after_eod=false")
-    layouts = "layouts=[{context: 2}, {pipeline: 2, tensor: 2}]"
-    words = ("recipe=teuken7b", *SMALL[1:], *kept, layouts, "output=json")
-    assert main(["action=parity", *words]) == 0
-    for proof in json.loads(capsys.readouterr().out)["layouts"]:
-        assert proof["loss"]["largest_relative_difference"] < 1e-14
-        assert proof["gradient"]["largest_relative_difference"] < 1e-12
+MASKED = ("data.goldfish={one_in: 4, window_tokens: 5}", "data.loss_after_eod=false")
+COMPLETEP = (
+    "model.parametrization={_target_: components.model.parametrization.CompleteP, "
+    "_partial_: true, base_dim: 32, base_layers: 1, depth_exponent: 0.5}",
+    "model.initialization.residual=plain",
+)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "layouts"),
+    ("name", "keys", "layouts"),
     [
-        ("bloom7b1", "{data: 2, zero: 3}, {pipeline: 2, tensor: 2}, {context: 2}"),
-        ("mula7b_a1b", "{data: 2, expert: 2}, {expert: 2, zero: 1}"),
+        ("teuken7b", MASKED, "{context: 2}, {pipeline: 2, tensor: 2}"),
+        ("bloom7b1", COMPLETEP, "{data: 2, zero: 3}, {pipeline: 2, tensor: 2}, {context: 2}"),
+        ("mula7b_a1b", COMPLETEP, "{data: 2, expert: 2}, {expert: 2, zero: 1}"),
     ],
+    ids=["masked targets", "rates by size", "rates by size, experts"],
 )
-def test_rates_and_multipliers_by_size_are_the_same_in_every_layout(
-    capsys: pytest.CaptureFixture[str], name: str, layouts: str
+def test_settings_of_the_mathematics_are_the_same_in_every_layout(
+    capsys: pytest.CaptureFixture[str], name: str, keys: tuple[str, ...], layouts: str
 ) -> None:
-    form = (
-        "model.parametrization={_target_: components.model.parametrization.CompleteP, "
-        "_partial_: true, base_dim: 32, base_layers: 1, depth_exponent: 0.5}"
-    )
-    plain = "model.initialization.residual=plain"
-    words = (f"recipe={name}", *SMALL[1:], form, plain, f"layouts=[{layouts}]", "output=json")
+    words = (f"recipe={name}", *SMALL[1:], *keys, f"layouts=[{layouts}]", "output=json")
     assert main(["action=parity", *words]) == 0
     for proof in json.loads(capsys.readouterr().out)["layouts"]:
         assert proof["loss"]["largest_relative_difference"] < 1e-14

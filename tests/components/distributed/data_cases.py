@@ -250,13 +250,13 @@ def most_of_layers(parts: Parts, layout: Layout) -> float:
     sharded = ParallelModel(randomized(parts), layout)
     layers = list(sharded.stages[0].layers.values())
     whole = sum(weight.numel() for layer in layers for weight in layer.parameters())
-    rows = sum(one.parameter.numel() for one in sharded.shards if "layers" in one.name)
+    rows = sum(shard.parameter.numel() for shard in sharded.shards if "layers" in shard.name)
     seen: list[float] = []
 
     def look(*_: object) -> None:
         # A sharded weight is a DTensor, a gathered one is a plain tensor.
         weights = [weight for layer in layers for weight in layer.parameters()]
-        gathered = sum(one.numel() for one in weights if not isinstance(one, DTensor))
+        gathered = sum(weight.numel() for weight in weights if not isinstance(weight, DTensor))
         seen.append((rows + gathered) / whole)
 
     for layer in layers:

@@ -36,10 +36,10 @@ def _values(mesh: Mesh, splits: bool) -> list[tuple[str, Tensor, DeviceMesh]]:
     """List weights and optimizer states with the group of ranks that hold the same part."""
     stage = nn.ParameterDict(_weights(mesh))
     (shards,) = make_shards([stage], mesh, split=splits, weights=torch.float32)
-    named = [(f"{one.name} weight", one, one.weight.detach()) for one in shards]
+    named = [(f"{shard.name} weight", shard, shard.weight.detach()) for shard in shards]
     named += [
-        (f"{one.name} state", one, one.to_dtensor(one.parameter.detach().clone()))
-        for one in shards
+        (f"{shard.name} state", shard, shard.to_dtensor(shard.parameter.detach().clone()))
+        for shard in shards
     ]
     return [
         (name, value, broadcast_read.find_holders(shard, value)) for name, shard, value in named
@@ -60,19 +60,19 @@ def _read(values: list[tuple[str, Tensor, DeviceMesh]]) -> tuple[list[str], dict
     expected = {name: get_local_part(value).clone() for name, value, _ in values}
     chosen = broadcast_read.assign_readers([(value, among) for _, value, among in values])
     mine = dict.fromkeys(expected, 0)
-    for (name, value, among), one in zip(values, chosen, strict=True):
-        if among.get_local_rank() == one:
+    for (name, value, among), reader in zip(values, chosen, strict=True):
+        if among.get_local_rank() == reader:
             mine[name] = expected[name].numel()
         else:
             get_local_part(value).fill_(-1.0)
-    for (_, value, among), one in zip(values, chosen, strict=True):
-        broadcast_read.send_value(value, among, one)
+    for (_, value, among), reader in zip(values, chosen, strict=True):
+        broadcast_read.send_value(value, among, reader)
     everyones: list[dict[str, int]] = [{}] * dist.get_world_size()
     dist.all_gather_object(everyones, mine)
     wrong = [
         name for name, value, _ in values if not get_local_part(value).equal(expected[name])
     ]
-    return wrong, {name: sum(one[name] for one in everyones) for name in mine}
+    return wrong, {name: sum(counts[name] for counts in everyones) for name in mine}
 
 
 def spread(axes: Axes) -> tuple[bool, float]:

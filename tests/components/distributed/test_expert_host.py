@@ -46,7 +46,7 @@ class Places(TorchDispatchMode):
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """List the sizes of all host reads, which return an even load."""
     lengths: list[int] = []
 
@@ -158,15 +158,15 @@ def inputs(num_experts: int, **kind: Any) -> tuple[Tensor, Tensor, Tensor, Matri
     ],
 )
 def test_the_host_reads_message_sizes_in_the_forward_pass_only(
-    dispatches: dict[str, Dispatch], dispatch: str, questions: list[int], asked: list[int]
+    dispatches: dict[str, Dispatch], dispatch: str, questions: list[int], reads: list[int]
 ) -> None:
     here = NUM_EXPERTS if dispatch == "one place" else NUM_EXPERTS // RANKS
     tokens, weights, chosen, matrices = inputs(here)
     with Places() as places:
         mixed = dispatches[dispatch](Mixture(path="auto"))(tokens, weights, chosen, matrices)
-        assert asked == questions
+        assert reads == questions
         gradients = backward(mixed)
-    assert asked == questions
+    assert reads == questions
     assert places.kinds == {"cuda"}
     learned: list[Any] = [tokens, weights, *matrices[:3]]
     assert set(gradients) == set(learned)
@@ -174,7 +174,7 @@ def test_the_host_reads_message_sizes_in_the_forward_pass_only(
 
 
 @pytest.mark.usefixtures("cuda")
-def test_a_whole_layer_with_its_router_stays_on_the_device(asked: list[int]) -> None:
+def test_a_whole_layer_with_its_router_stays_on_the_device(reads: list[int]) -> None:
     with torch.device("cuda"):
         sizes = {"num_experts": NUM_EXPERTS, "top_k": TOP_K, "ffn_dim": FFN_DIM}
         spec = experts_spec(**sizes, renormalize=True, auxiliary_loss=0.01, z_loss=0.001)
@@ -182,7 +182,7 @@ def test_a_whole_layer_with_its_router_stays_on_the_device(asked: list[int]) -> 
         hidden = torch.randn(2, TOKENS, DIM, requires_grad=True)
     with Places() as places:
         gradients = backward(layer(hidden))
-    assert asked == []
+    assert reads == []
     assert places.kinds == {"cuda"}
     assert set(gradients) == {hidden, *layer.parameters()}
 

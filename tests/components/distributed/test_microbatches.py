@@ -111,38 +111,38 @@ def steps(
     return Steps(parts, whole, counts, evaluates, tolerance)
 
 
-CASES = {f"growing batch, {one}": steps(one, 4, 6, 4) for one in SCHEDULES}
+CASES = {f"growing batch, {schedule}": steps(schedule, 4, 6, 4) for schedule in SCHEDULES}
 # With separate passes for weights, ZeRO 2 reduces gradients in these passes.
 CASES |= {
-    f"zero 2, {one}": steps(one, 4, 4, shard=2, zero=2, bucket_elements=1_000)
-    for one in ("interleaved", *SPLIT)
+    f"zero 2, {schedule}": steps(schedule, 4, 4, shard=2, zero=2, bucket_elements=1_000)
+    for schedule in ("interleaved", *SPLIT)
 }
 CASES |= {
-    f"evaluation between, {one}": steps(one, 4, 4, parts=DROPS, evaluates=True)
-    for one in ("1f1b", "interleaved", "dualpipev")
+    f"evaluation between, {schedule}": steps(schedule, 4, 4, parts=DROPS, evaluates=True)
+    for schedule in ("1f1b", "interleaved", "dualpipev")
 }
 CASES |= {
-    f"four stages, {one}": steps(one, *counts, parts=DEEP, evaluates=True, pipeline=4)
-    for one in SCHEDULES
-    for counts in [(8, 12) if one == "dualpipev" else (4, 8)]  # at least one per stage
+    f"four stages, {schedule}": steps(schedule, *counts, parts=DEEP, evaluates=True, pipeline=4)
+    for schedule in SCHEDULES
+    for counts in [(8, 12) if schedule == "dualpipev" else (4, 8)]  # at least one per stage
 }
 CASES |= {
-    f"recomputed, {one}": steps(
-        one, 4, 6, parts=DROPS, recompute=recompute, recompute_every=every
+    f"recomputed, {schedule}": steps(
+        schedule, 4, 6, parts=DROPS, recompute=recompute, recompute_every=every
     )
-    for one, recompute, every in (
+    for schedule, recompute, every in (
         *(("gpipe", "selective", 1), ("1f1b", "full", 1), ("interleaved", "selective", 2)),
         *(("zero_bubble", "full", 1), ("zbv", "selective", 1), ("dualpipev", "selective", 2)),
     )
 }
-CASES |= {f"drops, {one}": steps(one, 4, 6, parts=DROPS) for one in SPLIT}
+CASES |= {f"drops, {schedule}": steps(schedule, 4, 6, parts=DROPS) for schedule in SPLIT}
 CASES |= {
-    f"data ranks, {one}": steps(one, 4, 6, evaluates=True, shard=2, zero=zero)
-    for one, zero in zip(SCHEDULES, (2, 1, 2, 1, 2), strict=False)
+    f"data ranks, {schedule}": steps(schedule, 4, 6, evaluates=True, shard=2, zero=zero)
+    for schedule, zero in zip(SCHEDULES, (2, 1, 2, 1, 2), strict=False)
 }
 CASES |= {
-    f"tensor ranks, {one}": steps(one, 4, tensor=2, sequence_parallel=True)
-    for one in ("1f1b", "interleaved", "zbv")
+    f"tensor ranks, {schedule}": steps(schedule, 4, tensor=2, sequence_parallel=True)
+    for schedule in ("1f1b", "interleaved", "zbv")
 }
 CASES["tensor ranks, whole"] = steps("1f1b", 4, tensor=2)
 # Scalars of an activation get gradients in the weight passes, once per recomputed layer.

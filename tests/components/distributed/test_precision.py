@@ -52,8 +52,11 @@ class Trainee:
         self.sharded.parallel.wait_for_weights()
         shards = self.sharded.shards
         return Updated(
-            {one.name: gather(one.weight.detach()) for one in shards},
-            {one.name: gather(one.to_dtensor(one.parameter.detach())) for one in shards},
+            {shard.name: gather(shard.weight.detach()) for shard in shards},
+            {
+                shard.name: gather(shard.to_dtensor(shard.parameter.detach()))
+                for shard in shards
+            },
         )
 
 
@@ -85,7 +88,7 @@ def steps_by_hand(parts: Parts, layout: Layout) -> Updated:
             for r in range(layout.data)
         ]
         if layout.zero >= 2:  # averaged over ranks, then summed
-            each = [[_mean(list(one)) for one in zip(*each, strict=True)]]
+            each = [[_mean(list(gradients)) for gradients in zip(*each, strict=True)]]
         means = _mean([_summed(of_rank) for of_rank in each])
         for name, master in masters.items():
             master.grad = means[name]
@@ -104,12 +107,12 @@ def _gradients(whole: Whole, rows: Tensor) -> Weights:
 def _summed(gradients: list[Weights]) -> Weights:
     total = dict(gradients[0])
     for more in gradients[1:]:
-        total = {name: one + more[name] for name, one in total.items()}
+        total = {name: gradient + more[name] for name, gradient in total.items()}
     return total
 
 
 def _mean(gradients: list[Weights]) -> Weights:
-    return {name: one / len(gradients) for name, one in _summed(gradients).items()}
+    return {name: gradient / len(gradients) for name, gradient in _summed(gradients).items()}
 
 
 def moves(parts: Parts, before: Layout, after: Layout, folder: Path) -> list[str]:
@@ -124,7 +127,7 @@ def moves(parts: Parts, before: Layout, after: Layout, folder: Path) -> list[str
     load_checkpoint(checkpoint, second.state)
     saved, loaded = first.updated(), second.updated()
     dtypes = {name: weight.dtype for name, weight in loaded.weights.items()}
-    rounded = {name: one.to(dtypes[name]) for name, one in saved.masters.items()}
+    rounded = {name: master.to(dtypes[name]) for name, master in saved.masters.items()}
     moments = different(_moments(second), _moments(first))
     weights = different(loaded.weights, rounded)
     return weights + different(loaded.masters, saved.masters) + moments
@@ -137,15 +140,15 @@ def _moments(trainee: Trainee) -> Weights:
     return {name: gather(trainee.state.collect_tensors()[name]) for name in names}
 
 
-def goes_on(parts: Parts, layout: Layout, folder: Path) -> list[str]:
+def resume(parts: Parts, layout: Layout, folder: Path) -> list[str]:
     """Name tensors that differ between an uninterrupted and a resumed run."""
     first = Trainee(parts, layout)
     first.take(range(STEPS))
     checkpoint = save_checkpoint(folder, first.state, RunProgress(STEPS, 10))
     second = Trainee(parts, layout, seed=1)
     load_checkpoint(checkpoint, second.state)
-    for one in (first, second):
-        one.take(range(STEPS, 2 * STEPS))
+    for trainee in (first, second):
+        trainee.take(range(STEPS, 2 * STEPS))
     ours, theirs = first.updated(), second.updated()
     return different(ours.weights, theirs.weights) + different(ours.masters, theirs.masters)
 
@@ -154,9 +157,9 @@ def bytes_of(parts: Parts, layout: Layout) -> tuple[float, float]:
     """Return a rank's bytes per parameter for weights and for separate masters."""
     shards = ParallelModel(randomized(parts).float(), layout).shards
     numbers = sum(shard.weight.numel() for shard in shards)
-    beside = {one.parameter.untyped_storage() for one in shards if one.is_master}
+    masters = {shard.parameter.untyped_storage() for shard in shards if shard.is_master}
     weights = sum(shard.weight.numel() * shard.weight.itemsize for shard in shards)
-    return weights / numbers, sum(one.nbytes() for one in beside) / numbers
+    return weights / numbers, sum(storage.nbytes() for storage in masters) / numbers
 
 
 MIXED = Layout(shard=2, weights="bfloat16", accumulate="float32", reduce="float32")
@@ -193,7 +196,7 @@ def test_a_resumed_run_keeps_its_master_weights(
     two_ranks: Ranks, tmp_path: Path, zero: int
 ) -> None:
     layout = MIXED._replace(zero=zero)
-    assert two_ranks(goes_on, EVEN, layout, tmp_path) == [[], []]
+    assert two_ranks(resume, EVEN, layout, tmp_path) == [[], []]
 
 
 @pytest.mark.quick("to rounded", "to plain")

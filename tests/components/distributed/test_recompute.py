@@ -25,7 +25,7 @@ from tests.components.model.routing_terms import auxiliary_terms
 Found = tuple[float, dict[str, int], dict[str, int]]
 
 
-def recompute_beside_none(parts: Parts, layout: str, recompute: Any = "selective") -> Found:
+def compare_recomputation(parts: Parts, layout: str, recompute: Any = "selective") -> Found:
     """Return the largest gradient difference and the operators of both backward passes."""
     passes = [_gradients(parts, layout, choice) for choice in ("none", recompute)]
     (plain, called), (thrifty, again) = passes
@@ -89,7 +89,7 @@ LONG = ("norms after", "norm of each head", "gathered", "exchanged")
 def test_selective_recomputation_repeats_no_collective_and_changes_no_gradient(
     two_ranks: Ranks, layout: str, parts: Parts
 ) -> None:
-    for difference, called, again in two_ranks(recompute_beside_none, parts, layout):
+    for difference, called, again in two_ranks(compare_recomputation, parts, layout):
         assert difference == 0
         assert again == called
 
@@ -100,5 +100,5 @@ def test_selective_recomputation_repeats_no_collective_and_changes_no_gradient(
 def test_recomputation_of_parts_changes_no_gradient(
     two_ranks: Ranks, layout: str, recompute: Any
 ) -> None:
-    for difference, _, _ in two_ranks(recompute_beside_none, DROPS, layout, recompute):
+    for difference, _, _ in two_ranks(compare_recomputation, DROPS, layout, recompute):
         assert difference == 0

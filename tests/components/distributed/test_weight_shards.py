@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from components.distributed.weight_shards import get_local_part, make_shards, own_rows
 from tests.components.distributed.layout_cases import Layout, gather, layout_mesh
@@ -44,18 +44,10 @@ def make(layout: Layout, rows: int, split: bool, placement: str, tied: bool) -> 
 def _placed(numbers: Tensor, layout: Layout, placement: str) -> nn.Parameter:
     if placement == "plain":
         return nn.Parameter(numbers)
-    mesh = layout_mesh(layout)
-    axis = mesh.get_axis("tensor")
-    kinds: dict[str, Placement] = {
-        "rows": Shard(0),
-        "columns": Shard(1),
-        "replicated": Replicate(),
-    }
-    kind = kinds[placement]
-    part = numbers
-    if isinstance(kind, Shard):
-        part = numbers.chunk(axis.size(), dim=kind.dim)[axis.get_local_rank()].clone()
-    return nn.Parameter(DTensor.from_local(part, axis, [kind], run_check=False))
+    axis = layout_mesh(layout).get_axis("tensor")
+    kinds = {"rows": Shard(0), "columns": Shard(1), "replicated": Replicate()}
+    placed = distribute_tensor(numbers, axis, [kinds[placement]], src_data_rank=None)
+    return nn.Parameter(placed)
 
 
 def _rows(numbers: Tensor) -> list[int]:

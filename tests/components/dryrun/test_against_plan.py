@@ -43,7 +43,7 @@ def test_planned_messages_between_stages_equal_the_rehearsed(name: str) -> None:
     """Some have tied ends, with whole gradients (ZeRO 0) or shards (ZeRO 1)."""
     found = rehearsed()[name]
     plan = planned(name, found["cluster"])
-    figures = {one["figure"]: one["found"] for one in found["roles"][0]["differences"]}
+    figures = {figure["figure"]: figure["found"] for figure in found["roles"][0]["differences"]}
     expected = sent_bytes(plan.job, 0, plan.software.speed)["pipeline"]
     # A mixture of experts also sends router sums.
     assert figures["pipeline_sent_bytes"] == pytest.approx(expected, rel=2e-4)

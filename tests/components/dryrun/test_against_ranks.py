@@ -116,7 +116,7 @@ def both(folder: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_peak_collectives_and_flops_equal_real_ranks(folders, layout, rank):
     measured, rehearsed = both(folders[layout], rank)
-    peak = max(one["bytes"] for one in rehearsed["peaks"].values())
+    peak = max(peak["bytes"] for peak in rehearsed["peaks"].values())
     tolerance = OF_DATA_RANKS if layout in DATA else TOLERANCE
     assert peak == pytest.approx(measured["peak_bytes"], rel=tolerance)
     names = ("axis", "operation", "dtype", "ranks", "count", "bytes")

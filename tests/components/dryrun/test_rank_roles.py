@@ -105,7 +105,7 @@ def judge(plan: Plan, **changed: float) -> RoleResult:
 def test_a_role_that_equals_its_plan_has_no_differences(plan: Plan) -> None:
     judged = judge(plan)
     assert judged.peak_bytes == pytest.approx(plan.memory.ranks[0].peak_bytes)
-    named = {one.figure for one in judged.differences if one.is_named}
+    named = {difference.figure for difference in judged.differences if difference.is_named}
     assert {name for name in named if not name.endswith("sent_bytes")} == set()
 
 
@@ -119,10 +119,14 @@ def test_persistent_memory_is_compared_by_part_and_temporary_memory_as_a_sum(
         (swapped, "passing_bytes", False),
         ({"gradients": LARGE}, "passing_bytes", True),
     ):
-        (one,) = (one for one in judge(plan, **changed).differences if one.figure == figure)
-        assert one.is_named == is_named
+        (difference,) = (
+            difference
+            for difference in judge(plan, **changed).differences
+            if difference.figure == figure
+        )
+        assert difference.is_named == is_named
         if figure == "weights_bytes":
-            assert (one.planned, one.found) == (memory.states.weights, LARGE)
+            assert (difference.planned, difference.found) == (memory.states.weights, LARGE)
 
 
 def test_the_verdict_uses_the_margins_of_the_plan(plan: Plan) -> None:

@@ -121,11 +121,11 @@ FLOAT8_WORDS = (
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method.")  # of Triton's compiler
 def test_float8_saves_the_casts_of_weights_and_keeps_the_products() -> None:
     recipes = [
-        compose(*FLOAT8_WORDS, f"precision.compute={one}") for one in ("float8", "bfloat16")
+        compose(*FLOAT8_WORDS, f"precision.compute={dtype}") for dtype in ("float8", "bfloat16")
     ]
     float8, bfloat16 = (run_two_steps(recipe, 0) for recipe in recipes)
     assert float8.flops == bfloat16.flops
     shape = recipes[0].decoder_spec
     maps = shape.attention.count_parameters(shape.dim) + shape.mlp.expert_parameters(shape.dim)
-    casts = [one.peaks["forward"].by_category["casts"] for one in (float8, bfloat16)]
+    casts = [trace.peaks["forward"].by_category["casts"] for trace in (float8, bfloat16)]
     assert casts[1] - casts[0] == 2 * shape.num_layers * maps

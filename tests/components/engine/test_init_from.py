@@ -118,5 +118,5 @@ def test_one_rank_of_each_stage_reads_and_all_get_the_weights(
 def test_an_unreadable_folder_fails_on_all_ranks(four_ranks: Ranks, words: list[str]) -> None:
     folder = Path(words[-1].partition("=")[2])
     (folder / SINGLE).write_bytes(b"no tensors")
-    (said,) = set(four_ranks(refused, [*words, "parallelism.data=4"]))
-    assert "cannot be read" in said
+    (message,) = set(four_ranks(refused, [*words, "parallelism.data=4"]))
+    assert "cannot be read" in message

@@ -100,7 +100,7 @@ def _agree(squares: Tensor | None) -> Tensor | None:
     return norm
 
 
-def goes_on_with_its_scale(parts: Parts, layout: Layout) -> bool:
+def resumes_with_its_scale(parts: Parts, layout: Layout) -> bool:
     """Lower a scale by overflows; return whether another engine resumes from its state."""
     settings: dict[str, Any] = {"window": 5, "hysteresis": 1, "minimum": 1.0}
     first, second = (
@@ -163,9 +163,7 @@ LAYOUTS = {
 
 @pytest.mark.quick("zero 0", "zero 1", "zero 2", "tensor", "pipeline")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_steps_that_are_clipped_equal_those_of_one_process(
-    run_layout: Callable[..., Any], layout: str
-) -> None:
+def test_clipped_steps_equal_one_process(run_layout: Callable[..., Any], layout: str) -> None:
     for apart in run_layout(clipped_steps, Parts(tied=True), LAYOUTS[layout], 0.3):
         assert apart < TOLERANCE
 
@@ -190,4 +188,4 @@ def test_sharded_ademamix_equals_one_process(
 
 
 def test_a_loss_scale_resumes_from_its_state(two_ranks: Ranks) -> None:
-    assert two_ranks(goes_on_with_its_scale, Parts(), LAYOUTS["zero 1"]) == [True, True]
+    assert two_ranks(resumes_with_its_scale, Parts(), LAYOUTS["zero 1"]) == [True, True]

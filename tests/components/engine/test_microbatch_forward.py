@@ -95,10 +95,10 @@ def test_each_layer_is_seeded_by_its_name(parts: Parts) -> None:
 
 def test_a_model_without_dropout_is_not_seeded() -> None:
     decoder = build_decoder(Parts(num_layers=3))
-    asked: list[str] = []
+    seeded: list[str] = []
 
     def seed_of(name: str) -> int:
-        asked.append(name)
+        seeded.append(name)
         return 0
 
     seed_layers(decoder, seed_of)
@@ -109,7 +109,7 @@ def test_a_model_without_dropout_is_not_seeded() -> None:
         compute.start_step(0, 1)
         before = torch.get_rng_state()
         compute(decoder, (rows[:, :-1],), rows, 0)
-    assert not asked
+    assert not seeded
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -133,7 +133,7 @@ def test_a_step_averages_over_counted_targets_and_evaluation_over_all(
         for number, rows in enumerate(batch):
             (to_differentiate,) = compute(decoder, (rows[:, :-1],), rows, number)
             trained.append(to_differentiate)
-        told = compute.share_of_means()
+        means = compute.share_of_means()
         (held_out,) = compute(decoder.eval(), (batch[0, :, :-1],), batch[0], 0)
     dist.destroy_process_group()
     counted = LossMask(one_in=4, window_tokens=3, after_eod=False, eod_id=7)(batch)
@@ -143,8 +143,8 @@ def test_a_step_averages_over_counted_targets_and_evaluation_over_all(
     squares = logits.logsumexp(-1).square()[counted.flatten()]
     assert 0 < counted[0].sum() < counted[1].sum() < counted[1].numel()
     torch.testing.assert_close(compute.microbatch_losses.mean(), expected)
-    torch.testing.assert_close(told[:2], torch.stack([expected, z_loss * squares.mean()]))
-    torch.testing.assert_close(torch.stack(trained).mean(), told[:2].sum())
+    torch.testing.assert_close(means[:2], torch.stack([expected, z_loss * squares.mean()]))
+    torch.testing.assert_close(torch.stack(trained).mean(), means[:2].sum())
     whole = cross_entropy(decoder(batch[0, :, :-1]).flatten(0, 1), batch[0, :, 1:].flatten())
     torch.testing.assert_close(held_out, whole)
 

@@ -47,14 +47,14 @@ def compare(plain: Decoder, model: Decoder, tokens: Tensor) -> None:
     if release_of(torch.__version__) < (2, 13):
         pytest.skip("torch 2.10 and 2.11 compile attention in float64 for a CPU wrongly")
     losses = []
-    for one in (plain, model):
+    for decoder in (plain, model):
         torch.manual_seed(5)
-        loss = one.compute_loss(tokens, tokens)
-        penalty, _ = auxiliary_terms(one)
+        loss = decoder.compute_loss(tokens, tokens)
+        penalty, _ = auxiliary_terms(decoder)
         loss = loss + penalty
         torch.autograd.backward(loss)
         losses.append(loss.detach())
-        assert all(layer.take_routing() is None for layer in expert_layers(one))
+        assert all(layer.take_routing() is None for layer in expert_layers(decoder))
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=0.0)
     theirs = dict(plain.named_parameters())
     assert list(theirs) == [name for name, _ in model.named_parameters()]

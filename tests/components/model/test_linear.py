@@ -29,7 +29,7 @@ from tests.components.model.comparison import relative_difference
 TOLERANCE = 2e-6
 needs_kernels = pytest.mark.skipif(  # other processors do not use oneDNN
     not goes_to_onednn(torch.ones(1, 1), torch.ones(1, 1)),
-    reason="oneDNN is asked for products on processors with AVX-512",
+    reason="oneDNN is requested for products on processors with AVX-512",
 )
 
 
@@ -139,19 +139,19 @@ def counted(backward: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
-@pytest.mark.parametrize("asked", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("requested", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
 def test_a_backward_pass_computes_only_the_requested_gradients(
-    asked: tuple[int, ...],
+    requested: tuple[int, ...],
 ) -> None:
     sides = [torch.randn(shape, requires_grad=True) for shape in ((3, 7, 4), (5, 4), (5,))]
     flops, gradients = [], []
     for map_ in (F.linear, apply_linear):
         mapped = map_(sides[0] * 1, *sides[1:])
-        wanted = [sides[place] for place in asked]
+        wanted = [sides[place] for place in requested]
         take = partial(torch.autograd.grad, mapped.sum(), wanted, retain_graph=True)
         flops.append(counted(take))
         gradients.append(take())
-    assert flops[0] == flops[1] == 2 * 21 * 4 * 5 * len({0, 1}.intersection(asked))
+    assert flops[0] == flops[1] == 2 * 21 * 4 * 5 * len({0, 1}.intersection(requested))
     for expected, found in zip(*gradients, strict=True):
         assert_close(found, expected.double())
 

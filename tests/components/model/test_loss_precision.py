@@ -105,7 +105,7 @@ def test_a_log_sum_is_more_exact_than_the_rounded_probabilities(
 
 
 def test_a_confident_tokens_loss_and_gradient_are_not_rounded_away() -> None:
-    """Its probability rounds to 1 in bfloat16, whose next number is 1 - 2**-8."""
+    """Its probability rounds to 1 in bfloat16; the next number is 1 - 2**-8."""
     torch.manual_seed(0)
     logits = torch.randn(1, 101).bfloat16()
     logits[0, 3] = 12.0

@@ -45,7 +45,7 @@ from tests.components.model.specs import (
 
 @pytest.mark.parametrize("layer_scaling", [True, False])
 @pytest.mark.parametrize(("num_heads", "head_dim"), [(7, 6), (12, 5), (8, 3)])
-def test_logits_and_gradients_equal_those_of_an_independent_bloom(
+def test_logits_and_gradients_equal_an_independent_bloom(
     num_heads: int, head_dim: int, layer_scaling: bool
 ) -> None:
     dim = num_heads * head_dim
@@ -106,7 +106,7 @@ def gpt2(activation: str, dropout: float) -> GPT2LMHeadModel:
 
 @pytest.mark.parametrize("sequence_length", [1, 41])
 @pytest.mark.parametrize(("ours", "theirs"), [("gelu", "gelu"), ("gelu_tanh", "gelu_new")])
-def test_logits_and_gradients_equal_those_of_an_independent_gpt2(
+def test_logits_and_gradients_equal_an_independent_gpt2(
     ours: str, theirs: str, sequence_length: int
 ) -> None:
     model, reference = gpt2_like(ours, dropout=0.0), gpt2(theirs, dropout=0.0)
@@ -132,7 +132,7 @@ def test_rejects_sequences_longer_than_the_learned_positions() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_logits_and_gradients_equal_those_of_an_independent_olmo(tied: bool) -> None:
+def test_logits_and_gradients_equal_an_independent_olmo(tied: bool) -> None:
     bare = NormSpec(eps=1e-5, center=True, weight=False, bias=False)
     sizes = {"dim": 60, "vocab_size": 67, "num_heads": 6, "num_kv_heads": 3, "head_dim": 10}
     model = randomized(small_decoder(tied_embeddings=tied, norm=bare, **sizes))
@@ -152,7 +152,7 @@ def test_logits_and_gradients_equal_those_of_an_independent_olmo(tied: bool) -> 
 
 
 @pytest.mark.parametrize("num_kv_heads", [6, 2])
-def test_attention_with_query_key_norm_equals_that_of_an_independent_olmoe(
+def test_attention_with_query_key_norm_equals_an_independent_olmoe(
     num_kv_heads: int,
 ) -> None:
     config = OlmoeConfig(

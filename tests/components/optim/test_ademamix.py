@@ -68,7 +68,10 @@ def train(
 )
 def test_twenty_steps_equal_the_published_rule(dtype: torch.dtype, tolerance: float) -> None:
     parameters, gradients = made(dtype), drawn(20)
-    starts = {name: one.detach().double().numpy().copy() for name, one in parameters.items()}
+    starts = {
+        name: parameter.detach().double().numpy().copy()
+        for name, parameter in parameters.items()
+    }
     train(AdEMAMix(parameters=parameters.items(), **SETTINGS), parameters, gradients)
     for name, start in starts.items():
         decay = 0.1 if len(start.shape) > 1 else 0.0

@@ -66,7 +66,7 @@ def test_a_matrix_keeps_its_singular_vectors() -> None:
 def test_each_matrix_of_a_stack_is_orthogonalized_separately() -> None:
     sizes = torch.tensor([1.0, 100.0, 0.01]).view(3, 1, 1)
     stack = random(3, 8, 16, dtype=torch.float64) * sizes
-    alone = torch.stack([orthogonalize_matrices(one, steps=5) for one in stack])
+    alone = torch.stack([orthogonalize_matrices(matrix, steps=5) for matrix in stack])
     assert torch.allclose(orthogonalize_matrices(stack, steps=5), alone, atol=1e-12)
 
 
@@ -153,12 +153,14 @@ def test_other_weights_are_updated_by_adamw() -> None:
     optimizer = muon({**made[0], NAME: matrix})
     reference = AdamW(parameters=list(made[1].items()), **ADAMW)
     for seed in range(3):
-        gradients = [{one: random(*one.shape, seed=seed) for one in of.values()} for of in made]
+        gradients = [
+            {weight: random(*weight.shape, seed=seed) for weight in of.values()} for of in made
+        ]
         step(optimizer, gradients[0] | {matrix: random(4, 4, seed=seed)})
         step(reference, gradients[1])
     for name in names:
         assert torch.equal(made[0][name], made[1][name])
-    kept = {name: set(optimizer.state[one]) for name, one in made[0].items()}
+    kept = {name: set(optimizer.state[weight]) for name, weight in made[0].items()}
     assert all(state == {"step", "exp_avg", "exp_avg_sq"} for state in kept.values())
     assert set(optimizer.state[matrix]) == {"momentum"}
 
@@ -174,7 +176,7 @@ def test_rates_of_embedding_and_head_follow_the_schedule() -> None:
     for seed, lr in enumerate((0.02, 0.01)):
         for group in optimizer.param_groups:
             group["lr"] = lr
-        step(optimizer, {one: random(4, 4, seed=seed) for one in parameters.values()})
+        step(optimizer, {weight: random(4, 4, seed=seed) for weight in parameters.values()})
         assert {group["lr"] for group in optimizer.param_groups} == {lr}
         for name, reference in references.items():
             (group,) = reference.param_groups

@@ -121,13 +121,13 @@ def test_a_wrong_norm_fails() -> None:
 @pytest.mark.parametrize("kind", ["loss", "gradient", "gradient_norm"])
 def test_nan_and_infinity_fail_even_on_both_sides(kind: str, value: float) -> None:
     reference, records = one_process(), two_ranks()
-    for one in (reference, *records):
-        if kind == "loss" and 0 in one.losses[0]:
-            one.losses[0][0] = value
+    for side in (reference, *records):
+        if kind == "loss" and 0 in side.losses[0]:
+            side.losses[0][0] = value
         elif kind == "gradient":
-            one.tensors["gradient/norm.weight"][0, 0] = value
+            side.tensors["gradient/norm.weight"][0, 0] = value
         elif kind == "gradient_norm":
-            one.gradient_norms[0] = value
+            side.gradient_norms[0] = value
     found = getattr(compare.compare_records(reference, records), kind)
     assert not found.is_within_tolerance
     assert kind != "gradient" or found.where == "norm.weight"
@@ -144,7 +144,7 @@ def test_nan_outweighs_any_difference() -> None:
     ("change", "message"),
     [
         (
-            lambda ranks: [one.tensors.pop("gradient/norm.weight") for one in ranks],
+            lambda ranks: [rank.tensors.pop("gradient/norm.weight") for rank in ranks],
             "gradient/norm.weight: on no rank",
         ),
         (
@@ -174,8 +174,8 @@ def test_a_missing_value_is_named(change: Change, message: str) -> None:
 
 def test_missing_steps_are_named() -> None:
     records = two_ranks()
-    for one in records:
-        one.losses.pop()
+    for side in records:
+        side.losses.pop()
     assert compared(records).lacking == (
         "rank 0 took 1 steps, expected 2",
         "rank 1 took 1 steps, expected 2",
@@ -215,11 +215,11 @@ def test_a_loss_that_is_not_finite_is_null_in_a_record(tmp_path: Path) -> None:
 
 def test_written_records_are_read_unchanged(tmp_path: Path) -> None:
     written = two_ranks()
-    for one in written:
-        name = f"rank-{one.rank:05d}"
-        save_file(dict(one.tensors), tmp_path / f"{name}.safetensors")
-        tree = {key: getattr(one, key) for key in ("losses", "gradient_norms", "rates")}
+    for side in written:
+        name = f"rank-{side.rank:05d}"
+        save_file(dict(side.tensors), tmp_path / f"{name}.safetensors")
+        tree = {key: getattr(side, key) for key in ("losses", "gradient_norms", "rates")}
         (tmp_path / f"{name}.json").write_text(json.dumps(tree))
     read = compare.read_records(tmp_path, 2)
-    assert [one.losses for one in read] == [one.losses for one in written]
+    assert [side.losses for side in read] == [side.losses for side in written]
     assert compare.compare_records(one_process(), read).is_within_tolerance
