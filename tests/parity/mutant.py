@@ -1,7 +1,7 @@
-"""One rank of proofs with one mistake each: ``mutant.py NAME FOLDER [FOLDER] NAME FOLDER ...``.
+"""One rank of proofs with a fault each: ``mutant.py NAME FOLDER [FOLDER] NAME FOLDER ...``.
 
-Started in place of the real rank; everything but the one function that a mutation replaces is
-the program itself. A name holds for the folders that follow it, and is undone before the next.
+Started instead of the real rank. A mutation replaces one function; everything else is
+unchanged. A name applies to the folders that follow it, and is undone before the next name.
 """
 
 import sys
@@ -30,7 +30,7 @@ def change_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def drop_one_reduction(patch: pytest.MonkeyPatch) -> None:
-    """One weight keeps its own rank's gradient, as if nobody else had any."""
+    """One weight keeps the gradient of its own rank."""
     original = GradBucket.start_reduce
 
     def mutated(self: GradBucket) -> None:
@@ -61,7 +61,7 @@ def halve_one_norms_gradient(patch: pytest.MonkeyPatch) -> None:
 
 
 def miss_a_sixth_of_the_global_norm(patch: pytest.MonkeyPatch) -> None:
-    """Every gradient is right; clipping by another norm hardly shows in Adam's steps."""
+    """All gradients are right, and Adam's steps hardly depend on the clipping norm."""
     patch.setattr(mesh_engine, "squared_norm", lambda shards: squared_norm(shards) * (25 / 36))
 
 
@@ -70,23 +70,23 @@ def let_tied_ends_part(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_slices_of_norm_gradients(patch: pytest.MonkeyPatch) -> None:
-    """Sequence parallelism: each rank's norms learn from its own slice of the sequence."""
+    """Norms get the gradient of their rank's slice of the sequence only."""
     own = staticmethod(lambda ctx, gradient: (gradient, None))
     patch.setattr(local_parameters._SumGradients, "backward", own)
 
 
 def read_the_same_samples(patch: pytest.MonkeyPatch) -> None:
-    """Every data rank takes the first one's share of a step."""
+    """All data ranks read the samples of the first."""
     patch.setattr(Mesh, "data_rank", property(lambda self: 0))
 
 
 def attend_to_own_slice_only(patch: pytest.MonkeyPatch) -> None:
-    """Each context rank asks no other for keys and values, and the loss falls all the same."""
+    """Context ranks attend only to their own keys; the loss still falls."""
     patch.setattr(ContextCore, "forward", AttentionCore.forward)
 
 
 def divide_expert_gradients_twice(patch: pytest.MonkeyPatch) -> None:
-    """As if experts saw the tokens of their own rank alone."""
+    """Divide as if experts got only the tokens of their own rank."""
     original = DataParallel._divisor
 
     def mutated(self: DataParallel, param_mesh: ParamGroupMesh) -> int:
@@ -97,7 +97,7 @@ def divide_expert_gradients_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def lose_a_token_in_dispatch(patch: pytest.MonkeyPatch) -> None:
-    """One of the pairs that leave rank 1 reaches nobody."""
+    """One pair of token and expert from rank 1 is lost."""
 
     def mutated(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
         everyones = collectives.gather_rows(rows, group)
@@ -109,7 +109,7 @@ def lose_a_token_in_dispatch(patch: pytest.MonkeyPatch) -> None:
 
 
 def spoil_two_ranks_and_lose_a_third(patch: pytest.MonkeyPatch) -> None:
-    """One start of the command then sees both: a layout that differs, and one that fails."""
+    """One command then has a layout with a difference and a layout that fails."""
     drop_one_reduction(patch)
     original = DataParallel.reduce_gradients
 

@@ -1,4 +1,4 @@
-"""``action=parity`` as a user meets it: its layouts, its refusals, what it prints."""
+"""``action=parity``: its layouts, refusals and output."""
 
 import json
 import re
@@ -26,16 +26,20 @@ def layouts(*words: str) -> list[Recipe]:
             "layouts=[{data: 2, tensor: 2}, {pipeline: 3, schedule: gpipe}]",
             ["4 ranks: 2 x 2 x 1", "3 ranks: 1 x 1 x 3"],
         ),
-        # Ranks beside layouts are dealt and proved first.
+        # With both, the layout for the ranks comes first.
         ("cluster.ranks=8 layouts=[{data: 2}]", ["8 ranks: 2 x 2 x 2", "2 ranks: 2 x 1 x 1"]),
     ],
 )
-def test_ranks_are_dealt_or_come_from_the_degrees(words: str, expected: list[str]) -> None:
+def test_degrees_follow_from_the_ranks_or_the_ranks_from_the_degrees(
+    words: str, expected: list[str]
+) -> None:
     found = layouts(*re.split(r" (?=layouts)", words))
     degrees = [(one.cluster.ranks, one.parallelism) for one in found]
     assert [
         f"{ranks} ranks: {one.data} x {one.tensor} x {one.pipeline}" for ranks, one in degrees
     ] == expected
+    assert found[0].parallelism.sequence_parallel
+    assert ("gpipe" in words) == (found[-1].parallelism.schedule == "gpipe")
 
 
 def test_one_rank_is_not_compared_with_itself() -> None:
@@ -45,13 +49,13 @@ def test_one_rank_is_not_compared_with_itself() -> None:
     assert len(layouts("parallelism.engine=deepspeed")) == 1
 
 
-def test_keys_beside_layouts_hold_for_all_of_them() -> None:
+def test_keys_of_the_command_apply_to_all_layouts() -> None:
     found = layouts("parallelism.zero=2", "layouts=[{data: 2}, {data: 3}, {data: 4, zero: 3}]")
     assert [recipe.parallelism.zero for recipe in found] == [2, 2, 3]
 
 
 @pytest.mark.parametrize("name", ["bloom176b", "gpt20b", "mula20b_a2b", "playbook8b"])
-def test_a_proof_drops_nothing_and_computes_in_float64(name: str) -> None:
+def test_a_proof_computes_in_float64_without_dropout(name: str) -> None:
     arguments = read_point([f"recipe={name}", "layouts=[{data: 2}, {data: 3}]"])
     for recipe in action.layouts_of(arguments):
         assert recipe.model["dropout"] == recipe.model["attention"]["dropout"] == 0
@@ -61,7 +65,7 @@ def test_a_proof_drops_nothing_and_computes_in_float64(name: str) -> None:
         assert recipe.scale.name == "parity"
 
 
-def test_a_scale_that_the_user_names_is_taken() -> None:
+def test_the_users_scale_is_used() -> None:
     (recipe,) = layouts("scale=mini", "cluster.ranks=2")
     assert recipe.scale.name == "mini"
 
@@ -83,7 +87,7 @@ def test_what_cannot_be_proved_is_refused_before_a_process_starts(
         layouts(word)
 
 
-def test_deepspeed_is_judged_in_float32_which_it_has() -> None:
+def test_deepspeed_is_compared_in_float32() -> None:
     words = "layouts=[{data: 2}, {data: 2, engine: deepspeed, zero: 3}]"
     ours, theirs = (proof(recipe, 2e-16) for recipe in layouts(words))
     assert (ours.compute_dtype, theirs.compute_dtype) == ("float64", "float32")
@@ -96,7 +100,7 @@ def test_deepspeed_is_judged_in_float32_which_it_has() -> None:
     assert alone.parallelism.engine == "mesh"
 
 
-def test_what_deepspeeds_proofs_leave_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_names_the_limits_of_deepspeed(capsys: pytest.CaptureFixture[str]) -> None:
     theirs = "{data: 2, engine: deepspeed, zero: 2, offload_optimizer: true}"
     recipes = layouts(f"layouts=[{{data: 2}}, {theirs}]")
     action.print_proofs([proof(recipe, 2e-16) for recipe in recipes])
@@ -147,7 +151,7 @@ def test_one_layout_is_one_object() -> None:
     assert tree["problems"] == []
 
 
-def test_several_layouts_hold_together_or_not() -> None:
+def test_one_failed_layout_fails_all() -> None:
     (recipe,) = layouts("cluster.ranks=2")
     tree: dict[str, Any] = action.as_json([proof(recipe, 2e-16), proof(recipe, 0.5)])
     assert tree["holds"] is False

@@ -1,7 +1,7 @@
-"""A proof finds what is wrong and names it.
+"""A proof detects faults and names them.
 
-One thing is broken in the ranks, never in the one process that they are compared with. The
-ranks are started once and run every mutation in turn: starting is the slow part.
+A fault is planted in the ranks, not in the reference process. The
+ranks are started once and run all mutations, because starting is slow.
 """
 
 import json
@@ -22,7 +22,7 @@ from components.run.folder import create_run_folder
 pytestmark = pytest.mark.long
 
 MUTANT = str(Path(__file__).with_name("mutant.py"))
-# Three steps of two layers: what is wrong is wrong in the first.
+# Three steps of two layers: a fault shows in the first step.
 SMALL = ("model.num_layers=2", "budget.total_tokens=4_608")
 DENSE = ("recipe=teuken7b", *SMALL)
 MIXTURE = ("recipe=mula7b_a1b", *SMALL)
@@ -60,7 +60,7 @@ def begin(recipe: Recipe, folder: Path, data: Path) -> str:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Words, str], Comparison]:
-    """Run all, a reference for dense layouts and one for experts, and compare on request."""
+    """Run all mutations and two references, one dense and one with experts."""
     home = tmp_path_factory.mktemp("mutations")
     references = {layout[0]: to_single_process(recipe_of(layout)) for layout in (DATA, EXPERTS)}
     for name, recipe in references.items():
@@ -88,7 +88,7 @@ Found = Callable[[Words, str], Comparison]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_without_a_mistake_the_layout_holds(found: Found, layout: Words) -> None:
+def test_an_unchanged_layout_is_within_tolerance(found: Found, layout: Words) -> None:
     comparison = found(layout, "change_nothing")
     assert comparison.failure_texts == []
     assert comparison.is_within_tolerance
@@ -135,7 +135,7 @@ def test_a_wrong_norm_is_found_though_every_gradient_is_right(found: Found) -> N
     assert comparison.gradient_norm.difference == pytest.approx(1 / 6)
 
 
-def test_a_share_of_the_data_that_nobody_reads_is_named(found: Found) -> None:
+def test_unread_data_are_named(found: Found) -> None:
     comparison = found(DATA, "read_the_same_samples")
     assert not comparison.is_within_tolerance
     assert comparison.lacking[0] == "step 1: no rank saw a microbatch from sample 24"
@@ -148,7 +148,7 @@ def test_gradients_of_experts_divided_twice_are_named(found: Found) -> None:
     assert comparison.gradient.difference == pytest.approx(0.5)
 
 
-def test_the_command_ends_with_1_and_says_of_each_layout_what_is_wrong(
+def test_the_command_fails_and_names_the_problem_of_each_layout(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(prover, "RANK", (MUTANT, "spoil_two_ranks_and_lose_a_third"))

@@ -1,4 +1,4 @@
-"""A torch without a schedule skips its tests."""
+"""Skip tests of schedules that this release of torch does not support."""
 
 import pytest
 
@@ -10,9 +10,9 @@ from components.errors import RecipeError
 @pytest.fixture(autouse=True)
 def _schedule_of_this_torch(request: pytest.FixtureRequest) -> None:
     name = request.node.name
-    apart = [one for one in SPLIT_SCHEDULES if one in name]
-    if apart and "refused" not in name:
+    schedules = [schedule for schedule in SPLIT_SCHEDULES if schedule in name]
+    if schedules and "refused" not in name:
         try:
-            check_schedule(apart[0])
-        except RecipeError as refused:
-            pytest.skip(str(refused))
+            check_schedule(schedules[0])
+        except RecipeError as error:
+            pytest.skip(str(error))

@@ -1,4 +1,4 @@
-"""What each data rank does and keeps, beside one process that computes all ranks' samples."""
+"""Functions of data ranks, compared with one process that has the samples of all ranks."""
 
 import gc
 from collections.abc import Iterable
@@ -17,12 +17,12 @@ from tests.components.distributed import layout_cases
 from tests.components.distributed.layout_cases import Layout, ParallelModel, Whole, batch_of
 from tests.components.distributed.tensor_cases import Parts, randomized
 
-STEPS = 3
+STEPS = 2  # the second starts from what the first left in the optimizer
 FEW_ELEMENTS = 1_000  # fewer than the embedding has, more than a norm
 
 
 class Trained(NamedTuple):
-    """How far a layout ever was from one process, and where its weights came to."""
+    """Largest differences from one process, and the final weights."""
 
     gradient: float
     weight: float
@@ -30,7 +30,7 @@ class Trained(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Bytes that one rank holds, over those of the whole model's weights."""
+    """Bytes on one rank, divided by the bytes of all weights of the model."""
 
     weights: float
     gradients: float
@@ -38,8 +38,8 @@ class Held(NamedTuple):
     anything_else: float
 
 
-def train(parts: Parts, layout: Layout) -> Trained:
-    """Take steps of AdamW, in the layout and whole."""
+def train(parts: Parts, layout: Layout, steps: int = STEPS) -> Trained:
+    """Take steps of AdamW, in the layout and on one process."""
     model = randomized(parts)
     whole, sharded = Whole(model), ParallelModel(model, layout)
     # The first update of a weight is lr * g / (|g| + eps). A large eps keeps the rounding of a
@@ -48,7 +48,7 @@ def train(parts: Parts, layout: Layout) -> Trained:
     theirs = torch.optim.AdamW(whole.decoder.parameters(), **settings)
     ours = torch.optim.AdamW([shard.parameter for shard in sharded.shards], **settings)
     gradient = weight = 0.0
-    for step in range(STEPS):
+    for step in range(steps):
         batches = [batch_of(step, rank) for rank in range(layout.data)]
         whole.backward(batches)
         sharded.backward(batches[sharded.mesh.data_rank])
@@ -67,7 +67,7 @@ def train(parts: Parts, layout: Layout) -> Trained:
 
 
 def give_a_late_gradient(parts: Parts, layout: Layout) -> str:
-    """Let a weight have a second gradient when its bucket has left; return what is said."""
+    """Give a weight a second gradient after its bucket was reduced; return the message."""
     sharded = ParallelModel(randomized(parts), layout)
     sharded.parallel.start_step(1)
     sharded.microbatches.accumulate_gradients(
@@ -99,7 +99,7 @@ def hold(parts: Parts, layout: Layout) -> tuple[Held, Held]:
 
 
 class HeldExperts(NamedTuple):
-    """Numbers of the two families of weights, of which this rank keeps so much state."""
+    """Number of dense and expert weights, and of their optimizer state on this rank."""
 
     dense: int
     experts: int
@@ -108,7 +108,7 @@ class HeldExperts(NamedTuple):
 
 
 def hold_experts(parts: Parts, layout: Layout) -> HeldExperts:
-    """Count what the optimizer keeps after a step."""
+    """Count the optimizer state after a step."""
     sharded = ParallelModel(randomized(parts), layout)
     optimizer = torch.optim.AdamW([shard.parameter for shard in sharded.shards], lr=0.01)
     sharded.backward(batch_of(0, sharded.mesh.data_rank))
@@ -124,7 +124,7 @@ def hold_experts(parts: Parts, layout: Layout) -> HeldExperts:
 
 
 def hold_after_evaluation(parts: Parts, layout: Layout) -> Held:
-    """Measure after a forward pass that no backward pass follows."""
+    """Measure after an evaluation."""
     model, before = randomized(parts), Before.now()
     sharded = ParallelModel(model, layout)
     optimizer = torch.optim.AdamW([shard.parameter for shard in sharded.shards], lr=0.01)
@@ -154,7 +154,7 @@ def _measure(
 
 
 class Before(NamedTuple):
-    """What other tests of this process have left: memory, and whatever it becomes."""
+    """Memory and tensors that existed before the measurement."""
 
     storages: dict[int, int]
     tensors: WeakIdKeyDictionary
@@ -169,8 +169,8 @@ class Before(NamedTuple):
 
 def _live_tensors() -> list[Tensor]:
     gc.collect()
-    # Asked by type: an isinstance on every live object wakes some that warn.
-    # The compiler of another test may have left fake ones, without memory.
+    # `isinstance` would trigger warnings of lazy objects, so the type is compared.
+    # Fake tensors of the compiler have no memory.
     found = (o for o in gc.get_objects() if issubclass(type(o), Tensor))
     return [
         o for o in found if not (issubclass(type(get_local_part(o)), FakeTensor) or o.is_meta)
@@ -178,13 +178,13 @@ def _live_tensors() -> list[Tensor]:
 
 
 def _storages(tensors: Iterable[Tensor]) -> set[tuple[int, int]]:
-    """Give address and bytes of the memory behind tensors; views of it count once."""
+    """Return address and size of each tensor's storage; views count once."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     return {(storage.data_ptr(), storage.nbytes()) for storage in storages}
 
 
 def accumulate_in_bfloat16(parts: Parts, layout: Layout, microbatches: int) -> list[str]:
-    """Name the gradients of which a bit differs from sums that are rounded by hand."""
+    """Name the gradients that differ in a bit from sums rounded by hand."""
     model = randomized(parts).float()
     whole, sharded = Whole(model), ParallelModel(model, layout)
     batches = [batch_of(0, r, microbatches=microbatches) for r in range(layout.data)]
@@ -197,7 +197,7 @@ def accumulate_in_bfloat16(parts: Parts, layout: Layout, microbatches: int) -> l
 
 
 def reduce_in_bfloat16(parts: Parts, layout: Layout) -> list[str]:
-    """Name the gradients that are not the mean of two ranks' rounded ones, rounded again."""
+    """Name the gradients that differ from the rounded mean of two rounded gradients."""
     model = randomized(parts).float()
     whole, sharded = Whole(model), ParallelModel(model, layout)
     batches = [batch_of(0, rank, microbatches=1) for rank in range(2)]
@@ -227,7 +227,7 @@ def _mean(gradients: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def leave_unused(zero: int) -> list[Tensor]:
-    """Return the gradients of a weight that one microbatch used, and of one that none did."""
+    """Return the gradients of a used and of an unused weight."""
     stage = nn.Module()
     stage.used = nn.Parameter(torch.ones(3))
     stage.unused = nn.Parameter(torch.ones(5, 2))
@@ -246,17 +246,17 @@ def leave_unused(zero: int) -> list[Tensor]:
 
 
 def most_of_layers(parts: Parts, layout: Layout) -> float:
-    """Return the largest part of the layers' numbers that a rank had at once in a step."""
+    """Return the largest fraction of all layer weights that a rank held in a step."""
     sharded = ParallelModel(randomized(parts), layout)
     layers = list(sharded.stages[0].layers.values())
     whole = sum(weight.numel() for layer in layers for weight in layer.parameters())
-    rows = sum(one.parameter.numel() for one in sharded.shards if "layers" in one.name)
+    rows = sum(shard.parameter.numel() for shard in sharded.shards if "layers" in shard.name)
     seen: list[float] = []
 
     def look(*_: object) -> None:
-        # A weight is a DTensor while each rank has its rows, and a plain tensor while gathered.
+        # A sharded weight is a DTensor, a gathered one is a plain tensor.
         weights = [weight for layer in layers for weight in layer.parameters()]
-        gathered = sum(one.numel() for one in weights if not isinstance(one, DTensor))
+        gathered = sum(weight.numel() for weight in weights if not isinstance(weight, DTensor))
         seen.append((rows + gathered) / whole)
 
     for layer in layers:

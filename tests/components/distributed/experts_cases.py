@@ -1,4 +1,4 @@
-"""A mixture of experts in parts beside the same one whole."""
+"""A mixture of experts over ranks, compared with the whole on one process."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,7 +34,7 @@ KINDS = {"all_gather": AllGatherDispatcher, "all_to_all": AllToAllDispatcher}
 
 
 class _Mixture(Mixture):
-    """Compute by the path that a test names."""
+    """Compute with a named path."""
 
     def __init__(self, name: str) -> None:
         super().__init__(path="auto")
@@ -67,9 +67,9 @@ def mix(
 
 
 def mix_bounded(routing: str, path: str, overlap: int, bound: float) -> tuple[float, int]:
-    """Return how far a bounded exchange is from an exact one, and what it had no room for.
+    """Return the difference between a bounded and an exact exchange, and the dropped pairs.
 
-    Whatever memory nobody has written to is no number: it would be seen in any result.
+    Unwritten memory is NaN, which would appear in the results.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     dtype = torch.float32 if path == "grouped" else torch.float64
@@ -95,7 +95,7 @@ def mix_bounded(routing: str, path: str, overlap: int, bound: float) -> tuple[fl
 
 
 class _Noted(Mixture):
-    """Note when a part is computed, forward and backward."""
+    """Record when a part is computed, forward and backward."""
 
     def __init__(self, events: list[str]) -> None:
         super().__init__(path="loop")
@@ -110,8 +110,8 @@ class _Noted(Mixture):
 
 @contextmanager
 def filled_with_nan() -> Iterator[None]:
-    """Fill all memory that is asked for with what is no number."""
-    torch.use_deterministic_algorithms(True)  # fills it, where nobody says otherwise
+    """Fill all allocated memory with NaN."""
+    torch.use_deterministic_algorithms(True)  # which fills empty tensors by default
     try:
         yield
     finally:
@@ -119,13 +119,13 @@ def filled_with_nan() -> Iterator[None]:
 
 
 def note_order(dispatch: str, overlap: int) -> tuple[list[str], list[str]]:
-    """List what a rank does forward and backward: departures, computation, arrivals."""
+    """List departures, computations and arrivals of a rank, forward and backward."""
     events: list[str] = []
 
-    def noted(word: str, act: Any) -> Any:
+    def recorded(event: str, function: Any) -> Any:
         def call(*given: Any) -> Any:
-            events.append(word)
-            return act(*given)
+            events.append(event)
+            return function(*given)
 
         return call
 
@@ -136,10 +136,10 @@ def note_order(dispatch: str, overlap: int) -> tuple[list[str], list[str]]:
         for stack in _stacks(torch.float32)
     ]
     tokens, weights, experts, upstream = _draw(mesh.get_local_rank(), "spread")
-    voyage = collectives._CollectiveState
+    state = collectives._CollectiveState
     with (
-        patch.object(voyage, "start_collective", noted("depart", voyage.start_collective)),
-        patch.object(voyage, "end_collective", noted("arrive", voyage.end_collective)),
+        patch.object(state, "start_collective", recorded("depart", state.start_collective)),
+        patch.object(state, "end_collective", recorded("arrive", state.end_collective)),
     ):
         learned = tokens.requires_grad_(), weights.requires_grad_()
         mixed = mixture(*learned, experts, _matrices(here))
@@ -150,7 +150,7 @@ def note_order(dispatch: str, overlap: int) -> tuple[list[str], list[str]]:
 
 
 def mix_coarsely(dispatch: str) -> float:
-    """Return how far bfloat16 is from float32, relative to the largest result."""
+    """Return the difference between bfloat16 and float32, relative to the largest result."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     tokens, weights, experts, _ = _draw(rank, "spread")
     stacks = _stacks(torch.bfloat16)
@@ -184,7 +184,7 @@ def _draw(rank: int, routing: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     chosen = torch.rand(TOKENS, NUM_EXPERTS, generator=generator).topk(TOP_K).indices
     if routing == "one rank":  # the experts of the last rank get nothing
         chosen = torch.tensor([[0, 2]]).expand(TOKENS, TOP_K)
-    if routing == "even":  # each token goes to an expert of both of two ranks
+    if routing == "even":  # each token goes to one expert of each rank
         chosen = torch.stack([torch.arange(TOKENS) % 3, torch.arange(TOKENS) % 3 + 3], 1)
     if routing == "one expert":
         chosen = torch.tensor([[4, 4]]).expand(TOKENS, TOP_K)
@@ -206,7 +206,7 @@ def _stacks(dtype: torch.dtype) -> list[Tensor]:
 
 
 def compare_divisors(parts: Parts, layout: Layout) -> dict[str, float]:
-    """Say how much larger each gradient is by Optimus's divisor than by ours."""
+    """Return the ratio of each gradient with Optimus's divisor to ours."""
     found = []
     for divisor in ("ranks", "replicas"):
         sharded = ParallelModel(randomized(parts), layout._replace(divisor=divisor))

@@ -1,4 +1,4 @@
-"""A layout sharded by hand over a copy of one model, which every rank also trains whole."""
+"""A model sharded by a layout, and the same model on one process for comparison."""
 
 import copy
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ DIM = 24
 
 
 class Layout(NamedTuple):
-    """Degrees, and what else is sharded; as it is, one process."""
+    """Parallel degrees and other settings; the defaults are one process."""
 
     pipeline: int = 1
     replicate: int = 1
@@ -81,7 +81,7 @@ class Layout(NamedTuple):
 
 
 def state_dtypes(layout: Layout, master: torch.dtype) -> StateDtypes:
-    """Read the layout's dtypes; the masters have that of the model."""
+    """Return the dtypes of a layout; master weights have the dtype of the model."""
     sums = getattr(torch, layout.accumulate), getattr(torch, layout.reduce)
     weights = master if layout.weights == "master" else getattr(torch, layout.weights)
     return StateDtypes(weights, master, *sums)
@@ -99,7 +99,7 @@ def mesh_of_degrees(layout: Parallelism) -> Mesh:
 
 
 class Compute:
-    """Take a microbatch through a stage as the train step does, and note its loss."""
+    """Run a microbatch through a stage like the train step, and record its loss."""
 
     def __init__(self, context: DeviceMesh | None) -> None:
         self.losses: list[float] = []
@@ -133,7 +133,7 @@ class Compute:
 
 
 def look_further(decoder: Decoder, rows: Tensor) -> list[MTPTargets]:
-    """Give each depth of a last stage its tokens; behind the end of a row nothing counts."""
+    """Return the targets of each prediction depth; positions beyond the row do not count."""
     depth = len(decoder.mtp or ())
     longer, place = pad(rows, (0, depth)), torch.arange(LENGTH)
     return [
@@ -147,7 +147,7 @@ def look_further(decoder: Decoder, rows: Tensor) -> list[MTPTargets]:
 
 
 class Whole:
-    """A copy of the model on one process, which computes what all data ranks do."""
+    """A copy of the model on one process, which trains on the samples of all data ranks."""
 
     def __init__(self, model: Decoder) -> None:
         self.decoder = copy.deepcopy(model)
@@ -170,12 +170,12 @@ class Whole:
         return {name: gradient_of(p) for name, p in self.decoder.named_parameters()}
 
     def weights(self) -> dict[str, Tensor]:
-        """Give weights, and the biases of routers."""
+        """Return weights and router biases."""
         return {name: p.detach() for name, p in self.decoder.state_dict().items()}
 
 
 class ParallelModel:
-    """What one rank holds of a model, and how it trains it."""
+    """The part of a model on one rank, with its training steps."""
 
     def __init__(self, model: Decoder, layout: Layout) -> None:
         self.mesh = layout_mesh(layout)
@@ -272,22 +272,22 @@ def _parallelize(stage: Decoder, layout: Layout, mesh: Mesh, dtypes: StateDtypes
 
 
 def gather(tensor: Tensor) -> Tensor:
-    """Copy a tensor in its global shape; the ranks that hold parts of it call this together."""
+    """Return a copy of the whole tensor; all ranks with parts of it must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
 
 
 def batch_of(step: int, data_rank: int, *, microbatches: int = 2) -> Tensor:
-    """Draw (microbatches, sequences, length + 1) tokens, others for each step and rank."""
+    """Draw (microbatches, sequences, length + 1) tokens by step and rank."""
     generator = torch.Generator().manual_seed(100 * step + data_rank)
     shape = (microbatches, SEQUENCES, LENGTH + 1)
     return torch.randint(VOCAB_SIZE, shape, generator=generator)
 
 
 def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """Return the largest relative difference; what rounds to nothing is measured by others."""
+    """Return the largest relative difference, with a lower bound for tensors near zero."""
     assert found.keys() <= expected.keys()
     floor = 1e-4 * max(tensor.norm().item() for tensor in expected.values())
     return max(
-        relative(tensor, expected[name].view_as(tensor), floor=floor)  # stacks come as rows
+        relative(tensor, expected[name].view_as(tensor), floor=floor)  # stacks as rows
         for name, tensor in found.items()
     )

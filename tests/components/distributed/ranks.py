@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 600
 DYING_SECONDS = 1.0
 MAXIMUM_THREADS = 50  # of one process
-# What cases import, once for all processes of a worker rather than in each of them.
+# Imported once per worker instead of in each process.
 PRELOADED = [
     "torch.distributed.tensor",
     "components.checkpoint.saving",

@@ -1,4 +1,4 @@
-"""What every rank does in the tests of tensor parallelism: a split copy beside the whole."""
+"""Functions that ranks run in tests of tensor parallelism: a split copy and the whole model."""
 
 import copy
 from collections.abc import Iterable, Mapping
@@ -63,7 +63,7 @@ LATENT = LatentAttentionSpec(
 
 
 class Parts(NamedTuple):
-    """Choose a decoder's parts; as it is, one like Llama."""
+    """Parts of a decoder; the defaults resemble Llama."""
 
     num_heads: int = 8
     num_kv_heads: int = 4
@@ -95,7 +95,7 @@ class Parts(NamedTuple):
     sinks: bool = False
 
 
-# Norms on both sides, scaled embeddings and scores, and a window that turns otherwise.
+# Norms on both sides, scaled embeddings and scores, and a local rotary base.
 GEMMA3 = Parts(
     num_kv_heads=2,
     qk_norm=RMS_NORM,
@@ -112,7 +112,7 @@ GEMMA3 = Parts(
     scale_dim=9,
 )
 
-# Each linear mixer, one beside attention, and layers with one part.
+# All linear mixers, one of them parallel to attention, and layers with one part.
 SIZES: dict[str, Any] = {"key_dim": 3, "value_dim": 4, "conv_size": 3, "norm": RMS_NORM}
 HEADS: dict[str, Any] = {"num_heads": 8, "num_key_heads": 4}
 MIXERS: Mapping[str, MixerSpec] = {
@@ -137,7 +137,7 @@ GPT = Parts(
     norm=LAYER_NORM,
 )
 BLOOM = GPT._replace(
-    num_heads=12,  # no power of two
+    num_heads=12,  # not a power of two
     num_kv_heads=12,
     positions=AlibiSpec(),
     embedding_norm=LAYER_NORM,
@@ -145,7 +145,7 @@ BLOOM = GPT._replace(
 
 
 class Difference(NamedTuple):
-    """Say how far a split decoder is from the whole: relative, and in which parameter."""
+    """Relative differences between a split and a whole decoder, and the worst parameter."""
 
     loss: float
     gradient: float
@@ -165,7 +165,7 @@ def build(parts: Parts) -> Decoder:
 
 
 def randomized(parts: Parts, *, seed: int = 0) -> Decoder:
-    """Build a decoder in double precision, no weight of which is 0 or 1."""
+    """Build a decoder in double precision with no weight of 0 or 1."""
     torch.manual_seed(seed)
     decoder = build(parts).double()
     with torch.no_grad():
@@ -175,7 +175,7 @@ def randomized(parts: Parts, *, seed: int = 0) -> Decoder:
 
 
 def batch(*, seed: int = 1, sequences: int = 2) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw tokens, targets and, three to a row, documents."""
+    """Draw tokens, targets and document numbers, three documents per row."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(VOCAB_SIZE, (sequences, LENGTH + 1), generator=generator)
     ends = torch.zeros(sequences, LENGTH, dtype=torch.long)
@@ -185,7 +185,7 @@ def batch(*, seed: int = 1, sequences: int = 2) -> tuple[Tensor, Tensor, Tensor]
 
 @cache
 def mesh_of(*sizes: int) -> DeviceMesh:
-    """Make the root mesh, of a data and a tensor axis."""
+    """Make the root mesh with a data and a tensor axis."""
     return init_device_mesh("cpu", sizes, mesh_dim_names=("data", "tensor"))
 
 
@@ -214,7 +214,7 @@ def gradients(split: nn.Module) -> dict[str, Tensor]:
 
 
 def worst(whole: nn.Module, found: dict[str, Tensor]) -> tuple[float, str]:
-    """Return the largest relative difference of a gradient, and whose it is."""
+    """Return the largest relative gradient difference and the name of its parameter."""
     expected = {name: gradient_of(parameter) for name, parameter in whole.named_parameters()}
     assert set(expected) == set(found)
     # Without rotation the softmax cancels the key's bias: its gradient is rounding alone.
@@ -226,7 +226,7 @@ def worst(whole: nn.Module, found: dict[str, Tensor]) -> tuple[float, str]:
 
 
 def compare(parts: Parts, sequence_parallel: bool, documents: bool) -> Difference:
-    """Train on two microbatches, whole and split."""
+    """Compare losses and gradients of two microbatches, whole and split."""
     whole = randomized(parts)
     split = split_copy(whole, sequence_parallel=sequence_parallel)
     losses: list[Tensor] = []
@@ -256,7 +256,7 @@ def logits_difference(parts: Parts, sequence_parallel: bool) -> float:
 
 
 def refuse(parts: Parts, sequence_parallel: bool) -> str:
-    """Return what the error says that this decoder meets."""
+    """Return the message of the expected error."""
     tokens, _, _ = batch()
     try:
         split_copy(randomized(parts), sequence_parallel=sequence_parallel)(tokens[:, :-1])

@@ -1,4 +1,4 @@
-"""Whoever holds a tensor alike gets its own numbers from the one rank that reads them."""
+"""One rank reads each tensor and sends it to all ranks with the same part."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def _mesh(axes: Axes) -> Mesh:
 
 
 def _weights(mesh: Mesh) -> dict[str, nn.Parameter]:
-    """A dense weight, one of tensor ranks and one of experts, 5 x 8 x 3 numbers each."""
+    """Make a dense weight and weights split by tensor and expert ranks, 120 numbers each."""
     numbers = torch.arange(120.0).view(40, 3)
     split = {"dense": numbers}
     for name, axis in (("tensor", "tensor"), ("experts", "expert")):
@@ -33,13 +33,13 @@ def _weights(mesh: Mesh) -> dict[str, nn.Parameter]:
 
 
 def _values(mesh: Mesh, splits: bool) -> list[tuple[str, Tensor, DeviceMesh]]:
-    """Name weights and what an optimizer keeps of them, each with those who hold it alike."""
+    """List weights and optimizer states with the group of ranks that hold the same part."""
     stage = nn.ParameterDict(_weights(mesh))
     (shards,) = make_shards([stage], mesh, split=splits, weights=torch.float32)
-    named = [(f"{one.name} weight", one, one.weight.detach()) for one in shards]
+    named = [(f"{shard.name} weight", shard, shard.weight.detach()) for shard in shards]
     named += [
-        (f"{one.name} state", one, one.to_dtensor(one.parameter.detach().clone()))
-        for one in shards
+        (f"{shard.name} state", shard, shard.to_dtensor(shard.parameter.detach().clone()))
+        for shard in shards
     ]
     return [
         (name, value, broadcast_read.find_holders(shard, value)) for name, shard, value in named
@@ -47,7 +47,7 @@ def _values(mesh: Mesh, splits: bool) -> list[tuple[str, Tensor, DeviceMesh]]:
 
 
 def read_once(axes: Axes) -> list[tuple[list[str], dict[str, int]]]:
-    """Read whole and split values by those who are chosen to.
+    """Read unsplit and split values on the assigned ranks.
 
     Returns the values that did not get their own numbers back from those who hold them alike,
     and how many numbers of each value all ranks together read.
@@ -60,23 +60,23 @@ def _read(values: list[tuple[str, Tensor, DeviceMesh]]) -> tuple[list[str], dict
     expected = {name: get_local_part(value).clone() for name, value, _ in values}
     chosen = broadcast_read.assign_readers([(value, among) for _, value, among in values])
     mine = dict.fromkeys(expected, 0)
-    for (name, value, among), one in zip(values, chosen, strict=True):
-        if among.get_local_rank() == one:
+    for (name, value, among), reader in zip(values, chosen, strict=True):
+        if among.get_local_rank() == reader:
             mine[name] = expected[name].numel()
         else:
             get_local_part(value).fill_(-1.0)
-    for (_, value, among), one in zip(values, chosen, strict=True):
-        broadcast_read.send_value(value, among, one)
+    for (_, value, among), reader in zip(values, chosen, strict=True):
+        broadcast_read.send_value(value, among, reader)
     everyones: list[dict[str, int]] = [{}] * dist.get_world_size()
     dist.all_gather_object(everyones, mine)
     wrong = [
         name for name, value, _ in values if not get_local_part(value).equal(expected[name])
     ]
-    return wrong, {name: sum(one[name] for one in everyones) for name in mine}
+    return wrong, {name: sum(counts[name] for counts in everyones) for name in mine}
 
 
 def spread(axes: Axes) -> tuple[bool, float]:
-    """Send the number of each stage over the stage; return who had it, and what came."""
+    """Send a number to a stage; return whether this rank read it, and the result."""
     mesh = _mesh(axes)
     had = broadcast_read.reads_for_stage(mesh)
     value = torch.full((3,), float(10 + mesh.get_axis_rank("pipeline")) if had else -1.0)
@@ -102,12 +102,12 @@ def spread(axes: Axes) -> tuple[bool, float]:
 def test_every_number_is_read_once_and_reaches_the_ranks_that_hold_it(
     four_ranks: Ranks, axes: Axes
 ) -> None:
-    """Once in each stage, and on each tensor rank that has a part."""
+    """A number is read once per stage and per tensor rank with its own part."""
     for whole_and_split in four_ranks(read_once, axes):
         for wrong, counts in whole_and_split:
             assert wrong == []
             for name, numbers in counts.items():
-                alike = axes.get("pipeline", 1)  # here both stages hold the same
+                alike = axes.get("pipeline", 1)  # both stages hold the same weights
                 if not name.startswith("tensor"):
                     alike *= axes.get("tensor", 1)
                 assert numbers == 120 * alike, name
@@ -123,7 +123,7 @@ def test_every_number_is_read_once_and_reaches_the_ranks_that_hold_it(
         ({"pipeline": 4}, [0, 1, 2, 3]),
     ],
 )
-def test_what_one_rank_of_a_stage_has_all_of_it_get(
+def test_one_rank_of_a_stage_sends_its_values_to_the_stage(
     four_ranks: Ranks, axes: Axes, readers: list[int]
 ) -> None:
     found = four_ranks(spread, axes)

@@ -1,4 +1,4 @@
-"""Context ranks, each with two chunks of every sequence, compute what one process does."""
+"""Context ranks with two chunks of every sequence equal one process."""
 
 import copy
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from components.attention_backends import BACKENDS
-from components.config.model_spec.positions import LearnedSpec, RotarySpec
+from components.config.model_spec.positions import RotarySpec
 from components.distributed.context import (
     ContextCore,
     SequencePart,
@@ -36,7 +36,7 @@ HEAD_DIM = 6
 
 
 class Core(NamedTuple):
-    """Choose what an attention core computes on."""
+    """Settings of an attention core."""
 
     num_heads: int = 4
     num_kv_heads: int = 4
@@ -57,7 +57,7 @@ def context_mesh() -> DeviceMesh:
 
 
 def gathered_tokens() -> list[int]:
-    """Take this rank's part of 0, 1, 2, ... and gather it again."""
+    """Select this rank's part of 0, 1, 2, ... and gather the whole sequence."""
     whole = torch.arange(CORE_LENGTH)
     part = SequencePart.from_mesh(context_mesh()).select_rows(whole[None]).double()
     again = gather_sequence(part[..., None], context_mesh().get_group())
@@ -66,13 +66,12 @@ def gathered_tokens() -> list[int]:
 
 
 def mean_of_ranks() -> float:
-    """Average the ranks' numbers."""
     mine = torch.tensor(float(context_mesh().get_local_rank()))
     return mean_over_parts(mine, context_mesh()).item()
 
 
 def seeds() -> tuple[int, int]:
-    """Return what 3 becomes on this rank of the axis, and on an axis of one rank."""
+    """Return the seed derived from 3 on this rank's axis and on an axis of one rank."""
     alone = mesh_of(torch.distributed.get_world_size(), 1)["tensor"]
     first, second = (
         stream_seed(3, mesh, sequence_parallel=mesh.size() > 1)
@@ -82,7 +81,7 @@ def seeds() -> tuple[int, int]:
 
 
 def core_differences(core: Core) -> list[float]:
-    """Compare what comes out, and the gradients of queries, keys and values."""
+    """Compare outputs and the gradients of queries, keys and values."""
     *inputs, upstream = _drawn(core)
     part = SequencePart.from_mesh(context_mesh())
     plain = AttentionCore(dropout=0.0, backends=BACKENDS, has_sinks=core.sinks)
@@ -102,7 +101,7 @@ def core_differences(core: Core) -> list[float]:
 
 
 def _drawn(core: Core) -> list[Tensor]:
-    """Draw queries, keys, values, and the gradient of what comes out, all of them whole."""
+    """Draw whole queries, keys, values and output gradients."""
     generator = torch.Generator().manual_seed(5)
     counts = (core.num_heads, core.num_kv_heads, core.num_kv_heads, core.num_heads)
     return [
@@ -132,7 +131,7 @@ def _mixed_and_gradients(
 
 
 def dropped_fractions() -> list[float]:
-    """Return the fraction of equal weights that training drops, and that evaluation does."""
+    """Return the fractions of attention weights dropped in training and in evaluation."""
     core = ContextCore(AttentionCore(dropout=0.5, backends=BACKENDS), context_mesh())
     part = SequencePart.from_mesh(context_mesh())
     places = part.position_ids(CORE_LENGTH // part.ranks, torch.device("cpu"))
@@ -148,7 +147,7 @@ def dropped_fractions() -> list[float]:
 
 
 def _kept(mixed: Tensor) -> int:
-    """Count the weights that are not 0: the values were the unit matrix."""
+    """Count nonzero weights; the values were the unit matrix."""
     return int((mixed != 0).sum())
 
 
@@ -201,27 +200,23 @@ CORES = {
     "narrow window, slopes, documents": Core(window=3, slopes=True, documents=True),
 }
 LLAMA = Parts(z_loss=0.1)
-# A window, none, and one longer than a rank's part; those with one turn otherwise.
+# A window, none, and one longer than a rank's part; windowed layers have a local base.
 WINDOWED = Parts(
     positions=RotarySpec(base=10_000.0, local_base=100.0),
     windows=(5, "full", tensor_cases.LENGTH - 2),
     num_layers=3,
 )
-LATENT_HEADS = Parts(attention=tensor_cases.LATENT)
 GATED = Parts(
     positions=RotarySpec(base=10_000.0, rotary_fraction=0.6, local_base=100.0),
     windows=(5, "full"),
     output_gate=True,
 )
-LEARNED = Parts(
-    num_kv_heads=8, tied=True, positions=LearnedSpec(num_positions=tensor_cases.LENGTH)
-)
 MODELS = {
     "llama": LLAMA,
     "bloom": tensor_cases.BLOOM,
-    "learned": LEARNED,
+    "learned": tensor_cases.GPT,
     "windowed": WINDOWED,
-    "latent": LATENT_HEADS,
+    "latent": Parts(attention=tensor_cases.LATENT),
     "gemma 3": tensor_cases.GEMMA3,
     "hybrid": tensor_cases.HYBRID,
     "gated": GATED,
@@ -233,34 +228,30 @@ def parts(ranks: int) -> list[SequencePart]:
     return [SequencePart(rank=rank, ranks=ranks) for rank in range(ranks)]
 
 
-def test_four_ranks_hold_an_early_chunk_and_its_mirror_image() -> None:
+def test_a_rank_holds_a_chunk_and_its_mirror_image() -> None:
     assert [part.chunk_numbers for part in parts(4)] == [(0, 7), (1, 6), (2, 5), (3, 4)]
     places = SequencePart(rank=1, ranks=4).position_ids(4, CPU)
     assert places.tolist() == [2, 3, 12, 13]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_the_ranks_hold_every_place_once_and_see_equally_many_keys(ranks: int) -> None:
+def test_ranks_divide_positions_and_see_equally_many_keys(ranks: int) -> None:
     length = 6 * ranks
     held = [part.position_ids(6, CPU) for part in parts(ranks)]
     assert torch.cat(held).sort().values.tolist() == list(range(length))
     visible = {int((places + 1).sum()) for places in held}
     assert visible == {length * (length + 1) // 2 // ranks}
+    rows = torch.arange(3 * length).view(3, -1)
+    for part, places in zip(parts(ranks), held, strict=True):
+        assert torch.equal(part.select_rows(rows), rows[:, places])
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_a_rank_takes_the_tokens_of_its_places(ranks: int) -> None:
-    rows = torch.arange(3 * 4 * ranks).view(3, -1)
-    for part in parts(ranks):
-        assert torch.equal(part.select_rows(rows), rows[:, part.position_ids(4, CPU)])
-
-
-def test_one_rank_alone_takes_all_of_a_sequence_of_any_length() -> None:
+def test_a_single_rank_takes_the_whole_sequence() -> None:
     rows = torch.arange(14).view(2, 7)
     assert SequencePart(rank=0, ranks=1).select_rows(rows) is rows
 
 
-def test_gathered_parts_are_in_natural_order(two_ranks: Ranks, four_ranks: Ranks) -> None:
+def test_gathered_parts_are_in_sequence_order(two_ranks: Ranks, four_ranks: Ranks) -> None:
     for ranks in (two_ranks, four_ranks):
         assert all(found == list(range(CORE_LENGTH)) for found in ranks(gathered_tokens))
 
@@ -269,12 +260,15 @@ def test_figures_are_averaged_over_the_parts(four_ranks: Ranks) -> None:
     assert four_ranks(mean_of_ranks) == [1.5] * 4
 
 
+@pytest.mark.quick(
+    *(f"{core}-dense" for core in CORES),
+    *("one group-flex", "window, sinks-flex", "grouped, slopes, documents-flex"),
+)
 @pytest.mark.parametrize("flex", [False, True], ids=["dense", "flex"])
 @pytest.mark.parametrize("core", CORES)
-def test_a_rank_attends_to_the_keys_of_all_and_learns_from_all(
+def test_outputs_and_gradients_of_each_rank_equal_attention_over_the_whole_sequence(
     two_ranks: Ranks, four_ranks: Ranks, core: str, flex: bool
 ) -> None:
-    """What comes out, and the gradients of queries, keys and values, are the plain core's."""
     for ranks in (two_ranks, four_ranks):
         for differences in ranks(core_differences, CORES[core]._replace(flex=flex)):
             assert max(differences) < tensor_cases.LOSS_TOLERANCE
@@ -288,7 +282,7 @@ def test_half_of_the_weights_are_dropped_in_training_and_none_in_evaluation(
         assert evaluation == 0
 
 
-def test_each_rank_draws_masks_of_its_own(four_ranks: Ranks) -> None:
+def test_each_rank_has_its_own_dropout_seed(four_ranks: Ranks) -> None:
     found, alone = zip(*four_ranks(seeds), strict=True)
     assert len({3, *found}) == 5
     assert alone == (3, 3, 3, 3)
@@ -311,9 +305,12 @@ def test_tensor_ranks_split_what_a_context_rank_holds(
     assert_small(four_ranks(compare, model, 2, sequence_parallel, True))
 
 
-def test_four_ranks_equal_one_process_with_norms_of_queries_and_keys(four_ranks: Ranks) -> None:
-    assert_small(four_ranks(compare, LLAMA._replace(qk_norm=RMS_NORM), 1, False, False))
-
-
-def test_four_ranks_pass_states_of_linear_mixers(four_ranks: Ranks) -> None:
-    assert_small(four_ranks(compare, tensor_cases.HYBRID, 1, False, True))
+@pytest.mark.parametrize(
+    ("model", "documents"),
+    [(LLAMA._replace(qk_norm=RMS_NORM), False), (tensor_cases.HYBRID, True)],
+    ids=["norms of queries and keys", "linear mixers"],
+)
+def test_a_decoder_on_four_ranks_equals_one_process(
+    four_ranks: Ranks, model: Parts, documents: bool
+) -> None:
+    assert_small(four_ranks(compare, model, 1, False, documents))

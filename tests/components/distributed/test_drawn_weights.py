@@ -1,4 +1,4 @@
-"""A rank that holds parts starts with the bits that one process gives the whole."""
+"""Ranks with parts of a model have the initial bits of one process."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,12 +21,12 @@ from tests.components.distributed.tensor_cases import Parts, build
 
 SEED = 11
 PADDING_ROW = 1_500  # beyond the first block of rows
-# A third is drawn again, so what a rank draws depends on rows that others hold.
+# The cutoff redraws a third of the numbers, so rows depend on rows of other ranks.
 FIRST = NormalSpec(std=0.02, residual="scaled", padding_row=PADDING_ROW, cutoff=1.0)
 
 
 class Filled(NamedTuple):
-    """Which weights differ in a bit, how far the loss is off, and a rank's embedded rows."""
+    """Names of different weights, the loss difference, and a rank's rows of the embedding."""
 
     different: list[str]
     loss: float
@@ -34,14 +34,14 @@ class Filled(NamedTuple):
 
 
 def draw(parts: Parts, layout: Layout) -> Filled:
-    """Draw in the layout, and the whole as one process does."""
+    """Draw the weights of a layout and of one process."""
     whole, decoder = _whole(parts), _parallelized(parts, layout)
     draw_weights(decoder, seed=SEED)
     return _compare(decoder, whole)
 
 
 def take_over(parts: Parts, layout: Layout) -> Filled:
-    """Copy a model's weights into the layout; one rank alone has them."""
+    """Copy weights from one rank into the layout."""
     whole, decoder = tensor_cases.randomized(parts).float(), _parallelized(parts, layout)
     mesh = layout_mesh(layout)
     with torch.device("meta"):
@@ -73,14 +73,14 @@ def _parallelized(parts: Parts, layout: Layout) -> Decoder:
     if layout.zero == 3:
         shard_weights(decoder, mesh, dtypes=FLOAT32)
     decoder.to_empty(device="cpu")
-    with torch.no_grad():  # what memory happens to hold may look right
+    with torch.no_grad():  # old memory could contain the right values
         for weight in decoder.parameters():
             get_local_part(weight).fill_(torch.nan)
     return decoder
 
 
 def _compare(decoder: Decoder, whole: Decoder) -> Filled:
-    """Gather every weight; the loss says the same without trusting what gathers."""
+    """Compare all gathered weights, and the loss, which does not depend on gathering."""
     expected = dict(whole.named_parameters())
     different = [
         name
@@ -120,7 +120,7 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.quick("tied-tensor, zero 3")
 @layouts
 @pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied"])
-def test_drawn_rows_are_those_of_the_whole(
+def test_drawn_rows_equal_the_rows_of_one_process(
     run_layout: Callable[..., Any], layout: str, tied: bool
 ) -> None:
     parts, (degrees, rows) = PARTS._replace(tied=tied), LAYOUTS[layout]
@@ -134,7 +134,7 @@ def test_drawn_rows_are_those_of_the_whole(
 
 @pytest.mark.quick("tensor, zero 3")
 @layouts
-def test_copied_rows_are_those_of_the_whole(
+def test_copied_rows_equal_the_rows_of_one_process(
     run_layout: Callable[..., Any], layout: str
 ) -> None:
     degrees, rows = LAYOUTS[layout]

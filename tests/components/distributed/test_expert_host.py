@@ -1,4 +1,4 @@
-"""What experts on CUDA ask the host: nothing in one place, the length of messages over ranks.
+"""Values that experts on CUDA read on the host: none on one rank, message sizes over ranks.
 
 No such device is needed: fake tensors stand for those on one and raise when a value is read.
 Autograd's engine asks for the device itself, so its graph is walked here.
@@ -30,7 +30,7 @@ Dispatch = Callable[[Mixture], Mixture]
 
 
 class Places(TorchDispatchMode):
-    """Note where the tensors are that operators make."""
+    """Record the devices of all tensors that operators create."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,8 +46,8 @@ class Places(TorchDispatchMode):
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """List how many numbers each question to the host is about; an even load answers."""
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """List the sizes of all host reads, which return an even load."""
     lengths: list[int] = []
 
     def answer(counts: Tensor, *, even: list[int]) -> list[int]:
@@ -60,7 +60,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def cuda() -> Iterator[None]:
-    """Make fake tensors on CUDA, in bfloat16: what its grouped products take."""
+    """Use fake CUDA tensors in bfloat16, the dtype of grouped products."""
     torch.set_default_dtype(torch.bfloat16)
     with lend_guard("cuda"), FakeTensorMode():
         yield
@@ -69,7 +69,7 @@ def cuda() -> Iterator[None]:
 
 @pytest.fixture
 def dispatches() -> Iterator[dict[str, Dispatch]]:
-    """Give what brings tokens and experts together, on the second of four ranks."""
+    """Give all dispatchers on the second of four ranks."""
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=RANKS)
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("expert",))
     yield {
@@ -87,7 +87,7 @@ def dispatches() -> Iterator[dict[str, Dispatch]]:
 
 
 def backward(result: Tensor) -> dict[Any, Tensor]:
-    """Go through a graph from its result, as the engine does; return the leaves' gradients."""
+    """Run a backward pass as the autograd engine does; return the gradients of the leaves."""
     waiting = edges_into(result.grad_fn)
     arrived: dict[Any, dict[int, Tensor]] = {result.grad_fn: {0: torch.empty_like(result)}}
     leaves: dict[Any, Tensor] = {}
@@ -115,7 +115,7 @@ def backward(result: Tensor) -> dict[Any, Tensor]:
 
 
 def edges_into(root: Any) -> dict[Any, int]:
-    """Count how many gradients each node of a graph waits for."""
+    """Count the gradients that each node of a graph waits for."""
     found, reached = {root: 0}, [root]
     while reached:
         for following, _ in reached.pop().next_functions:
@@ -128,7 +128,7 @@ def edges_into(root: Any) -> dict[Any, int]:
 
 
 def inputs(num_experts: int, **kind: Any) -> tuple[Tensor, Tensor, Tensor, Matrices]:
-    """Make a microbatch and the experts that are here."""
+    """Make a microbatch and the experts of this rank."""
     with torch.device("cuda"):
         tokens, weights, gate, up, down = (
             torch.empty(shape, requires_grad=True, **kind)
@@ -144,7 +144,7 @@ def inputs(num_experts: int, **kind: Any) -> tuple[Tensor, Tensor, Tensor, Matri
     return tokens, weights, chosen, Matrices(gate, up, down, ACTIVATIONS["silu"])
 
 
-@pytest.mark.usefixtures("dispatches", "cuda")  # in this order: a mesh is of real tensors
+@pytest.mark.usefixtures("dispatches", "cuda")  # in this order: the mesh needs real tensors
 @pytest.mark.parametrize(
     ("dispatch", "questions"),
     [
@@ -157,16 +157,16 @@ def inputs(num_experts: int, **kind: Any) -> tuple[Tensor, Tensor, Tensor, Matri
         ("bounded in parts", []),
     ],
 )
-def test_the_host_is_asked_how_many_pairs_travel_and_never_backward(
-    dispatches: dict[str, Dispatch], dispatch: str, questions: list[int], asked: list[int]
+def test_the_host_reads_message_sizes_in_the_forward_pass_only(
+    dispatches: dict[str, Dispatch], dispatch: str, questions: list[int], reads: list[int]
 ) -> None:
     here = NUM_EXPERTS if dispatch == "one place" else NUM_EXPERTS // RANKS
     tokens, weights, chosen, matrices = inputs(here)
     with Places() as places:
         mixed = dispatches[dispatch](Mixture(path="auto"))(tokens, weights, chosen, matrices)
-        assert asked == questions
+        assert reads == questions
         gradients = backward(mixed)
-    assert asked == questions
+    assert reads == questions
     assert places.kinds == {"cuda"}
     learned: list[Any] = [tokens, weights, *matrices[:3]]
     assert set(gradients) == set(learned)
@@ -174,7 +174,7 @@ def test_the_host_is_asked_how_many_pairs_travel_and_never_backward(
 
 
 @pytest.mark.usefixtures("cuda")
-def test_a_whole_layer_with_its_router_stays_on_the_device(asked: list[int]) -> None:
+def test_a_whole_layer_with_its_router_stays_on_the_device(reads: list[int]) -> None:
     with torch.device("cuda"):
         sizes = {"num_experts": NUM_EXPERTS, "top_k": TOP_K, "ffn_dim": FFN_DIM}
         spec = experts_spec(**sizes, renormalize=True, auxiliary_loss=0.01, z_loss=0.001)
@@ -182,14 +182,14 @@ def test_a_whole_layer_with_its_router_stays_on_the_device(asked: list[int]) -> 
         hidden = torch.randn(2, TOKENS, DIM, requires_grad=True)
     with Places() as places:
         gradients = backward(layer(hidden))
-    assert asked == []
+    assert reads == []
     assert places.kinds == {"cuda"}
     assert set(gradients) == {hidden, *layer.parameters()}
 
 
 @pytest.mark.usefixtures("cuda")
-def test_a_read_would_be_seen() -> None:
-    """In float32 torch has no such kernel: experts go in chunks, cut by counts."""
+def test_a_host_read_raises_in_this_test() -> None:
+    """Without a grouped kernel for float32, experts are split by counts from the host."""
     given = inputs(NUM_EXPERTS, dtype=torch.float32)
     with pytest.raises(DataDependentOutputException):
         Mixture(path="auto")(*given)

@@ -1,5 +1,6 @@
-"""Experts over ranks compute what they compute in one place, and keep what is promised."""
+"""Experts distributed over ranks equal one process, and hold the expected state."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from tests.components.model.specs import experts_spec
 
 # Double precision has 16 digits; sums in another order cost the last one or two.
 TOLERANCE = 1e-13
-dispatches = pytest.mark.parametrize("dispatch", ["all_gather", "all_to_all"])
+DISPATCHES: tuple[Any, ...] = ("all_gather", "all_to_all")
+dispatches = pytest.mark.parametrize("dispatch", DISPATCHES)
 
 
 def mixture(**changes: Any) -> Parts:
@@ -31,9 +33,9 @@ def assert_as_one_process(trained: list[Trained]) -> None:
 @dispatches
 @pytest.mark.parametrize("routing", ["spread", "one rank", "one expert"])
 @pytest.mark.parametrize("path", ["loop", "sorted", "grouped"])
-# Seven tokens: in parts of unlike lengths, and fewer parts than were asked for.
+# Seven tokens: parts of different lengths, and fewer parts than configured.
 @pytest.mark.parametrize("overlap", [1, 3, 8])
-def test_the_parts_mix_what_the_whole_mixes_and_give_its_gradients(
+def test_distributed_experts_and_gradients_equal_one_process(
     two_ranks: Ranks, dispatch: str, routing: str, path: str, overlap: int
 ) -> None:
     for differences in two_ranks(experts_cases.mix, dispatch, routing, path, overlap):
@@ -44,7 +46,7 @@ def test_the_parts_mix_what_the_whole_mixes_and_give_its_gradients(
 @pytest.mark.parametrize(("routing", "bound"), [("even", 1), ("spread", 2), ("one rank", 2)])
 @pytest.mark.parametrize("path", ["sorted", "grouped"])
 @pytest.mark.parametrize("overlap", [1, 3])
-def test_a_bound_that_holds_changes_nothing(
+def test_a_sufficient_bound_changes_nothing(
     two_ranks: Ranks, routing: str, bound: float, path: str, overlap: int
 ) -> None:
     tolerance = experts_cases.MIXTURE_TOLERANCE if path == "grouped" else TOLERANCE
@@ -55,24 +57,23 @@ def test_a_bound_that_holds_changes_nothing(
 
 @pytest.mark.parametrize(
     ("overlap", "bound", "beyond"),
-    # 14 pairs, all for one rank: it is sent 7 or 11; in parts of 6, 4 and 4 pairs 5, 3 and 3.
+    # All 14 pairs are for one rank, which gets 7 or 11; of parts of 6, 4, 4 pairs 5, 3, 3.
     [(1, 1, 7), (1, 1.5, 3), (3, 1.5, 3), (3, 2, 0)],
 )
-def test_pairs_that_a_bound_has_no_room_for_are_counted(
+def test_pairs_beyond_a_bound_are_counted(
     two_ranks: Ranks, overlap: int, bound: float, beyond: int
 ) -> None:
-    for gap, found in two_ranks(
-        experts_cases.mix_bounded, "one expert", "sorted", overlap, bound
-    ):
-        assert found == beyond
+    given = "one expert", "sorted", overlap, bound
+    for gap, dropped in two_ranks(experts_cases.mix_bounded, *given):
+        assert dropped == beyond
         assert (gap < TOLERANCE) == (beyond == 0)
 
 
 @dispatches
-def test_while_a_part_is_computed_others_are_under_way_forward_and_backward(
+def test_communication_of_a_part_overlaps_with_computation(
     two_ranks: Ranks, dispatch: str
 ) -> None:
-    there, back = ["depart"] * 2, ["depart"]  # tokens and their weights, and their mixture
+    there, back = ["depart"] * 2, ["depart"]  # tokens with weights; the mixture
     for forward, backward in two_ranks(experts_cases.note_order, dispatch, 2):
         each = ["arrive", "arrive", "compute", *back]
         assert forward == [*there * 2, *each * 2, "arrive", "arrive"]
@@ -81,21 +82,9 @@ def test_while_a_part_is_computed_others_are_under_way_forward_and_backward(
 
 
 @dispatches
-def test_bfloat16_tokens_come_back_in_bfloat16_or_wider(
-    two_ranks: Ranks, dispatch: str
-) -> None:
+def test_bfloat16_tokens_are_mixed_accurately(two_ranks: Ranks, dispatch: str) -> None:
     for difference in two_ranks(experts_cases.mix_coarsely, dispatch):
         assert difference < 0.02  # of the largest: bfloat16 has 8 bits
-
-
-@pytest.mark.quick("1-1-all_gather", "2-2-all_to_all")
-@dispatches
-@pytest.mark.parametrize(("zero", "overlap"), [(0, 1), (1, 1), (2, 1), (2, 2)])
-def test_two_expert_ranks_train_as_one_process_does(
-    two_ranks: Ranks, dispatch: Any, zero: int, overlap: int
-) -> None:
-    layout = Layout(expert=2, zero=zero, dispatch=dispatch, overlap=overlap)
-    assert_as_one_process(two_ranks(train, mixture(), layout))
 
 
 PAIR = Layout(shard=2, expert=2)
@@ -112,18 +101,30 @@ LAYOUTS = {
     "bounded and recomputed": EXCHANGED._replace(zero=2, overlap=1, recompute="full", bound=2),
     "bounded and selective": EXCHANGED._replace(recompute="selective", bound=2),
 }
+LAYOUTS |= {
+    f"expert 2, zero {zero}, {dispatch} {overlap}": Layout(
+        expert=2, zero=zero, dispatch=dispatch, overlap=overlap
+    )
+    for zero, overlap in ((0, 1), (1, 1), (2, 1), (2, 2))
+    for dispatch in DISPATCHES
+}
+LAYOUTS |= {f"no expert ranks, zero {zero}": Layout(shard=2, zero=zero) for zero in (1, 2, 3)}
 
 
-@pytest.mark.quick("aware")
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.quick(
+    *("aware", "expert 2, zero 1, all_gather 1", "expert 2, zero 2, all_to_all 2"),
+    "no expert ranks, zero 2",
+)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_data_and_expert_ranks_train_as_one_process_does(
-    four_ranks: Ranks, layout: str
+    run_layout: Callable[..., Any], name: str
 ) -> None:
-    parts = mixture(auxiliary_scope="layer")
-    assert_as_one_process(four_ranks(train, parts, LAYOUTS[layout]))
+    layout = LAYOUTS[name]
+    parts = mixture(auxiliary_scope="layer" if layout.ranks == 4 else "model")
+    assert_as_one_process(run_layout(train, parts, layout))
 
 
-# Beside a gated shared expert, and after a dense layer.
+# With a gated shared expert, after a dense layer.
 DEEPSEEK = {"scores": "sigmoid", "renormalize": True, "weight_scale": 2.5, "num_groups": 2}
 DEEPSEEK |= {"top_groups": 1, "shared_ffn_dim": 7, "shared_gate": True}
 DEEPSEEK |= {"balance_rate": 0.05, "auxiliary_loss": 0.01}
@@ -150,29 +151,24 @@ BIASED = {
 
 @pytest.mark.quick("deepseek-experts", "gpt-oss-bounded")
 @pytest.mark.parametrize(
-    "case", [f"{family}-{layout}" for family, those in BIASED.items() for layout in those]
+    "case", [f"{family}-{layout}" for family, layouts in BIASED.items() for layout in layouts]
 )
 def test_biases_of_routers_and_experts_train_as_in_one_process(
     four_ranks: Ranks, case: str
 ) -> None:
     family, _, layout = case.rpartition("-")
-    trained = four_ranks(train, FAMILIES[family], OF_FAMILIES[layout])
+    # After two steps a bias of a router that rose and fell is 0.
+    trained = four_ranks(train, FAMILIES[family], OF_FAMILIES[layout], 3)
     assert_as_one_process(trained)
     biases = [bias for rank in trained for name, bias in rank.weights.items() if "bias" in name]
     assert biases
     assert all(bias.count_nonzero() for bias in biases)
 
 
-@pytest.mark.quick("2")
-@pytest.mark.parametrize("zero", [1, 2, 3])
-def test_data_ranks_divide_whole_mixtures_too(two_ranks: Ranks, zero: int) -> None:
-    assert_as_one_process(two_ranks(train, mixture(), Layout(shard=2, zero=zero)))
-
-
 @pytest.mark.quick("1f1b-layer", "zbv-model")
 @pytest.mark.parametrize("scope", ["model", "layer"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble", "zbv", "dualpipev"])
-def test_stages_hand_on_what_the_auxiliary_losses_need(
+def test_auxiliary_losses_over_stages_equal_one_process(
     two_ranks: Ranks, scope: str, schedule: str
 ) -> None:
     several = schedule != "1f1b"
@@ -190,8 +186,7 @@ def test_stages_of_expert_ranks_compute_what_one_process_does(
 ) -> None:
     layout = Layout(pipeline=2, expert=2, schedule=schedule, stages_per_rank=stages)
     parts = mixture()._replace(num_layers=4)
-    found = four_ranks(run_steps, parts, layout, [4], False)
-    for rank in found:
+    for rank in four_ranks(run_steps, parts, layout, [4], False):
         assert rank.loss < TOLERANCE
         assert rank.gradient < TOLERANCE
 
@@ -199,20 +194,19 @@ def test_stages_of_expert_ranks_compute_what_one_process_does(
 def test_the_published_divisor_leaves_expert_gradients_larger_by_the_expert_degree(
     four_ranks: Ranks,
 ) -> None:
-    for ratios in four_ranks(
-        experts_cases.compare_divisors, mixture(), Layout(shard=2, expert=2, zero=1)
-    ):
+    layout = PAIR._replace(zero=1)
+    for ratios in four_ranks(experts_cases.compare_divisors, mixture(), layout):
         for name, ratio in ratios.items():
             of_experts = ".mlp." in name and "router" not in name
             assert ratio == pytest.approx(2 if of_experts else 1), name
 
 
 @pytest.mark.parametrize(("aware", "dense_pieces"), [(True, 4), (False, 2)])
-def test_expert_ranks_divide_the_state_of_dense_weights_where_they_are_asked_to(
+def test_expert_ranks_may_shard_the_state_of_dense_weights(
     four_ranks: Ranks, aware: bool, dense_pieces: int
 ) -> None:
     layout = Layout(shard=2, expert=2, zero=1, expert_aware=aware)
     for held in four_ranks(hold_experts, mixture(), layout):
-        # Two moments of each number; nothing here is lost to uneven rows.
+        # Two moments per number; all rows divide evenly.
         assert held.dense_state == 2 * held.dense / dense_pieces
         assert held.experts_state == 2 * held.experts / 4

@@ -1,4 +1,4 @@
-"""In every layout depths that predict further tokens train as in one process."""
+"""Multi-token prediction trains in every layout as on one process."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Under every schedule each microbatch and each weight has what one process gives it."""
+"""Losses and gradients of every pipeline schedule equal one process."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from tests.components.model.specs import LAYER_NORM
 
 
 class Found(NamedTuple):
-    """The largest relative differences from one process, and which losses were seen."""
+    """Largest relative differences from one process, count of losses, and parameters."""
 
     loss: float
     gradient: float
@@ -28,7 +28,7 @@ class Found(NamedTuple):
 
 
 def run_steps(parts: Parts, layout: Layout, counts: Sequence[int], evaluates: bool) -> Found:
-    """Take a step of each number of microbatches, with or without evaluation between them."""
+    """Run one step per number of microbatches, with or without evaluation in between."""
     model = randomized(parts)
     whole, sharded = layout_cases.Whole(model), layout_cases.ParallelModel(model, layout)
     loss = gradient = 0.0
@@ -54,14 +54,14 @@ def _relative(found: Sequence[float], expected: Sequence[float]) -> list[float]:
 
 @torch.no_grad()
 def _evaluate(whole: layout_cases.Whole, sharded: layout_cases.ParallelModel) -> list[float]:
-    """Compare losses without dropout, of as many and as long rows as no step has."""
+    """Compare evaluation losses for row counts and lengths that no step has."""
     decoders = [whole.decoder, *sharded.stages]
     differences = []
     for rows in (batch_of(50, 0, microbatches=1)[0], batch_of(51, 0)[:, 0, :13]):
         for decoder in decoders:
             decoder.eval()
         expected: Tensor = whole.decoder.compute_loss(rows[:, :-1], rows[:, 1:])
-        # Messages of one kind on one group: NCCL makes other connections for those alone.
+        # A send or receive outside of a batch would open further NCCL connections.
         refuse = Mock(side_effect=AssertionError("a message that is in no batch"))
         with patch.multiple(dist, send=refuse, recv=refuse):
             found = sharded.microbatches.evaluate_rows(rows)
@@ -93,7 +93,7 @@ SPLIT = sorted(SPLIT_SCHEDULES)
 
 
 class Steps(NamedTuple):
-    """What trains, in which layout, and the microbatches of each step."""
+    """A model, its layout and the microbatches of each step."""
 
     parts: Parts
     layout: Layout
@@ -105,46 +105,47 @@ class Steps(NamedTuple):
 def steps(
     schedule: str, *counts: int, parts: Parts = PARTS, evaluates: bool = False, **layout: Any
 ) -> Steps:
-    """Take steps of two stages, with ``layout`` for what else is split."""
+    """Make steps with two stages and further ``layout`` settings."""
     whole = SCHEDULES[schedule]._replace(**{"pipeline": 2} | layout)
     tolerance = TENSOR_TOLERANCE if whole.tensor > 1 or whole.compile != "none" else TOLERANCE
     return Steps(parts, whole, counts, evaluates, tolerance)
 
 
-CASES = {f"growing batch, {one}": steps(one, 4, 6, 4) for one in SCHEDULES}
-# Where weights have a pass of their own, that is when ZeRO 2 takes their gradients.
+CASES = {f"growing batch, {schedule}": steps(schedule, 4, 6, 4) for schedule in SCHEDULES}
+# With separate passes for weights, ZeRO 2 reduces gradients in these passes.
 CASES |= {
-    f"zero 2, {one}": steps(one, 4, 4, shard=2, zero=2, bucket_elements=1_000)
-    for one in ("interleaved", *SPLIT)
+    f"zero 2, {schedule}": steps(schedule, 4, 4, shard=2, zero=2, bucket_elements=1_000)
+    for schedule in ("interleaved", *SPLIT)
 }
 CASES |= {
-    f"evaluation between, {one}": steps(one, 4, 4, parts=DROPS, evaluates=True)
-    for one in ("1f1b", "interleaved", "dualpipev")
+    f"evaluation between, {schedule}": steps(schedule, 4, 4, parts=DROPS, evaluates=True)
+    for schedule in ("1f1b", "interleaved", "dualpipev")
 }
 CASES |= {
-    f"four stages, {one}": steps(one, *counts, parts=DEEP, evaluates=True, pipeline=4)
-    for one in SCHEDULES
-    for counts in [(8, 12) if one == "dualpipev" else (4, 8)]  # one for each of its stages
+    f"four stages, {schedule}": steps(schedule, *counts, parts=DEEP, evaluates=True, pipeline=4)
+    for schedule in SCHEDULES
+    for counts in [(8, 12) if schedule == "dualpipev" else (4, 8)]  # at least one per stage
 }
 CASES |= {
-    f"recomputed, {one}": steps(
-        one, 4, 6, parts=DROPS, recompute=recompute, recompute_every=every
+    f"recomputed, {schedule}": steps(
+        schedule, 4, 6, parts=DROPS, recompute=recompute, recompute_every=every
     )
-    for one, recompute, every in (
+    for schedule, recompute, every in (
         *(("gpipe", "selective", 1), ("1f1b", "full", 1), ("interleaved", "selective", 2)),
         *(("zero_bubble", "full", 1), ("zbv", "selective", 1), ("dualpipev", "selective", 2)),
     )
 }
-CASES |= {f"drops, {one}": steps(one, 4, 6, parts=DROPS) for one in SPLIT}
+CASES |= {f"drops, {schedule}": steps(schedule, 4, 6, parts=DROPS) for schedule in SPLIT}
 CASES |= {
-    f"data ranks, {one}": steps(one, 4, 6, evaluates=True, shard=2, zero=zero)
-    for one, zero in zip(SCHEDULES, (2, 1, 2, 1, 2), strict=False)
+    f"data ranks, {schedule}": steps(schedule, 4, 6, evaluates=True, shard=2, zero=zero)
+    for schedule, zero in zip(SCHEDULES, (2, 1, 2, 1, 2), strict=False)
 }
 CASES |= {
-    f"tensor ranks, {one}": steps(one, 4, tensor=2, sequence_parallel=True)
-    for one in ("1f1b", "interleaved", "zbv")
+    f"tensor ranks, {schedule}": steps(schedule, 4, tensor=2, sequence_parallel=True)
+    for schedule in ("1f1b", "interleaved", "zbv")
 }
-# Scalars of an activation have gradients with weights, and once of a layer computed twice.
+CASES["tensor ranks, whole"] = steps("1f1b", 4, tensor=2)
+# Scalars of an activation get gradients in the weight passes, once per recomputed layer.
 SLICED = Layout(tensor=2, sequence_parallel=True, recompute="selective")
 TRAINED = PARTS._replace(mlp=XIELU)
 CASES |= {
@@ -165,7 +166,7 @@ CASES |= {
 
 
 def assert_as_one_process(found: list[Found], microbatches: int, tolerance: float) -> None:
-    """Somebody saw each loss, and every weight is somewhere."""
+    """Check that all losses and all weights exist on some rank."""
     for rank in found:
         assert rank.loss < tolerance
         assert rank.gradient < tolerance
@@ -190,7 +191,7 @@ def test_ranks_compute_what_one_process_does(run_layout: Callable[..., Any], cas
 
 @pytest.mark.parametrize("schedule", sorted(SPLIT_SCHEDULES))
 @pytest.mark.parametrize("version", ["2.10.0a0+git449b176", "2.11.0+cu130", "2.12.1"])
-def test_split_backward_passes_are_refused_where_torch_computes_them_wrongly(
+def test_split_backward_passes_are_refused_on_releases_with_the_bug(
     version: str, schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "__version__", version)
@@ -203,7 +204,7 @@ def test_split_backward_passes_are_refused_where_torch_computes_them_wrongly(
 
 
 @pytest.mark.parametrize("version", ["2.13.0+cpu", "2.15.0", "3.0.0"])
-def test_later_releases_take_every_schedule(
+def test_later_releases_support_every_schedule(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "__version__", version)

@@ -1,4 +1,4 @@
-"""A tree of nodes gives what one group of all ranks does, over fewer connections."""
+"""Collectives over a tree of nodes equal one group of all ranks, with fewer connections."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ _ESTABLISHED = "01"  # Linux, include/net/tcp_states.h
 
 
 def connections() -> int:
-    """Count this process's TCP connections, once they do not change any more."""
+    """Count the TCP connections of this process after they are stable."""
     counts = [-1]
     while len(counts) < 4 or len(set(counts[-4:])) > 1:
         counts.append(_connections())
@@ -32,7 +32,7 @@ def connections() -> int:
 def _connections() -> int:
     inodes = set()
     for file in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # the listing's own
+        with suppress(FileNotFoundError):  # the descriptor of the listing itself
             inodes.add(str(file.readlink()).removeprefix("socket:[").removesuffix("]"))
     lines = [
         line.split()
@@ -56,13 +56,13 @@ def _made(make: Callable[[], Any]) -> int:
 
 
 def count_connections(ranks_per_node: int) -> tuple[int, int]:
-    """Make a tree and a group of all ranks; return the connections that each took here."""
+    """Return the number of connections of this process for a tree and for one group."""
     tree = _made(lambda: tree_of(ranks_per_node))
     return tree, _made(lambda: dist.new_group(backend="gloo"))
 
 
 def compare(ranks_per_node: int) -> list[str]:
-    """Name what a tree gives otherwise than the default group does."""
+    """Name the collectives with a different result over a tree."""
     tree, rank, ranks = tree_of(ranks_per_node), dist.get_rank(), dist.get_world_size()
     mine: Any = {"rank": rank, "numbers": list(range(1_000 * rank))}
     everyones: list[Any] = [None] * ranks
@@ -82,7 +82,7 @@ def compare(ranks_per_node: int) -> list[str]:
 
 
 def refused(ranks_per_node: int, failing: int) -> str:
-    """Let one rank fail, and return what this one hears of it."""
+    """Let one rank fail, and return the message on this rank."""
 
     def task() -> None:
         if dist.get_rank() == failing:
@@ -96,7 +96,7 @@ def refused(ranks_per_node: int, failing: int) -> str:
 
 
 def planned(ranks_per_node: int, files: int) -> tuple[RankWritePlan, RankWritePlan]:
-    """Plan one checkpoint over a tree, and over one group of all ranks."""
+    """Plan a checkpoint over a tree and over one group of all ranks."""
     rank = dist.get_rank()
     tensors = {f"of.{rank}": torch.zeros(3 + rank), "shared": torch.ones(5)}
     assert dist.group.WORLD is not None
@@ -115,7 +115,7 @@ def six() -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize("per_node", [2, 3])
-def test_a_rank_knows_those_of_its_node_and_a_leader_the_other_leaders(
+def test_ranks_connect_within_a_node_and_leaders_between_nodes(
     six: Ranks, per_node: int
 ) -> None:
     found = six(count_connections, per_node)
@@ -125,13 +125,14 @@ def test_a_rank_knows_those_of_its_node_and_a_leader_the_other_leaders(
         assert of_group == RANKS - 1
 
 
+@pytest.mark.quick("2", "3")
 @pytest.mark.parametrize("per_node", [1, 2, 3, 6])
-def test_every_rank_gets_what_one_group_of_all_would_give(six: Ranks, per_node: int) -> None:
+def test_collectives_over_the_tree_equal_one_group(six: Ranks, per_node: int) -> None:
     assert six(compare, per_node) == [[]] * RANKS
 
 
 @pytest.mark.parametrize("failing", [0, 3, 4])
-def test_all_ranks_of_all_nodes_hear_of_an_error(six: Ranks, failing: int) -> None:
+def test_an_error_reaches_all_ranks_of_all_nodes(six: Ranks, failing: int) -> None:
     assert six(refused, 2, failing) == [f"a.key: rank {failing} fails\n  mend it"] * RANKS
 
 

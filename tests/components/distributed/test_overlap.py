@@ -1,4 +1,4 @@
-"""The exchange of data ranks travels under the passes, whatever else the machine does."""
+"""Communication of data ranks overlaps with computation, measured on a simulated clock."""
 
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from tests.components.model.specs import experts_spec
 
 
 class SimulatedLink:
-    """A clock that what computes and what waits moves on; ``price`` is a number's time."""
+    """Simulated clock, advanced by computing and waiting; sending a number takes ``price``."""
 
     def __init__(self, *, price: float) -> None:
         self.now = self._free = 0.0
@@ -47,7 +47,7 @@ class SimulatedLink:
 
 
 class Sent:
-    """A collective that ends at some time."""
+    """A collective with a simulated end time."""
 
     def __init__(self, link: SimulatedLink, end: float) -> None:
         self._link, self._end = link, end
@@ -57,19 +57,19 @@ class Sent:
 
 
 def hidden(parts: Parts, layout: Layout) -> float:
-    """Return which part of what is exposed without overlap passes hide."""
+    """Return the fraction of the exposed communication time that overlap hides."""
     alone = step_time(parts, layout, price=0.0)
     late = step_time(parts, layout._replace(overlaps=False), price=1.0)
     return 1 - (step_time(parts, layout, price=1.0) - alone) / (late - alone)
 
 
 def step_time(parts: Parts, layout: Layout, *, price: float) -> float:
-    """Take two steps, and time the second: from the update before to what it updates."""
+    """Return the time of the second step, from the first update to its backward pass."""
     sharded = ParallelModel(randomized(parts).float(), layout)
     (stage,) = sharded.stages
     numbers = sum(weight.numel() for weight in stage.parameters())
     link = SimulatedLink(price=price)
-    # Gradients and weights: in a step each number travels once.
+    # In a step each gradient and each weight is sent once.
     watch(stage, link, forward=numbers / 2, backward=numbers)
     with (
         patch.multiple(collectives, all_gather=link.gather, reduce_scatter=link.scatter),
@@ -83,14 +83,14 @@ def step_time(parts: Parts, layout: Layout, *, price: float) -> float:
 
 
 def graphs_of_layers(parts: Parts, layout: Layout) -> int:
-    """Count the graphs that compiled layers make, whose weights come under the forward pass."""
+    """Count the graphs of compiled layers with weights gathered during the forward pass."""
     before = operators.count_graphs()
     train(parts, layout._replace(compile="layers", bucket_elements=1_000))
     return operators.count_graphs() - before
 
 
 def watch(stage: Decoder, link: SimulatedLink, *, forward: float, backward: float) -> None:
-    """Let parts of layers take their time forward, and each weight's gradient its own."""
+    """Charge the clock for each part's forward pass and each weight's gradient."""
     layers: list[Any] = list(stage.layers.values())
     parts: list[nn.Module] = [part for layer in layers for part in (layer.attention, layer.mlp)]
     weights = list(stage.parameters())
@@ -111,7 +111,7 @@ EXPERTS = experts_spec(ffn_dim=8, path="loop")
 @pytest.mark.quick("dense-2", "experts-1")
 @pytest.mark.parametrize("zero", [0, 1, 2])
 @pytest.mark.parametrize("mlp", [DENSE.mlp, EXPERTS], ids=["dense", "experts"])
-def test_passes_hide_most_of_an_exchange_as_long_as_the_backward_pass(
+def test_compute_hides_most_of_the_communication(
     two_ranks: Ranks, mlp: FeedForwardSpec, zero: int
 ) -> None:
     sums: dict[str, Any] = {"accumulate": "float32", "reduce": "float32"}
@@ -121,6 +121,6 @@ def test_passes_hide_most_of_an_exchange_as_long_as_the_backward_pass(
 
 
 @pytest.mark.long
-def test_a_compiled_layer_waits_for_its_weights_before_its_one_graph(two_ranks: Ranks) -> None:
+def test_a_compiled_layer_waits_for_its_weights(two_ranks: Ranks) -> None:
     layout = Layout(shard=2, zero=1)
     assert two_ranks(graphs_of_layers, DENSE._replace(num_layers=2), layout) == [1, 1]

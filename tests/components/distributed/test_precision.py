@@ -1,4 +1,4 @@
-"""Weights in 16 bits beside masters in float32: the same bits as steps written out by hand."""
+"""16-bit weights with float32 masters have the same bits as handwritten steps."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -21,19 +21,19 @@ from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import Parts, randomized
 from tests.components.distributed.test_data import EVEN, THREE_ROWS
 
-STEPS, MICROBATCHES = 3, 3
+STEPS, MICROBATCHES = 2, 3
 Weights = dict[str, Tensor]
 
 
 class Updated(NamedTuple):
-    """What steps have made of weights and masters, whole and as rows."""
+    """Gathered weights and masters after training steps."""
 
     weights: Weights
     masters: Weights
 
 
 class Trainee:
-    """A layout and its optimizer, over a model in float32."""
+    """A layout and its optimizer for a float32 model."""
 
     def __init__(self, parts: Parts, layout: Layout, *, seed: int = 0) -> None:
         self.sharded = ParallelModel(randomized(parts, seed=seed).float(), layout)
@@ -52,13 +52,16 @@ class Trainee:
         self.sharded.parallel.wait_for_weights()
         shards = self.sharded.shards
         return Updated(
-            {one.name: gather(one.weight.detach()) for one in shards},
-            {one.name: gather(one.to_dtensor(one.parameter.detach())) for one in shards},
+            {shard.name: gather(shard.weight.detach()) for shard in shards},
+            {
+                shard.name: gather(shard.to_dtensor(shard.parameter.detach()))
+                for shard in shards
+            },
         )
 
 
 def differ_from_steps_by_hand(parts: Parts, layout: Layout) -> list[str]:
-    """Name the weights and masters of which a bit is not that of steps written out."""
+    """Name the weights and masters with a bit that differs from handwritten steps."""
     trainee = Trainee(parts, layout)
     trainee.take(range(STEPS))
     found, expected = trainee.updated(), steps_by_hand(parts, layout)
@@ -67,12 +70,12 @@ def differ_from_steps_by_hand(parts: Parts, layout: Layout) -> list[str]:
 
 
 def different(found: Weights, expected: Weights) -> list[str]:
-    """Name what differs in a bit; stacks come as rows."""
+    """Name tensors with different bits; stacks are compared as rows."""
     return [n for n, x in found.items() if not x.equal(expected[n].view_as(x))]
 
 
 def steps_by_hand(parts: Parts, layout: Layout) -> Updated:
-    """Round the masters, add gradients up in float32, update the masters: in one process."""
+    """Round the masters, sum gradients in float32 and update the masters on one process."""
     model = randomized(parts).float()
     masters = {name: p.detach().clone() for name, p in model.named_parameters()}
     whole = Whole(model.bfloat16())
@@ -85,7 +88,7 @@ def steps_by_hand(parts: Parts, layout: Layout) -> Updated:
             for r in range(layout.data)
         ]
         if layout.zero >= 2:  # averaged over ranks, then summed
-            each = [[_mean(list(one)) for one in zip(*each, strict=True)]]
+            each = [[_mean(list(gradients)) for gradients in zip(*each, strict=True)]]
         means = _mean([_summed(of_rank) for of_rank in each])
         for name, master in masters.items():
             master.grad = means[name]
@@ -104,18 +107,18 @@ def _gradients(whole: Whole, rows: Tensor) -> Weights:
 def _summed(gradients: list[Weights]) -> Weights:
     total = dict(gradients[0])
     for more in gradients[1:]:
-        total = {name: one + more[name] for name, one in total.items()}
+        total = {name: gradient + more[name] for name, gradient in total.items()}
     return total
 
 
 def _mean(gradients: list[Weights]) -> Weights:
-    return {name: one / len(gradients) for name, one in _summed(gradients).items()}
+    return {name: gradient / len(gradients) for name, gradient in _summed(gradients).items()}
 
 
 def moves(parts: Parts, before: Layout, after: Layout, folder: Path) -> list[str]:
-    """Save in one scheme, load in another over other weights, and name what is not the same.
+    """Save in one precision scheme, load in another, and name the differences.
 
-    The finer of the two has what was saved, and weights are its rounding.
+    Loaded masters equal the saved ones, and loaded weights are their rounding.
     """
     first = Trainee(parts, before)
     first.take(range(STEPS))
@@ -124,7 +127,7 @@ def moves(parts: Parts, before: Layout, after: Layout, folder: Path) -> list[str
     load_checkpoint(checkpoint, second.state)
     saved, loaded = first.updated(), second.updated()
     dtypes = {name: weight.dtype for name, weight in loaded.weights.items()}
-    rounded = {name: one.to(dtypes[name]) for name, one in saved.masters.items()}
+    rounded = {name: master.to(dtypes[name]) for name, master in saved.masters.items()}
     moments = different(_moments(second), _moments(first))
     weights = different(loaded.weights, rounded)
     return weights + different(loaded.masters, saved.masters) + moments
@@ -137,26 +140,26 @@ def _moments(trainee: Trainee) -> Weights:
     return {name: gather(trainee.state.collect_tensors()[name]) for name in names}
 
 
-def goes_on(parts: Parts, layout: Layout, folder: Path) -> list[str]:
-    """Train to the end, uninterrupted and from a checkpoint, and name what differs in a bit."""
+def resume(parts: Parts, layout: Layout, folder: Path) -> list[str]:
+    """Name tensors that differ between an uninterrupted and a resumed run."""
     first = Trainee(parts, layout)
     first.take(range(STEPS))
     checkpoint = save_checkpoint(folder, first.state, RunProgress(STEPS, 10))
     second = Trainee(parts, layout, seed=1)
     load_checkpoint(checkpoint, second.state)
-    for one in (first, second):
-        one.take(range(STEPS, 2 * STEPS))
+    for trainee in (first, second):
+        trainee.take(range(STEPS, 2 * STEPS))
     ours, theirs = first.updated(), second.updated()
     return different(ours.weights, theirs.weights) + different(ours.masters, theirs.masters)
 
 
 def bytes_of(parts: Parts, layout: Layout) -> tuple[float, float]:
-    """Give a rank's bytes a number of the model: its weights, and the masters beside them."""
+    """Return a rank's bytes per parameter for weights and for separate masters."""
     shards = ParallelModel(randomized(parts).float(), layout).shards
     numbers = sum(shard.weight.numel() for shard in shards)
-    beside = {one.parameter.untyped_storage() for one in shards if one.is_master}
+    masters = {shard.parameter.untyped_storage() for shard in shards if shard.is_master}
     weights = sum(shard.weight.numel() * shard.weight.itemsize for shard in shards)
-    return weights / numbers, sum(one.nbytes() for one in beside) / numbers
+    return weights / numbers, sum(storage.nbytes() for storage in masters) / numbers
 
 
 MIXED = Layout(shard=2, weights="bfloat16", accumulate="float32", reduce="float32")
@@ -164,42 +167,36 @@ PLAIN = Layout(shard=2, accumulate="float32", reduce="float32")
 FEW_ELEMENTS = 1_000
 
 
-@pytest.mark.quick("1-even-one bucket", "2-three rows-many", "3-even-many")
-@pytest.mark.parametrize(
-    ("zero", "parts", "elements"),
-    [
-        pytest.param(0, EVEN, FEW_ELEMENTS, id="0-even-many"),
-        pytest.param(1, EVEN, 2**25, id="1-even-one bucket"),
-        pytest.param(1, THREE_ROWS, FEW_ELEMENTS, id="1-three rows-many"),
-        pytest.param(2, THREE_ROWS, FEW_ELEMENTS, id="2-three rows-many"),
-        pytest.param(3, THREE_ROWS, 2**25, id="3-three rows-one bucket"),
-        pytest.param(3, EVEN, FEW_ELEMENTS, id="3-even-many"),
-    ],
+BUCKETS = MIXED._replace(bucket_elements=FEW_ELEMENTS)
+CASES = {
+    "zero 0": (EVEN, BUCKETS),
+    "zero 1, one bucket": (EVEN, MIXED._replace(zero=1)),
+    "zero 1, three rows": (THREE_ROWS, BUCKETS._replace(zero=1)),
+    "zero 2, three rows": (THREE_ROWS, BUCKETS._replace(zero=2)),
+    "zero 3, three rows, one bucket": (THREE_ROWS, MIXED._replace(zero=3)),
+    "zero 3": (EVEN, BUCKETS._replace(zero=3)),
+    "zero 1, no overlap": (EVEN, BUCKETS._replace(zero=1, overlaps=False)),
+    "zero 3, no overlap": (EVEN, BUCKETS._replace(zero=3, overlaps=False)),
+    "stages without data ranks": (EVEN, MIXED._replace(shard=1, pipeline=2)),
+}
+
+
+@pytest.mark.quick(
+    *("zero 1, one bucket", "zero 2, three rows", "zero 3", "zero 1, no overlap"),
+    "stages without data ranks",
 )
-def test_steps_have_the_bits_of_those_by_hand(
-    two_ranks: Ranks, zero: int, parts: Parts, elements: int
-) -> None:
-    layout = MIXED._replace(zero=zero, bucket_elements=elements)
-    assert two_ranks(differ_from_steps_by_hand, parts, layout) == [[], []]
-
-
-def test_stages_without_data_ranks_have_masters_too(two_ranks: Ranks) -> None:
-    layout = MIXED._replace(shard=1, pipeline=2)
-    assert two_ranks(differ_from_steps_by_hand, EVEN, layout) == [[], []]
-
-
-@pytest.mark.quick("1")
-@pytest.mark.parametrize("zero", [1, 3])
-def test_without_overlap_the_bits_are_the_same(two_ranks: Ranks, zero: int) -> None:
-    layout = MIXED._replace(zero=zero, bucket_elements=FEW_ELEMENTS, overlaps=False)
-    assert two_ranks(differ_from_steps_by_hand, EVEN, layout) == [[], []]
+@pytest.mark.parametrize("case", CASES)
+def test_steps_equal_handwritten_steps_bit_for_bit(two_ranks: Ranks, case: str) -> None:
+    assert two_ranks(differ_from_steps_by_hand, *CASES[case]) == [[], []]
 
 
 @pytest.mark.quick("1")
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_a_run_goes_on_with_its_masters(two_ranks: Ranks, tmp_path: Path, zero: int) -> None:
+def test_a_resumed_run_keeps_its_master_weights(
+    two_ranks: Ranks, tmp_path: Path, zero: int
+) -> None:
     layout = MIXED._replace(zero=zero)
-    assert two_ranks(goes_on, EVEN, layout, tmp_path) == [[], []]
+    assert two_ranks(resume, EVEN, layout, tmp_path) == [[], []]
 
 
 @pytest.mark.quick("to rounded", "to plain")
@@ -224,7 +221,7 @@ def test_a_checkpoint_moves_between_schemes(
     [(PLAIN, (4, 0)), (MIXED, (2, 4)), (MIXED._replace(zero=1), (2, 2))],
     ids=["plain", "zero 0", "zero 1"],
 )
-def test_bytes_of_weights_and_masters_are_the_schemes(
+def test_weights_and_masters_take_the_expected_bytes(
     two_ranks: Ranks, layout: Layout, expected: tuple[float, float]
 ) -> None:
     for found in two_ranks(bytes_of, EVEN, layout):

@@ -1,4 +1,4 @@
-"""Selective recomputation repeats no product, attention or collective, and changes no bit."""
+"""Selective recomputation repeats no product or collective and changes no gradient."""
 
 from typing import Any, cast
 
@@ -25,9 +25,9 @@ from tests.components.model.routing_terms import auxiliary_terms
 Found = tuple[float, dict[str, int], dict[str, int]]
 
 
-def recompute_beside_none(parts: Parts, layout: str) -> Found:
-    """Return the largest difference of a gradient, and what both backward passes call."""
-    passes = [_gradients(parts, layout, recompute) for recompute in ("none", "selective")]
+def compare_recomputation(parts: Parts, layout: str, recompute: Any = "selective") -> Found:
+    """Return the largest gradient difference and the operators of both backward passes."""
+    passes = [_gradients(parts, layout, choice) for choice in ("none", recompute)]
     (plain, called), (thrifty, again) = passes
     differences = ((a - b).abs().max().item() for a, b in zip(plain, thrifty, strict=True))
     return max(differences), called, again
@@ -80,10 +80,25 @@ CASES = {
 }
 
 
+# Others with the same collectives run in `make test`.
+LONG = ("norms after", "norm of each head", "gathered", "exchanged")
+
+
+@pytest.mark.quick(*(case for case in CASES if case not in LONG))
 @pytest.mark.parametrize(("layout", "parts"), CASES.values(), ids=CASES)
-def test_what_waits_for_other_ranks_is_kept_and_no_gradient_changes(
+def test_selective_recomputation_repeats_no_collective_and_changes_no_gradient(
     two_ranks: Ranks, layout: str, parts: Parts
 ) -> None:
-    for difference, called, again in two_ranks(recompute_beside_none, parts, layout):
+    for difference, called, again in two_ranks(compare_recomputation, parts, layout):
         assert difference == 0
         assert again == called
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("recompute", ["full", ["attention", "norms"], ["mlp"]], ids=str)
+@pytest.mark.parametrize("layout", ["whole", "sliced"])
+def test_recomputation_of_parts_changes_no_gradient(
+    two_ranks: Ranks, layout: str, recompute: Any
+) -> None:
+    for difference, _, _ in two_ranks(compare_recomputation, DROPS, layout, recompute):
+        assert difference == 0

@@ -1,4 +1,4 @@
-"""A stage keeps its own parts and no others; tied ends stay one weight."""
+"""A stage keeps only its own parts; tied ends stay one weight."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ from tests.components.model.comparison import gradient_of
 
 
 def sum_ends(parts: Parts, layout: Layout) -> tuple[dict[str, Tensor], Tensor]:
-    """Return this rank's rows of tied gradients, and the whole embedding's gradient."""
+    """Return this rank's rows of tied gradients and the gradient of the whole embedding."""
     model = tensor_cases.randomized(parts)
     whole, sharded = Whole(model), ParallelModel(model, layout)
     batches = [batch_of(0, rank, microbatches=4) for rank in range(layout.data)]
@@ -94,7 +94,7 @@ def test_each_stage_keeps_its_parts(
         assert dict(stage.named_parameters()).keys() <= dict(whole.named_parameters()).keys()
 
 
-def test_a_stage_that_is_both_ends_keeps_all_and_shares_nothing() -> None:
+def test_a_single_stage_keeps_all_parts() -> None:
     stage = build(GPT)
     names = [name for name, _ in stage.named_parameters()]
     assert not prune_to_stage(stage, range(4), first=True, last=True)
@@ -115,7 +115,7 @@ def test_positions_without_parameters_stay_on_every_stage(positions: PositionsSp
     [GPT, GPT._replace(tied=False), LLAMA, tensor_cases.GEMMA3._replace(num_layers=4)],
     ids=["tied gpt", "gpt", "llama", "tied gemma 3"],
 )
-def test_stages_one_after_the_other_compute_the_whole(parts: Parts) -> None:
+def test_consecutive_stages_equal_the_whole_model(parts: Parts) -> None:
     whole = build(parts)
     stages = [build(parts) for _ in range(3)]
     for number, (stage, layers) in enumerate(zip(stages, (range(2), [2], [3]), strict=True)):
@@ -146,7 +146,9 @@ ENDS = {
 
 @pytest.mark.quick("one stage", "two stages", "tensor")
 @pytest.mark.parametrize("case", ENDS)
-def test_both_ends_hold_the_bits_of_one_sum(run_layout: Callable[..., Any], case: str) -> None:
+def test_both_ends_have_the_same_bits_of_the_summed_gradient(
+    run_layout: Callable[..., Any], case: str
+) -> None:
     layout, pairs = ENDS[case]
     found = run_layout(sum_ends, TIED, layout)
     ends = {rank for pair in pairs for rank in pair}
@@ -157,7 +159,7 @@ def test_both_ends_hold_the_bits_of_one_sum(run_layout: Callable[..., Any], case
         assert torch.equal(sums[first], sums[last])
     _, expected = found[0]
     rows = torch.cat([sums[first] for first, _ in pairs])
-    rows = rows[: len(expected)]  # without sharding each pair has them all
+    rows = rows[: len(expected)]  # without sharding each pair has all rows
     assert (rows - expected).abs().max() / expected.abs().max() < TOLERANCE
 
 

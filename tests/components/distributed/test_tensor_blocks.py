@@ -1,4 +1,4 @@
-"""One tensor rank's passes, the other being fake: what is dispatched, and what is kept."""
+"""Passes of one tensor rank, with a fake second one: dispatched operators and kept tensors."""
 
 import weakref
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def rank_of_two(*, sequence_parallel: bool) -> Decoder:
 
 
 class OfDTensors(TorchDispatchMode):
-    """Name the operators that DTensor's dispatch is asked for."""
+    """Collect the operators that DTensor dispatches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,12 +62,12 @@ def operators_of_dtensors(sequence_parallel: bool) -> set[str]:
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["whole", "sliced"])
 def test_no_operator_of_a_pass_goes_through_dtensors_dispatch(sequence_parallel: bool) -> None:
-    """But for the one by which autograd takes a gradient that it does not copy."""
+    """The exception is ``detach``, with which autograd avoids the copy of a gradient."""
     assert operators_of_dtensors(sequence_parallel) == {"aten.detach.default"}
 
 
 def gathered_at_once(recompute: Any) -> tuple[int, int, int]:
-    """Count gathered hidden states: at most in the forward pass, after it, in the backward."""
+    """Count live gathered hidden states: peak of the forward pass, after it, peak backward."""
     alive: list[weakref.ref[Any]] = []
     counts: list[int] = []
     start = collectives.start_gather
@@ -91,8 +91,8 @@ def gathered_at_once(recompute: Any) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full", ["attention"]])
-def test_no_gathered_input_outlives_the_pass_that_reads_it(recompute: Any) -> None:
-    """Backward there are those of a layer that is computed again, or what a block needs."""
+def test_gathered_inputs_are_freed_after_the_pass(recompute: Any) -> None:
+    """The backward pass also gathers the inputs of recomputed layers and of one block."""
     forward, between, backward = gathered_at_once(recompute)
     assert forward == 1
     assert between == 0

@@ -1,4 +1,4 @@
-"""Tensor ranks drop alike what all of them hold, and each in its own way its own part."""
+"""Tensor ranks drop shared tensors alike and their own parts differently."""
 
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ LENGTH = 32
 
 
 def dropped_weights(seed: int, layer: int, training: bool) -> list[bool]:
-    """List which of 32 x 32 equal weights are dropped: the values are the unit matrix."""
+    """Return which of 32 x 32 equal weights are dropped; the values are the unit matrix."""
     inner = AttentionCore(dropout=0.5, backends=BACKENDS)
     core = TensorParallelAttention(inner, tensor_mesh(), layer=layer).train(training)
     scope = build_scope(length=LENGTH)
@@ -33,7 +33,7 @@ def dropped_weights(seed: int, layer: int, training: bool) -> list[bool]:
 
 
 class Drawn(NamedTuple):
-    """What one rank drops by seed and layer, and the numbers that it draws around it."""
+    """Dropped weights of one rank by seed and layer, and its other random numbers."""
 
     first: list[bool]
     again: list[bool]
@@ -62,7 +62,7 @@ def draw() -> Drawn:
 
 
 def outputs(layers: int) -> list[float]:
-    """List what comes out of layers in training, or out of the embedding, then in slices."""
+    """Return outputs of layers in training, or of the sliced embedding alone."""
     sliced = layers == 0
     whole = randomized(Parts(dropout=0.5, attention_dropout=0.5)).train()
     whole.final_norm = whole.head = None
@@ -74,7 +74,7 @@ def outputs(layers: int) -> list[float]:
     return numbers
 
 
-def test_ranks_drop_alike_what_all_hold_and_otherwise_what_each_holds(two_ranks: Ranks) -> None:
+def test_ranks_drop_shared_tensors_alike_and_their_own_differently(two_ranks: Ranks) -> None:
     one, two = two_ranks(draw)
     assert one.first != two.first
     assert one.embedding != two.embedding
@@ -85,7 +85,7 @@ def test_ranks_drop_alike_what_all_hold_and_otherwise_what_each_holds(two_ranks:
         assert rank.other_seed != rank.first != rank.other_layer
         assert 0.4 < sum(rank.first) / (LENGTH * (LENGTH + 1) / 2) < 0.6
         assert not any(rank.evaluated)
-        # The stream that ranks share goes on as if no weight had been dropped.
+        # Dropout of attention does not advance the shared random stream.
         assert rank.after == rank.without
         assert rank.seeds[0] == 3
     # A rank changes the seed only where hidden states are sliced.

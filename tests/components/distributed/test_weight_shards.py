@@ -1,11 +1,11 @@
-"""Each rank's rows are those that a table says, share the weight's memory, and make a whole."""
+"""Shards have the rows of a table, share the memory of the weight, and add up to it."""
 
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from components.distributed.weight_shards import get_local_part, make_shards, own_rows
 from tests.components.distributed.layout_cases import Layout, gather, layout_mesh
@@ -13,7 +13,7 @@ from tests.components.distributed.ranks import Ranks
 
 
 class Made(NamedTuple):
-    """One shard: its rows, and what the whole is put together to from all ranks' shards."""
+    """The rows of one shard, and the whole weight gathered from all ranks."""
 
     rows: list[int]
     whole: list[int]
@@ -22,7 +22,7 @@ class Made(NamedTuple):
 
 
 def make(layout: Layout, rows: int, split: bool, placement: str, tied: bool) -> Made:
-    """Make the shard of a weight whose rows, of two numbers each, are numbered from 0."""
+    """Make the shard of a weight with numbered rows of two numbers."""
     mesh = layout_mesh(layout)
     numbers = torch.arange(rows, dtype=torch.float64).repeat_interleave(2).view(rows, 2)
     weight = _placed(numbers, layout, placement)
@@ -44,18 +44,10 @@ def make(layout: Layout, rows: int, split: bool, placement: str, tied: bool) -> 
 def _placed(numbers: Tensor, layout: Layout, placement: str) -> nn.Parameter:
     if placement == "plain":
         return nn.Parameter(numbers)
-    mesh = layout_mesh(layout)
-    axis = mesh.get_axis("tensor")
-    kinds: dict[str, Placement] = {
-        "rows": Shard(0),
-        "columns": Shard(1),
-        "replicated": Replicate(),
-    }
-    kind = kinds[placement]
-    part = numbers
-    if isinstance(kind, Shard):
-        part = numbers.chunk(axis.size(), dim=kind.dim)[axis.get_local_rank()].clone()
-    return nn.Parameter(DTensor.from_local(part, axis, [kind], run_check=False))
+    axis = layout_mesh(layout).get_axis("tensor")
+    kinds = {"rows": Shard(0), "columns": Shard(1), "replicated": Replicate()}
+    placed = distribute_tensor(numbers, axis, [kinds[placement]], src_data_rank=None)
+    return nn.Parameter(placed)
 
 
 def _rows(numbers: Tensor) -> list[int]:
@@ -64,7 +56,7 @@ def _rows(numbers: Tensor) -> list[int]:
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 9])
 @pytest.mark.parametrize("pieces", [1, 2, 4])
-def test_own_rows_are_torchs_chunks_and_nothing_where_those_end(rows: int, pieces: int) -> None:
+def test_own_rows_equal_torchs_chunks(rows: int, pieces: int) -> None:
     weight = torch.arange(3 * rows).view(rows, 3)
     chunks = [*weight.chunk(pieces), *[weight[:0]] * pieces][:pieces]
     for index, chunk in enumerate(chunks):
@@ -75,8 +67,8 @@ DATA = Layout(shard=2)
 REPLICAS = Layout(replicate=2, shard=2)
 BOTH = Layout(shard=2, tensor=2)
 ENDS = Layout(pipeline=2, shard=2)
-# Of a number of rows, split or not, the rows of each rank, and how many ranks hold the same.
-# Tensor ranks halve the rows, data ranks halve the halves; ranks count tensor first.
+# Layout, rows, split or not, placement, the rows of each rank, and the replicas.
+# Tensor ranks halve the rows, then data ranks; tensor is the innermost axis.
 CASES: dict[str, tuple[Layout, int, bool, str, list[list[int]], int]] = {
     "even": (DATA, 4, True, "plain", [[0, 1], [2, 3]], 1),
     "uneven": (DATA, 3, True, "plain", [[0, 1], [2]], 1),
@@ -95,7 +87,7 @@ CASES: dict[str, tuple[Layout, int, bool, str, list[list[int]], int]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ranks_hold_their_rows_and_know_how_many_hold_the_same(
+def test_ranks_have_the_rows_and_replicas_of_the_table(
     two_ranks: Ranks, four_ranks: Ranks, case: str
 ) -> None:
     layout, rows, split, placement, expected, replicas = CASES[case]

@@ -31,13 +31,13 @@ from components.train.module import Pretraining
 
 STEP, STEPS = "a later step", 3
 PAUSE_SECONDS = 0.02
-# What a CPU takes within no device does: gloo adds up in a copy, `scatter_` sorts its indices.
+# Only a CPU allocates these: gloo sums in a copy, and `scatter_` sorts its indices.
 IN_PLACE = {"c10d::_reduce_scatter_base_", "aten::scatter_"}
 BY_ONEDNN = "mkldnn._linear_pointwise"
 
 
 class Unhurried(TorchDispatchMode):
-    """Wait between a collective and its end: gloo's threads then let go of it first.
+    """Pause at the end of a collective, so that the threads of gloo free their tensors first.
 
     The profiler sees only what this thread gives back.
     """
@@ -89,7 +89,7 @@ def measure(folder: RunFolder, rank: int) -> None:
 
 
 def by_operator(flops: FlopLedger) -> dict[str, int]:
-    """Count linear maps by oneDNN as what they are elsewhere; the layouts' have no bias."""
+    """Count linear maps of oneDNN as `mm`; the layouts have no biases."""
     found = flops.flops
     if by_onednn := found.pop(BY_ONEDNN, 0):
         found["mm"] += by_onednn
@@ -98,9 +98,9 @@ def by_operator(flops: FlopLedger) -> dict[str, int]:
 
 def addresses_in_use() -> set[int]:
     gc.collect()
-    tensors = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]
-    local = [one.to_local() if isinstance(one, DTensor) else one for one in tensors]
-    return {one.untyped_storage().data_ptr() for one in local}
+    tensors = [tensor for tensor in gc.get_objects() if isinstance(tensor, torch.Tensor)]
+    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    return {tensor.untyped_storage().data_ptr() for tensor in local}
 
 
 def peak_of(profiler: profile, kept: list[set[int]]) -> int:
@@ -108,34 +108,36 @@ def peak_of(profiler: profile, kept: list[set[int]]) -> int:
         file = Path(path) / "trace.json"
         profiler.export_chrome_trace(str(file))
         events = json.loads(file.read_text("utf-8"))["traceEvents"]
-    steps = [one for one in events if one.get("name") == STEP and one.get("ph") == "X"]
-    within = [one for one in events if one.get("name") in IN_PLACE and one.get("ph") == "X"]
-    given = [one for one in events if one.get("name") == "[memory]"]
-    given = [one for one in given if not any(is_within(one, span) for span in within)]
-    given.sort(key=lambda one: one["ts"])
+    steps = [event for event in events if event.get("name") == STEP and event.get("ph") == "X"]
+    within = [
+        event for event in events if event.get("name") in IN_PLACE and event.get("ph") == "X"
+    ]
+    given = [event for event in events if event.get("name") == "[memory]"]
+    given = [event for event in given if not any(is_within(event, span) for span in within)]
+    given.sort(key=lambda event: event["ts"])
     return min(peak_in(step, given, before) for step, before in zip(steps, kept, strict=True))
 
 
-def is_within(one: dict[str, Any], span: dict[str, Any]) -> bool:
-    return bool(span["ts"] <= one["ts"] <= span["ts"] + span["dur"])
+def is_within(event: dict[str, Any], span: dict[str, Any]) -> bool:
+    return bool(span["ts"] <= event["ts"] <= span["ts"] + span["dur"])
 
 
 def peak_in(step: dict[str, Any], given: list[dict[str, Any]], kept: set[int]) -> int:
-    """Add up what lives, by addresses: the profiler's own total misses what gloo gives back.
+    """Sum live memory by address: the profiler's own total misses memory that gloo frees.
 
-    An address given out again was given back before; and what no tensor held when the step
-    began was too.
+    A reused address was freed before, and memory without a tensor at the start of the step
+    was freed too.
     """
     held: dict[int, int] = {}
-    for one in given:
-        if one["ts"] >= step["ts"]:
+    for event in given:
+        if event["ts"] >= step["ts"]:
             break
-        note(held, one)
+        note(held, event)
     held = {address: size for address, size in held.items() if address in kept}
     peak = 0
-    for one in given:
-        if step["ts"] <= one["ts"] <= step["ts"] + step["dur"]:
-            note(held, one)
+    for event in given:
+        if step["ts"] <= event["ts"] <= step["ts"] + step["dur"]:
+            note(held, event)
             peak = max(peak, sum(held.values()))
     return peak
 
@@ -157,7 +159,7 @@ def connect_and_measure(folder: RunFolder, rank: int, ranks: int) -> None:
 
 def main(words: list[str]) -> None:
     rank, ranks = map(int, words[:2])
-    for path in words[2:]:  # each in a process of its own, where nothing is left of another
+    for path in words[2:]:  # each in a new process without old memory
         folder = RunFolder(Path(path))
         child = get_context("fork").Process(
             target=connect_and_measure, args=(folder, rank, ranks)

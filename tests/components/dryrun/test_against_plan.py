@@ -1,4 +1,4 @@
-"""The plan beside what dry runs at full size have found, as they were kept."""
+"""Plans equal the stored results of dry runs at full size."""
 
 import json
 from functools import cache
@@ -13,7 +13,7 @@ from components.planner.result import Plan
 from tests.recipes.compositions import compose
 
 KEPT = Path(__file__).parents[3] / "benchmarks" / "results" / "dryruns.json"
-FARTHEST = 0.125  # of the rehearsed peak; where it is more than a twentieth a page says why
+FARTHEST = 0.125  # of the rehearsed peak; a page explains differences above 5 %
 
 
 @cache
@@ -39,13 +39,13 @@ def test_the_planned_peak_is_near_the_rehearsed_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SENDERS)
-def test_messages_between_stages_are_those_that_were_sent(name: str) -> None:
-    """Tied ends too, whose gradients are whole (ZeRO 0) or a data rank's shard (ZeRO 1)."""
+def test_planned_messages_between_stages_equal_the_rehearsed(name: str) -> None:
+    """Some have tied ends, with whole gradients (ZeRO 0) or shards (ZeRO 1)."""
     found = rehearsed()[name]
     plan = planned(name, found["cluster"])
-    figures = {one["figure"]: one["found"] for one in found["roles"][0]["differences"]}
+    figures = {figure["figure"]: figure["found"] for figure in found["roles"][0]["differences"]}
     expected = sent_bytes(plan.job, 0, plan.software.speed)["pipeline"]
-    # A mixture of experts sends its routers' sums as well.
+    # A mixture of experts also sends router sums.
     assert figures["pipeline_sent_bytes"] == pytest.approx(expected, rel=2e-4)
 
 

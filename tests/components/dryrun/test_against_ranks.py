@@ -16,7 +16,7 @@ from components.config.recipe import Recipe
 from components.run.folder import create_run_folder
 from components.run.provenance import ROOT
 
-# All ranks of all layouts run in one fixture: two to three minutes on a quiet machine.
+# All ranks of all layouts run in one fixture: two to three minutes on an idle machine.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1_800)]
 
 HERE = Path(__file__).parent
@@ -27,7 +27,7 @@ for folder in sys.argv[1:]:
     for rank in "01":
         main([folder, rank])
 """
-# Inside of kernels and of gloo a CPU takes memory that no operator shows.
+# Kernels on a CPU and gloo allocate memory without an operator.
 TOLERANCE, OF_DATA_RANKS = 0.05, 0.02
 SIZES = (
     *("scale=parity", "model.num_layers=2", "model.dim=128", "model.mlp.ffn_dim=320"),
@@ -43,7 +43,7 @@ SCHEMES = {
     "masters, sums in bfloat16": (BFLOAT16, *SUMS),
     "float16": ("precision=fp16", "precision.compute=float16"),
 }
-# Masters at ZeRO 1 are those of float16, too.
+# The cases of float16 also cover masters at ZeRO 1.
 ZERO = {
     "float32": (0, 3),
     "masters": (2, 3),
@@ -58,7 +58,7 @@ DATA = {
     for scheme, stages in ZERO.items()
     for zero in stages
 }
-# Weights of the layers before are most of what is there, unless they are given back.
+# With 8 layers an error in freeing gathered weights would dominate the peak.
 DATA["float32, zero 3"] += ("model.num_layers=8", "parallelism.microbatch_sequences=1")
 EXPERTS = (
     *("recipe=mula7b_a1b", "parallelism.expert=2", "parallelism.zero=1"),
@@ -78,7 +78,7 @@ LAYOUTS = DATA | {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Run everything once: two real ranks and a fake one, layout after layout."""
+    """Run two real ranks and a rehearsal once for all layouts."""
     home = tmp_path_factory.mktemp("dryrun")
     found = {}
     for name, words in LAYOUTS.items():
@@ -89,7 +89,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         found[name] = create_run_folder(recipe, folder).path
     paths = [str(path) for path in found.values()]
     measured = [[str(HERE / "measured_rank.py"), rank, "2", *paths] for rank in ("0", "1")]
-    for together in (measured, [["-c", REHEARSE, *paths]]):  # two processors: gloo wants both
+    for together in (measured, [["-c", REHEARSE, *paths]]):  # gloo needs both processors
         run_programs(together)
     return found
 
@@ -102,8 +102,8 @@ def run_programs(programs: list[list[str]]) -> None:
         )
         for words in programs
     ]
-    said = [process.communicate(timeout=1_200)[1] for process in running]
-    assert not any(process.returncode for process in running), "\n".join(said)
+    stderr = [process.communicate(timeout=1_200)[1] for process in running]
+    assert not any(process.returncode for process in running), "\n".join(stderr)
 
 
 def both(folder: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -114,9 +114,9 @@ def both(folder: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_peak_collectives_and_flops_are_those_of_real_ranks(folders, layout, rank):
+def test_peak_collectives_and_flops_equal_real_ranks(folders, layout, rank):
     measured, rehearsed = both(folders[layout], rank)
-    peak = max(one["bytes"] for one in rehearsed["peaks"].values())
+    peak = max(peak["bytes"] for peak in rehearsed["peaks"].values())
     tolerance = OF_DATA_RANKS if layout in DATA else TOLERANCE
     assert peak == pytest.approx(measured["peak_bytes"], rel=tolerance)
     names = ("axis", "operation", "dtype", "ranks", "count", "bytes")
@@ -126,7 +126,7 @@ def test_peak_collectives_and_flops_are_those_of_real_ranks(folders, layout, ran
 
 
 @pytest.mark.parametrize("layout", ["float32, zero 3", "tensor", "pipeline"])
-def test_flops_are_those_of_the_formula(folders: dict[str, Path], layout: str) -> None:
+def test_flops_equal_the_formula(folders: dict[str, Path], layout: str) -> None:
     recipe = read_recipe(folders[layout] / "recipe.json")
     counted = sum(
         count for rank in (0, 1) for count in both(folders[layout], rank)[1]["flops"].values()
@@ -135,7 +135,7 @@ def test_flops_are_those_of_the_formula(folders: dict[str, Path], layout: str) -
 
 
 def flops_per_token(recipe: Recipe) -> int:
-    """Take the formula's, which counts vectors and leaves out padding, to products alone."""
+    """Reduce the formula to matrix products: it counts vectors and leaves out padding."""
     shape = recipe.decoder_spec
     layers, norm = shape.num_layers, shape.norm.count_parameters(shape.dim)
     vectors = (2 * layers + 1) * norm

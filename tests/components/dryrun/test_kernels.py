@@ -1,4 +1,4 @@
-"""What stands for a GPU's kernels."""
+"""Replacements for the kernels of a GPU in a dry run."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from components.attention_backends import Backend
 from components.dryrun.fake_world import device_kernels, even_load, replace_parts
@@ -23,11 +22,12 @@ from components.model.linear import add_product
 from components.model.mlp import ACTIVATIONS
 from components.model.moe import Mixture
 from components.model.positions import PositionEncoding
+from tests.components.torch_internals.seen import Seen
 
 
 @contextmanager
 def kept_on(device: str) -> Iterator[dict[int, int]]:
-    """Give the bytes that a graph keeps, by storage, where kernels are a device's."""
+    """Give the bytes that a graph saves by storage, with the kernels of a device."""
     sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -43,17 +43,7 @@ def kept_on(device: str) -> Iterator[dict[int, int]]:
         yield sizes
 
 
-class Seen(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_fused_norm_keeps_its_input_and_a_number_a_vector() -> None:
+def test_a_fused_norm_saves_its_input_and_one_number_a_vector() -> None:
     with kept_on("cuda") as sizes:
         hidden, weight = torch.empty(3, 5, 64, requires_grad=True), torch.empty(64)
         F.rms_norm(hidden, (64,), weight, 1e-5).sum().backward()
@@ -62,14 +52,14 @@ def test_a_fused_norm_keeps_its_input_and_a_number_a_vector() -> None:
     assert hidden.grad.shape == hidden.shape
 
 
-def test_dropout_keeps_a_byte_a_number() -> None:
+def test_dropout_saves_one_byte_a_number() -> None:
     with kept_on("cuda") as sizes:
         nn.Dropout(0.1)(torch.empty(3, 64, requires_grad=True))
     assert sum(sizes.values()) == 3 * 64
 
 
 def attend(seen: Seen, device: str, backends: list[Backend], **how: Any) -> None:
-    """Mix tokens with dropout, by which flex is known: it has two passes."""
+    """Run attention with dropout, for which flex has two passes."""
     core = AttentionCore(dropout=0.1, backends=backends)
     with FakeTensorMode(), device_kernels(device), seen:
         heads = torch.empty(2, 4, 16, 8, dtype=torch.bfloat16, requires_grad=True)
@@ -84,26 +74,27 @@ def attend(seen: Seen, device: str, backends: list[Backend], **how: Any) -> None
     ("device", "backends", "slopes", "taken"),
     [
         ("cuda", ["flash", "flex"], False, ["flash_attention"]),
-        ("cuda", ["flash", "flex"], True, ["flash_attention"] * 2),  # stands for flex's passes
+        ("cuda", ["flash", "flex"], True, ["flash_attention"] * 2),  # as both passes of flex
         ("xpu", ["flash", "flex"], False, ["flash_attention"] * 2),
         ("cuda", ["math", "flash"], False, []),
     ],
 )
-def test_attention_takes_the_kernel_that_the_order_comes_to(device, backends, slopes, taken):
+def test_attention_uses_the_first_available_kernel(device, backends, slopes, taken):
     attend(seen := Seen(), device, backends, slopes=slopes)
     backward = [f"{name}_backward" for name in taken]
-    names = [re.sub(r".*product_|\.default", "", name) for name in seen.names]
+    names = [re.sub(r".*product_|\.default", "", str(name)) for name in seen.overloads]
     assert [name for name in names if "attention" in name] == taken + backward
     assert any("softmax" in name for name in names) == (not taken)
 
 
 @pytest.mark.parametrize(("window", "passes"), [(15, 2), (16, 1), (None, 1)])
-def test_windows_that_hide_a_key_take_flex_and_others_the_first_of_the_order(window, passes):
+def test_only_windows_that_hide_a_key_need_flex(window, passes):
     attend(seen := Seen(), "cuda", ["flash", "flex"], window=window)
-    assert sum(name.endswith("flash_attention.default") for name in seen.names) == passes
+    names = map(str, seen.overloads)
+    assert sum(name.endswith("flash_attention.default") for name in names) == passes
 
 
-def test_functions_are_themselves_again_afterwards() -> None:
+def test_patched_functions_are_restored() -> None:
     before = F.rms_norm
     with device_kernels("cuda"):
         assert F.rms_norm is not before
@@ -111,21 +102,21 @@ def test_functions_are_themselves_again_afterwards() -> None:
 
 
 def products_of_experts(mixture: Mixture, dtype: torch.dtype) -> set[str]:
-    """Name the operators that multiply, in a forward and backward pass of four experts."""
+    """Return the product operators in a forward and backward pass of four experts."""
     with FakeTensorMode(), even_load(), Seen() as seen:
         empty = partial(torch.empty, dtype=dtype, requires_grad=True)
         up, down = empty(4, 16, 8), empty(4, 8, 16)
         matrices = Matrices(None, up, down, ACTIVATIONS["silu"])
         experts = torch.zeros(6, 2, dtype=torch.int64)
         mixture(empty(6, 8), empty(6, 2), experts, matrices).sum().backward()
-    return {name for name in seen.names if "mm" in name}
+    return {name for name in map(str, seen.overloads) if "mm" in name}
 
 
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str
 )
-def test_experts_are_rehearsed_by_the_products_that_the_layer_takes_on_the_device(dtype):
-    """The layer itself is asked with a fake tensor that says it is on the device."""
+def test_rehearsed_experts_use_the_products_of_the_device(dtype):
+    """The real layer chooses its path for a fake tensor on the device."""
     layer = Mixture(path="auto")
     with FakeTensorMode():
         taken = layer._path(torch.empty(6, 8, device="cuda", dtype=dtype))
@@ -138,13 +129,13 @@ def test_experts_are_rehearsed_by_the_products_that_the_layer_takes_on_the_devic
 
 
 @pytest.mark.parametrize(("device", "grouped"), [("cuda", True), ("cpu", False)])
-def test_experts_go_all_at_once_where_a_kernel_takes_them(device: str, grouped: bool) -> None:
+def test_experts_use_one_grouped_product_if_a_kernel_exists(device: str, grouped: bool) -> None:
     parent = nn.ModuleDict({"mixture": Mixture(path="auto")})
     replace_parts(parent, device)
     assert (type(parent["mixture"]) is not Mixture) == grouped
 
 
-def test_a_product_of_16_bits_is_added_to_a_wide_sum_by_one_kernel_that_is_counted() -> None:
+def test_a_16_bit_product_is_added_to_a_wide_sum_by_one_counted_kernel() -> None:
     ledger = FlopLedger()
     with FakeTensorMode(), device_kernels("cuda"), ledger:
         left, right = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((9, 4), (4, 5)))
@@ -152,8 +143,8 @@ def test_a_product_of_16_bits_is_added_to_a_wide_sum_by_one_kernel_that_is_count
     assert ledger.flops == {"addmm": 2 * 9 * 4 * 5}
 
 
-def test_a_fake_tensor_never_meets_the_kernel_that_adds_to_a_wider_sum() -> None:
-    """Torch 2.11's would take the dtype for a factor."""
+def test_a_fake_tensor_does_not_use_the_wide_sum_kernel() -> None:
+    """The operator of torch 2.11 would read the dtype as a factor."""
     below = FlopLedger()
     total, sides = torch.empty(9, 5), (torch.empty(9, 4), torch.empty(4, 5))
     with FakeTensorMode(allow_non_fake_inputs=True), below, device_kernels("cuda"):
@@ -161,8 +152,8 @@ def test_a_fake_tensor_never_meets_the_kernel_that_adds_to_a_wider_sum() -> None
     assert below.flops == {}
 
 
-def test_experts_one_after_the_other_take_an_even_share_each() -> None:
-    """Without it a fake tensor cannot say how many tokens an expert has."""
+def test_consecutive_experts_get_an_even_load() -> None:
+    """Otherwise the number of tokens of an expert is unknown for fake tensors."""
     matrices = Matrices(
         gate=None, up=torch.empty(4, 5, 3), down=torch.empty(4, 3, 5), activation=torch.relu
     )
@@ -173,7 +164,7 @@ def test_experts_one_after_the_other_take_an_even_share_each() -> None:
     assert ledger.flops == {"mm": 8 * 2 * 2 * (2 * 3 * 5)}
 
 
-def test_the_host_is_told_of_an_even_load_and_of_a_device_s_blocks() -> None:
+def test_a_host_read_returns_an_even_load_or_the_devices_blocks() -> None:
     small, wide = torch.zeros(4_000, 8), torch.zeros(2**20, 8)
     assert len(list(softmax.split_blocks(small, wide))) == 16
     counts = torch.tensor([3, 5])

@@ -1,4 +1,4 @@
-"""Which ranks stand for which, and what is said of a role beside its plan."""
+"""Roles that represent all ranks, and their comparison with the plan."""
 
 import pytest
 
@@ -25,14 +25,22 @@ EVEN = "parallelism.stage_balance=layers"
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        # Layers, whether it has the ends, its place, and how many ranks it stands for.
-        ((), [((5,), True, False, 0, 32), ((6,), False, False, 1, 320),
-              ((5,), False, True, 11, 32)]),
-        (("parallelism.schedule=zbv", SEVERAL, "model.num_layers=72", EVEN),
-         [((3, 3), True, True, 0, 32), ((3, 3), False, False, 11, 352)]),
+        # Layers, whether it is first and last, its pipeline rank, and the ranks it represents.
+        (
+            (),
+            [
+                ((5,), True, False, 0, 32),
+                ((6,), False, False, 1, 320),
+                ((5,), False, True, 11, 32),
+            ],
+        ),
+        (
+            ("parallelism.schedule=zbv", SEVERAL, "model.num_layers=72", EVEN),
+            [((3, 3), True, True, 0, 32), ((3, 3), False, False, 11, 352)],
+        ),
     ],
     ids=["equal stages are one role", "both ends of a V are on the first"],
-)  # fmt: skip
+)
 def test_roles_stand_for_every_rank(words, expected):
     recipe = compose("bloom176b", "cluster=jean_zay", *words)
     roles = roles_of(recipe)
@@ -46,7 +54,7 @@ def test_roles_stand_for_every_rank(words, expected):
         assert set(places.values()) == {0}
 
 
-def test_a_stage_with_other_layers_is_a_role_of_its_own() -> None:
+def test_a_stage_with_different_layers_is_another_role() -> None:
     roles = roles_of(compose("bloom176b", "cluster=jean_zay", "model.num_layers=73", EVEN))
     assert len(roles) == 4
     assert sum(role.stands_for for role in roles) == 384
@@ -63,7 +71,7 @@ def test_a_stage_with_other_layers_is_a_role_of_its_own() -> None:
         (("parallelism.pipeline=1", "parallelism.data=16"), 2),
     ],
 )
-def test_as_many_microbatches_are_rehearsed_as_reach_the_peak(words, rehearsed):
+def test_enough_microbatches_are_rehearsed_to_reach_the_peak(words, rehearsed):
     recipe = compose("playbook80b", "cluster=hopper", *words)
     assert microbatches_to_rehearse(recipe) == rehearsed
 
@@ -77,7 +85,7 @@ def plan() -> Plan:
 
 
 def judge(plan: Plan, **changed: float) -> RoleResult:
-    """Judge what a dry run would write, were the plan of the first rank right."""
+    """Compare the plan of the first rank with itself as a dry run, except for changes."""
     memory, fragmentation = plan.memory.ranks[0], read_software(OURS).memory.fragmentation
     held = {
         "weights": memory.states.weights,
@@ -94,14 +102,16 @@ def judge(plan: Plan, **changed: float) -> RoleResult:
     return compare_role(roles_of(compose("playbook80b", "cluster=hopper"))[0], found, plan)
 
 
-def test_what_is_as_planned_is_not_named_and_adds_up_to_the_plans_peak(plan: Plan) -> None:
+def test_a_role_that_equals_its_plan_has_no_differences(plan: Plan) -> None:
     judged = judge(plan)
     assert judged.peak_bytes == pytest.approx(plan.memory.ranks[0].peak_bytes)
-    named = {one.figure for one in judged.differences if one.is_named}
+    named = {difference.figure for difference in judged.differences if difference.is_named}
     assert {name for name in named if not name.endswith("sent_bytes")} == set()
 
 
-def test_what_stays_is_compared_alone_and_what_comes_and_goes_as_one(plan: Plan) -> None:
+def test_persistent_memory_is_compared_by_part_and_temporary_memory_as_a_sum(
+    plan: Plan,
+) -> None:
     memory = plan.memory.ranks[0]
     swapped = {"activations": memory.casts, "casts": memory.activations / 1.15}
     for changed, figure, is_named in (
@@ -109,20 +119,24 @@ def test_what_stays_is_compared_alone_and_what_comes_and_goes_as_one(plan: Plan)
         (swapped, "passing_bytes", False),
         ({"gradients": LARGE}, "passing_bytes", True),
     ):
-        (one,) = (one for one in judge(plan, **changed).differences if one.figure == figure)
-        assert one.is_named == is_named
+        (difference,) = (
+            difference
+            for difference in judge(plan, **changed).differences
+            if difference.figure == figure
+        )
+        assert difference.is_named == is_named
         if figure == "weights_bytes":
-            assert (one.planned, one.found) == (memory.states.weights, LARGE)
+            assert (difference.planned, difference.found) == (memory.states.weights, LARGE)
 
 
-def test_the_verdict_is_by_the_plans_margins(plan: Plan) -> None:
+def test_the_verdict_uses_the_margins_of_the_plan(plan: Plan) -> None:
     without = judge(plan, gradients=0.0).peak_bytes
     for part, verdict in ((0.89, "fits"), (0.95, "tight"), (1.01, "does_not_fit")):
         gradients = part * plan.memory.usable_bytes - without
         assert judge(plan, gradients=gradients).verdict == verdict
 
 
-def test_rings_send_all_but_a_part_and_sums_twice() -> None:
+def test_ring_collectives_send_the_expected_bytes() -> None:
     sizes = {
         operation: sent_bytes(CollectiveKind("data", operation, "float32", 4), 100)
         for operation in ("all_reduce", "all_gather", "send", "receive")
@@ -130,13 +144,13 @@ def test_rings_send_all_but_a_part_and_sums_twice() -> None:
     assert sizes == {"all_reduce": 150.0, "all_gather": 75.0, "send": 100, "receive": 0.0}
 
 
-def test_deepspeed_is_refused_with_the_way_out() -> None:
+def test_deepspeed_is_refused_with_a_remedy() -> None:
     recipe = compose("gpt3b6", "cluster=smng_p2", "parallelism.engine=deepspeed")
     with pytest.raises(RecipeError, match=r"cannot simulate its collectives\n.*engine=mesh"):
         rehearse_roles(recipe, lambda _: None)
 
 
-def test_a_role_that_fails_is_named_with_its_last_words(monkeypatch):
+def test_a_failed_role_is_named_with_its_error(monkeypatch):
     recipe = compose("playbook80b", "cluster=hopper", "parallelism.pipeline=1")
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(RoleError, match=r"rank 0 \(.* ended with status 1"):

@@ -1,4 +1,4 @@
-"""What layers keep, recomputed by operator or not, is planned: rehearsed at two depths."""
+"""Activations that layers keep equal the plan, rehearsed at two depths."""
 
 from functools import cache
 from typing import Any
@@ -53,14 +53,14 @@ def rehearsed(layers: int, name: str, *words: str) -> tuple[TrainingJob, StepTra
 
 
 def most(found: StepTrace) -> dict[Any, int]:
-    """Return what is held by category when most activations are."""
+    """Return the bytes by category at the peak of activations."""
     peaks = (found.peaks[phase] for phase in ("forward", "backward"))
     categories = [peak.by_category for peak in peaks]
     return max(categories, key=lambda one: one["activations"])
 
 
 def apart_and_planned(name: str, *words: str) -> tuple[dict[Any, float], float]:
-    """Return what each further layer holds, by category, and what is planned for it."""
+    """Return the rehearsed bytes of one layer by category, and the planned bytes."""
     (job, fewer), (_, more) = (rehearsed(depth, name, *words) for depth in DEPTHS)
     layers, before = DEPTHS[1] - DEPTHS[0], most(fewer)
     apart = {key: (held - before[key]) / layers for key, held in most(more).items()}
@@ -89,7 +89,7 @@ EXPERTS = {
 
 
 @pytest.mark.parametrize("case", [*SELECTIVE, *EXPERTS])
-def test_a_layer_that_is_recomputed_by_operator_keeps_what_is_planned(case: str) -> None:
+def test_activations_of_selective_recomputation_equal_the_plan(case: str) -> None:
     name, tolerance = ("teuken7b", 1e-4) if case in SELECTIVE else ("mula7b_a1b", 0.05)
     words = (SELECTIVE | EXPERTS)[case]
     apart, planned = apart_and_planned(name, *words, "parallelism.recompute=selective")
@@ -97,25 +97,28 @@ def test_a_layer_that_is_recomputed_by_operator_keeps_what_is_planned(case: str)
     assert apart["casts"] == 0
 
 
+PLAIN = ("model.mlp.gated=false", QK_NORM)
+
+
 @pytest.mark.parametrize(
     "words",
     [
         LATENT,
         (*LATENT, TENSOR),
-        (*LATENT, "data.document_mask=true"),  # by flex
+        (*LATENT, "data.document_mask=true"),  # with flex attention
         (GATE, TENSOR, QK_NORM),
         (SINKS, QK_NORM),
         (ROTARY, TENSOR, QK_NORM),
         (QK_NORM, "model.attention.qk_norm_over=all_heads"),
         (QK_NORM, "model.attention.qk_norm_over=all_heads", TENSOR),
         (QK_NORM, HEAD_NORMS, TENSOR),
-        GEMMA3,  # multiplied queries take the place of those that were turned
+        GEMMA3,  # scaled queries replace the rotated ones
         (QK_NORM, *CLAMPED),
-        *((QK_NORM, "model.mlp.gated=false", f"model.mlp.activation={activation}")
-          for activation in ("xielu", "relu_squared")),
+        (*PLAIN, "model.mlp.activation=xielu"),
+        (*PLAIN, "model.mlp.activation=relu_squared"),
     ],
-)  # fmt: skip
-def test_what_a_layer_keeps_is_planned(words: tuple[str, ...]) -> None:
+)
+def test_activations_of_a_layer_equal_the_plan(words: tuple[str, ...]) -> None:
     apart, planned = apart_and_planned("teuken7b", *words, "parallelism.recompute=none")
     assert apart["activations"] == pytest.approx(planned, rel=0.02)
 
@@ -130,7 +133,7 @@ def test_what_a_layer_keeps_is_planned(words: tuple[str, ...]) -> None:
     ],
     ids=["shared", "gated", "biases", "biases, selective"],
 )
-def test_what_experts_keep_more_or_less_is_planned(
+def test_changes_of_expert_activations_equal_the_plan(
     words: tuple[str, ...], recompute: str
 ) -> None:
     kept = []
@@ -142,7 +145,7 @@ def test_what_experts_keep_more_or_less_is_planned(
     assert measured_more - measured == pytest.approx(planned_more - planned, rel=0.02)
 
 
-def test_a_dense_layer_before_those_with_experts_is_planned() -> None:
+def test_activations_of_a_leading_dense_layer_equal_the_plan() -> None:
     (_, plain), (job, found) = (
         rehearsed(4, "mula7b_a1b", "parallelism.recompute=none", *more) for more in ((), DENSE)
     )
@@ -150,5 +153,5 @@ def test_a_dense_layer_before_those_with_experts_is_planned() -> None:
     assert (experts, layers) == (3, 1)
     with_experts, dense_alone = map(layer_bytes_per_token, (other, alike))
     apart = (most(plain)["activations"] - most(found)["activations"]) / job.microbatch_tokens
-    # A difference of two layers that are nearly alike: within a twentieth of one.
+    # The layers are nearly equal, so the tolerance is a twentieth of one layer.
     assert apart == pytest.approx(with_experts - dense_alone, abs=0.05 * dense_alone)

@@ -1,4 +1,4 @@
-"""Memory by category against torch's tracker, and which axis a collective is of."""
+"""Memory by category against torch's tracker, and collectives by axis."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from tests.components.layouts import mesh_layout, parallelism
 WIDTH, ROWS = 64, 512
 
 
-def test_one_pass_holds_what_torchs_tracker_counts() -> None:
+def test_memory_of_a_pass_equals_torchs_tracker() -> None:
     with FakeTensorMode():
         ours, theirs = (
             nn.Sequential(nn.Linear(WIDTH, 256), nn.GELU(), nn.Linear(256, WIDTH))
@@ -42,7 +42,7 @@ def test_one_pass_holds_what_torchs_tracker_counts() -> None:
     assert highest == peak["Total"] > ROWS * WIDTH * 4
 
 
-def test_each_storage_is_called_by_what_it_is_for() -> None:
+def test_each_storage_has_the_category_of_its_use() -> None:
     with FakeTensorMode():
         linear = nn.Linear(WIDTH, WIDTH, bias=False)
         with MemoryLedger(list(linear.parameters())) as ledger:
@@ -59,7 +59,7 @@ def test_each_storage_is_called_by_what_it_is_for() -> None:
     weight = WIDTH * WIDTH * 4
     assert after_forward["weights"] == after_backward["weights"] == weight
     assert after_forward["casts"] == weight / 2
-    # The input and what it was cast to, and the result in two bytes.
+    # The input, its cast, and the result in two bytes.
     assert after_forward["activations"] == ROWS * WIDTH * (4 + 2 + 2)
     assert after_backward["gradients"] == weight
     assert after_backward["casts"] == 0
@@ -80,8 +80,8 @@ def test_a_second_step_has_its_own_peak() -> None:
     assert "empty" in highest.operator
 
 
-def test_a_storage_that_is_emptied_counts_for_nothing_until_it_is_filled_again() -> None:
-    """As FSDP does with gathered weights that autograd keeps."""
+def test_an_emptied_storage_counts_only_when_refilled() -> None:
+    """FSDP does this with gathered weights that autograd saves."""
     with FakeTensorMode():
         found = []
         with MemoryLedger([]) as ledger:
@@ -94,7 +94,7 @@ def test_a_storage_that_is_emptied_counts_for_nothing_until_it_is_filled_again()
             del gathered, kept
             found.append(ledger.held["activations"])
             ledger.record_peak()
-        torch.empty(4).untyped_storage().resize_(0)  # nobody watches any more
+        torch.empty(4).untyped_storage().resize_(0)  # after the ledger has ended
     assert found == [0, 1_000, 0, 0]
     assert ledger.peaks["forward"].total_bytes == 1_000
 
@@ -113,14 +113,14 @@ def test_a_storage_that_is_emptied_counts_for_nothing_until_it_is_filled_again()
         ),
     ],
 )
-def test_groups_have_the_names_of_their_axes(sizes, axes):
+def test_collective_groups_are_named_by_their_axes(sizes, axes):
     layout = mesh_layout(sizes)
     with fake_world(0, layout.num_ranks):
         found = axes_of_groups(build_mesh("cpu", layout))
     assert ", ".join(sorted(f"{axis} {ranks}" for axis, ranks in set(found.values()))) == axes
 
 
-def test_a_message_is_all_that_a_gather_collects_and_a_scatter_deals() -> None:
+def test_message_sizes_are_the_bytes_of_the_whole_tensor() -> None:
     with fake_world(0, 8):
         mesh = build_mesh("cpu", parallelism(data=4, tensor=2))
         group = mesh.get_axis("data_shard").get_group()

@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON follows from the recipe, key by key."""
+"""DeepSpeed's configuration is derived from the recipe, key by key."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def test_teuken_in_float32_at_stage_3_with_its_optimizer_in_host_memory() -> Non
     }
 
 
-def test_a_miniature_of_gpt_adds_up_in_float32_where_the_device_has_no_bfloat16() -> None:
+def test_a_miniature_of_gpt_accumulates_in_float32_without_bfloat16() -> None:
     recipe = compose_recipe(read_point(["recipe=gpt3b6"]))
     found = deepspeed_config(recipe, "float32")
     zero, parameters = found["zero_optimization"], recipe.decoder_spec.total_parameters
@@ -76,7 +76,7 @@ def test_a_miniature_of_gpt_adds_up_in_float32_where_the_device_has_no_bfloat16(
     assert zero["allgather_bucket_size"] % 2 == 0
 
 
-def test_blooms_loss_scale_is_deepspeeds() -> None:
+def test_the_loss_scale_of_bloom_is_passed_to_deepspeed() -> None:
     found = config("bloom560m", "float16", "parallelism.zero=1")
     assert found["fp16"] == {
         "enabled": True,
@@ -94,12 +94,12 @@ def test_blooms_loss_scale_is_deepspeeds() -> None:
     assert found["train_batch_size"] % count == 0
 
 
-def test_without_zero_clipping_is_not_left_to_deepspeed() -> None:
+def test_without_zero_deepspeed_does_not_clip() -> None:
     words = ("parallelism.zero=0", "precision.compute=float32")
     assert config("teuken7b", "float32", *words)["gradient_clipping"] == 0
 
 
-def test_an_engine_that_is_not_installed_is_said_before_anything_is_written(
+def test_a_missing_engine_is_refused_before_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(local_checks, "find_spec", lambda name: None)
@@ -124,6 +124,6 @@ def test_a_miniature_has_no_buffers_of_gigabytes(scale: str) -> None:
         (0, "compute=auto", r"parallelism\.zero: 0, but DeepSpeed saves float32 weights of bf"),
     ],
 )
-def test_a_scheme_that_is_not_deepspeeds_is_refused(zero: int, word: str, message: str) -> None:
+def test_an_unsupported_precision_is_refused(zero: int, word: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         config("teuken7b", "bfloat16", f"parallelism.zero={zero}", f"precision.{word}")

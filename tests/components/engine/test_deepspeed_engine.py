@@ -1,4 +1,4 @@
-"""DeepSpeed's engine computes what ours does, and either goes on from the other's files."""
+"""DeepSpeed's engine equals ours, and each resumes from checkpoints of the other."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ ADEMAMIX = (
     *("optimizer.alpha_warmup_tokens=0", "optimizer.beta3_warmup_tokens=0"),
 )
 BFLOAT16 = ("precision.compute=bfloat16", "precision.loss_scale=none")
-# The scale is near what gradients bear: some steps overflow, after others it grows.
+# With a scale near the limit some steps overflow, and after others it grows.
 FLOAT16 = (
     "precision.compute=float16",
     "precision.loss_scale={initial: 1048576.0, window: 3, hysteresis: 2, minimum: 1.0}",
@@ -35,7 +35,7 @@ LOW = [
     (*BFLOAT16, "parallelism.zero=3", "precision.reduce=bfloat16"),
 ]
 
-# Each has its own way to drop gradients: so has offload to the host, and a loss scale.
+# Each ZeRO stage drops gradients differently, as do offloading and a loss scale.
 REFUSING = [*STAGES[:2], STAGES[3], STAGES[4], (*FLOAT16, "parallelism.zero=2")]
 
 
@@ -51,7 +51,9 @@ def ranks() -> Iterator[Ranks]:
     [*STAGES, (*STAGES[1], *ADEMAMIX), (*STAGES[3], *ADEMAMIX)],
     ids=lambda words: " ".join(words[:2]),
 )
-def test_from_the_same_bits_on_every_step_is_ours(ranks: Ranks, words: tuple[str, ...]) -> None:
+def test_steps_from_the_same_weights_equal_our_engine(
+    ranks: Ranks, words: tuple[str, ...]
+) -> None:
     for found in ranks(deepspeed_cases.train, *words):
         assert found.at_start == 0
         assert max(found) < ROUNDING, found
@@ -63,7 +65,7 @@ def test_from_the_same_bits_on_every_step_is_ours(ranks: Ranks, words: tuple[str
     [*STAGES[:6], *((*one, *ADEMAMIX) for one in STAGES[:4])],
     ids=lambda words: " ".join(words[:2]),
 )
-def test_either_engine_goes_on_from_the_others_checkpoint(
+def test_either_engine_resumes_from_the_others_checkpoint(
     ranks: Ranks, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     ours = ("mesh", "parallelism.zero=2", *(ADEMAMIX if ADEMAMIX[0] in words else ()))
@@ -77,7 +79,7 @@ def test_either_engine_goes_on_from_the_others_checkpoint(
 
 @pytest.mark.quick("parallelism.zero=1")
 @pytest.mark.parametrize("words", REFUSING, ids=" ".join)
-def test_a_step_that_is_refused_leaves_no_trace(ranks: Ranks, words: tuple[str, ...]) -> None:
+def test_a_rejected_step_changes_nothing(ranks: Ranks, words: tuple[str, ...]) -> None:
     for found in ranks(deepspeed_cases.leave_out, *words):
         assert found == (0.0, True, 0.0)
 
@@ -96,7 +98,9 @@ def test_in_bfloat16_a_checkpoint_keeps_the_float32_weights(
 
 @pytest.mark.long
 @pytest.mark.parametrize("words", LOW, ids=" ".join)
-def test_bfloat16_learns_as_our_bfloat16_does(ranks: Ranks, words: tuple[str, ...]) -> None:
+def test_losses_in_bfloat16_are_close_to_our_engine(
+    ranks: Ranks, words: tuple[str, ...]
+) -> None:
     for at_start, ours, theirs in ranks(deepspeed_cases.losses_in, *words):
         assert at_start == 0
         assert theirs[-1] < theirs[0] - 1
@@ -112,11 +116,11 @@ def test_float16_skips_overflows_and_scales_by_our_rule(ranks: Ranks, zero: int)
         assert {step.skipped for step in steps} == {True, False}
 
 
-def test_a_device_without_float16_is_said_with_a_way_out(ranks: Ranks) -> None:
-    for said in ranks(deepspeed_cases.refuse_float16, *FLOAT16, "parallelism.zero=1"):
-        assert said.startswith("precision.compute: DeepSpeed does not support float16")
-        assert "parallelism.engine=mesh" in said
+def test_a_device_without_float16_is_refused_with_a_remedy(ranks: Ranks) -> None:
+    for message in ranks(deepspeed_cases.refuse_float16, *FLOAT16, "parallelism.zero=1"):
+        assert message.startswith("precision.compute: DeepSpeed does not support float16")
+        assert "parallelism.engine=mesh" in message
 
 
-def test_making_an_engine_leaves_torch_alone(ranks: Ranks) -> None:
+def test_creating_an_engine_leaves_torch_unchanged(ranks: Ranks) -> None:
     assert ranks(deepspeed_cases.leaves_torch_alone) == [True, True]

@@ -1,4 +1,4 @@
-"""Of the ranks of a stage one reads the folder that a run begins with; all have its bits."""
+"""One rank of a stage reads the initial weights of a run from a folder, for all ranks."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ State = dict[str, Tensor]
 
 
 def begin(words: list[str]) -> tuple[State, int, State]:
-    """Build this rank's model; return it, how many tensors it read, and the whole."""
+    """Build this rank's model; return its weights, the count of reads, and expected weights."""
     recipe = compose_recipe(read_point(words))
     mesh = build_mesh("cpu", recipe.parallelism)
     names: list[str] = []
@@ -67,12 +67,12 @@ TINY = [
     *("recipe=teuken7b", "scale=mini", "cluster.ranks=4", "model.dim=32", "model.num_layers=2"),
     *(f"model.attention.{word}" for word in HEADS),
 ]
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # DTensor's, while it gathers
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of DTensor, while it gathers
 
 
 @pytest.fixture
 def words(tmp_path: Path) -> list[str]:
-    """Write a folder of random weights, and ask for them."""
+    """Write a folder with random weights; return a recipe that starts from it."""
     recipe = compose_recipe(read_point(TINY))
     section, target = to_plain(recipe.model), tmp_path / "weights"
     features = read_decoder(section)
@@ -104,7 +104,7 @@ def words(tmp_path: Path) -> list[str]:
     ],
     ids=["data", "zero 3", "tensor", "context", "pipeline"],
 )
-def test_one_rank_of_each_stage_reads_for_all_and_all_have_the_folders_bits(
+def test_one_rank_of_each_stage_reads_and_all_get_the_weights(
     four_ranks: Ranks, words: list[str], layout: list[str], readers: list[int]
 ) -> None:
     found = four_ranks(begin, [*words, *layout])
@@ -115,10 +115,8 @@ def test_one_rank_of_each_stage_reads_for_all_and_all_have_the_folders_bits(
             assert torch.equal(weight, whole[name]), name
 
 
-def test_all_ranks_hear_of_a_folder_that_one_cannot_read(
-    four_ranks: Ranks, words: list[str]
-) -> None:
+def test_an_unreadable_folder_fails_on_all_ranks(four_ranks: Ranks, words: list[str]) -> None:
     folder = Path(words[-1].partition("=")[2])
     (folder / SINGLE).write_bytes(b"no tensors")
-    (said,) = set(four_ranks(refused, [*words, "parallelism.data=4"]))
-    assert "cannot be read" in said
+    (message,) = set(four_ranks(refused, [*words, "parallelism.data=4"]))
+    assert "cannot be read" in message

@@ -1,4 +1,4 @@
-"""The mesh engine clips by the norm over all ranks, whatever a layout cuts."""
+"""The mesh engine clips by the global norm in every layout."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +37,7 @@ def plain(named: Named) -> torch.optim.Optimizer:
 
 
 def muon(named: Named) -> torch.optim.Optimizer:
-    """Make a Muon whose AdamW divides no rounding by next to nothing."""
+    """Make a Muon with a large eps, so that AdamW does not amplify rounding."""
     settings: dict[str, Any] = {"matrix_lr_factor": 1.0, "embedding_lr_factor": 2.0}
     settings |= {"head_lr_factor": 0.5, "momentum": 0.9, "nesterov": True}
     settings |= {"newton_schulz_steps": 5, "update_scale": "match_rms_adamw"}
@@ -45,7 +45,7 @@ def muon(named: Named) -> torch.optim.Optimizer:
 
 
 def ademamix(named: Named) -> torch.optim.Optimizer:
-    """Make an AdEMAMix in the midst of its warm-ups, whose slow mean weighs as the fast one."""
+    """Make an AdEMAMix in the middle of its warmups."""
     warmups: dict[str, Any] = {"alpha_warmup_tokens": 1_000, "beta3_warmup_tokens": 2_000}
     optimizer = AdEMAMix(parameters=named, beta3=0.99, alpha=8.0, **warmups, **ADAM)
     optimizer.tokens = 500
@@ -72,9 +72,9 @@ def clipped_steps(
     part_of_norm: float,
     optimizer: Callable[[Named], torch.optim.Optimizer] = plain,
 ) -> float:
-    """Take steps of an optimizer, each clipped to a part of its norm.
+    """Make steps of an optimizer, each clipped to a fraction of its norm.
 
-    Returns how far weights ever were from those of one process.
+    Returns the largest difference of weights from one process.
     """
     model = randomized(parts)
     whole, sharded = Whole(model), ParallelModel(model, layout)
@@ -100,8 +100,8 @@ def _agree(squares: Tensor | None) -> Tensor | None:
     return norm
 
 
-def goes_on_with_its_scale(parts: Parts, layout: Layout) -> bool:
-    """Lower a scale by overflows, and say whether another engine goes on from its state."""
+def resumes_with_its_scale(parts: Parts, layout: Layout) -> bool:
+    """Lower a scale by overflows; return whether another engine resumes from its state."""
     settings: dict[str, Any] = {"window": 5, "hysteresis": 1, "minimum": 1.0}
     first, second = (
         engine_of(
@@ -124,9 +124,9 @@ def goes_on_with_its_scale(parts: Parts, layout: Layout) -> bool:
 def count_unequally(
     tree: dict[str, Any], batches: list[Tensor], eod_id: int
 ) -> tuple[float, float]:
-    """Run a rank's batch, and all targets that follow no ``eod_id`` on one process.
+    """Run a rank's batch, and on one process all targets that do not follow ``eod_id``.
 
-    Returns how far the mean loss and the gradients are from those of one process.
+    Returns the differences of mean loss and gradients.
     """
     model = randomized(Parts())
     whole, sharded = Whole(model), ParallelModel(model, Layout(shard=len(batches)))
@@ -163,33 +163,29 @@ LAYOUTS = {
 
 @pytest.mark.quick("zero 0", "zero 1", "zero 2", "tensor", "pipeline")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_steps_that_are_clipped_equal_those_of_one_process(
-    run_layout: Callable[..., Any], layout: str
-) -> None:
+def test_clipped_steps_equal_one_process(run_layout: Callable[..., Any], layout: str) -> None:
     for apart in run_layout(clipped_steps, Parts(tied=True), LAYOUTS[layout], 0.3):
         assert apart < TOLERANCE
 
 
 @pytest.mark.quick("zero 1", "zero 3", "tensor", "pipeline")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_muon_of_parts_of_weights_is_that_of_whole_ones(
-    run_layout: Callable[..., Any], layout: str
-) -> None:
+def test_sharded_muon_equals_one_process(run_layout: Callable[..., Any], layout: str) -> None:
     parts = Parts(tied=layout in {"tensor", "pipeline"})
-    # The iteration enlarges small singular values, and their rounding, 485 times.
+    # The iteration amplifies small singular values and their rounding 485 times.
     for apart in run_layout(clipped_steps, parts, LAYOUTS[layout], 0.3, muon):
         assert apart < 1e-9
 
 
 @pytest.mark.quick("zero 1", "zero 3", "tensor", "pipeline")
 @pytest.mark.parametrize("layout", [*list(LAYOUTS)[1:6], "tensor, zero 3"])
-def test_ademamix_of_parts_of_weights_is_that_of_whole_ones(
+def test_sharded_ademamix_equals_one_process(
     run_layout: Callable[..., Any], layout: str
 ) -> None:
-    parts = Parts(mlp=XIELU)  # whose scalars some ranks have no part of
+    parts = Parts(mlp=XIELU)  # some ranks have no part of its scalars
     for apart in run_layout(clipped_steps, parts, LAYOUTS[layout], 0.3, ademamix):
         assert apart < 1e-11
 
 
-def test_a_loss_scale_goes_on_from_its_state(two_ranks: Ranks) -> None:
-    assert two_ranks(goes_on_with_its_scale, Parts(), LAYOUTS["zero 1"]) == [True, True]
+def test_a_loss_scale_resumes_from_its_state(two_ranks: Ranks) -> None:
+    assert two_ranks(resumes_with_its_scale, Parts(), LAYOUTS["zero 1"]) == [True, True]

@@ -1,4 +1,4 @@
-"""Documents of packed tokens, and the random streams that a microbatch's dropout draws from."""
+"""Document numbers of packed tokens, and the dropout seeds of a microbatch."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def forward_of(mesh: Mesh, recipe: Recipe = RECIPE, eod_id: int = 0) -> StageFor
 
 
 def seeds(mesh: Mesh, microbatches: int, *, step: int = 3) -> list[int]:
-    """Seed one layer in each of this rank's microbatches."""
+    """Return the seed of one layer in each microbatch of this rank."""
     compute = forward_of(mesh)
     compute.start_step(step, microbatches)
     found = []
@@ -54,7 +54,7 @@ def seeds(mesh: Mesh, microbatches: int, *, step: int = 3) -> list[int]:
     return found
 
 
-def test_data_ranks_draw_the_streams_that_one_process_does() -> None:
+def test_data_ranks_have_the_seeds_of_one_process() -> None:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     alone, later = seeds(mesh_of(1), 8), seeds(mesh_of(1), 8, step=4)
     dist.destroy_process_group()
@@ -66,13 +66,13 @@ def test_data_ranks_draw_the_streams_that_one_process_does() -> None:
     assert len({*alone, *later}) == 16
 
 
-def test_an_end_of_document_belongs_to_the_document_that_it_ends() -> None:
+def test_an_end_of_document_token_belongs_to_its_document() -> None:
     tokens = torch.tensor([[5, 0, 7, 8, 0, 0, 3], [0, 5, 6, 7, 8, 9, 0]])
     numbers = [[0, 0, 1, 1, 1, 2, 3], [0, 1, 1, 1, 1, 1, 1]]
     assert number_documents(tokens, eod_id=0).tolist() == numbers
 
 
-def test_the_embedding_and_every_layer_draw_from_streams_of_their_own() -> None:
+def test_the_embedding_and_every_layer_have_different_seeds() -> None:
     with fake_world(0, 1):
         compute = forward_of(mesh_of(1))
         compute.start_step(3, 1)
@@ -81,7 +81,7 @@ def test_the_embedding_and_every_layer_draw_from_streams_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("parts", [Parts(dropout=0.1), Parts(attention_dropout=0.1)])
-def test_each_layer_is_seeded_by_its_own_name(parts: Parts) -> None:
+def test_each_layer_is_seeded_by_its_name(parts: Parts) -> None:
     decoder = build_decoder(parts._replace(num_layers=3))
     names = {"embedding": 7, "0": 1_000, "1": 1_001, "2": 1_002}
     seed_layers(decoder, names.__getitem__)
@@ -93,12 +93,12 @@ def test_each_layer_is_seeded_by_its_own_name(parts: Parts) -> None:
     assert seen == [7, 1_000, 1_001, 1_002]
 
 
-def test_a_model_without_dropout_is_not_seeded_at_all() -> None:
+def test_a_model_without_dropout_is_not_seeded() -> None:
     decoder = build_decoder(Parts(num_layers=3))
-    asked: list[str] = []
+    seeded: list[str] = []
 
     def seed_of(name: str) -> int:
-        asked.append(name)
+        seeded.append(name)
         return 0
 
     seed_layers(decoder, seed_of)
@@ -109,7 +109,7 @@ def test_a_model_without_dropout_is_not_seeded_at_all() -> None:
         compute.start_step(0, 1)
         before = torch.get_rng_state()
         compute(decoder, (rows[:, :-1],), rows, 0)
-    assert not asked
+    assert not seeded
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -117,13 +117,13 @@ MASKED = ("data.goldfish={one_in: 4, window_tokens: 3}", "data.loss_after_eod=fa
 
 
 @pytest.mark.parametrize("z_loss", [0.0, 0.2])
-def test_a_step_is_the_mean_over_the_targets_that_count_and_held_out_over_all(
+def test_a_step_averages_over_counted_targets_and_evaluation_over_all(
     z_loss: float,
 ) -> None:
     recipe = mini(*MASKED)
     decoder = build_decoder(Parts(z_loss=z_loss)).double()
     batch = torch.randint(0, 60, (3, 2, 17), generator=torch.Generator().manual_seed(1))
-    batch[0, :, ::3] = 7  # where documents end; the microbatches count other numbers
+    batch[0, :, ::3] = 7  # end of documents; microbatches have different counts
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     compute = forward_of(mesh_of(1), recipe, eod_id=7)
     compute.start_step(0, 3)
@@ -133,7 +133,7 @@ def test_a_step_is_the_mean_over_the_targets_that_count_and_held_out_over_all(
         for number, rows in enumerate(batch):
             (to_differentiate,) = compute(decoder, (rows[:, :-1],), rows, number)
             trained.append(to_differentiate)
-        told = compute.share_of_means()
+        means = compute.share_of_means()
         (held_out,) = compute(decoder.eval(), (batch[0, :, :-1],), batch[0], 0)
     dist.destroy_process_group()
     counted = LossMask(one_in=4, window_tokens=3, after_eod=False, eod_id=7)(batch)
@@ -143,18 +143,18 @@ def test_a_step_is_the_mean_over_the_targets_that_count_and_held_out_over_all(
     squares = logits.logsumexp(-1).square()[counted.flatten()]
     assert 0 < counted[0].sum() < counted[1].sum() < counted[1].numel()
     torch.testing.assert_close(compute.microbatch_losses.mean(), expected)
-    torch.testing.assert_close(told[:2], torch.stack([expected, z_loss * squares.mean()]))
-    torch.testing.assert_close(torch.stack(trained).mean(), told[:2].sum())
+    torch.testing.assert_close(means[:2], torch.stack([expected, z_loss * squares.mean()]))
+    torch.testing.assert_close(torch.stack(trained).mean(), means[:2].sum())
     whole = cross_entropy(decoder(batch[0, :, :-1]).flatten(0, 1), batch[0, :, 1:].flatten())
     torch.testing.assert_close(held_out, whole)
 
 
-def test_a_target_weighs_the_same_on_a_rank_that_counts_one_as_beside_five_hundred(
+def test_targets_weigh_the_same_on_ranks_with_different_counts(
     two_ranks: Ranks,
 ) -> None:
     recipe = in_precision(mini("data.loss_after_eod=false"), "float64")
     few, many = torch.full((1, 1, 501), 7), torch.arange(501).view(1, 1, -1) % 50 + 8
-    few[..., -2] = 8  # the only token that ends no document
+    few[..., -2] = 8  # the only counted target
     tree = recipe.model_dump(mode="json")
     for loss, gradient in two_ranks(count_unequally, tree, [few, many], 7):
         assert loss < 1e-12
@@ -162,7 +162,7 @@ def test_a_target_weighs_the_same_on_a_rank_that_counts_one_as_beside_five_hundr
 
 
 class Recording(Decoder):
-    """Stand for a stage, and keep the masks that it gets."""
+    """A stage that records the masks it gets."""
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
@@ -176,8 +176,8 @@ class Recording(Decoder):
         return torch.zeros(1)
 
 
-def test_the_stages_of_a_rank_share_the_mask_of_each_microbatch() -> None:
-    """Stages take turns; of a microbatch that all of them have had nothing is held."""
+def test_stages_of_a_rank_share_the_mask_of_a_microbatch() -> None:
+    """Stages alternate; a mask is freed after all stages of the rank have used it."""
     layout = ["pipeline=2", "schedule=interleaved", "stages_per_rank=2"]
     words = [f"parallelism.{one}" for one in layout]
     recipe = mini("data.document_mask=true", "cluster.ranks=2", *words)
@@ -195,7 +195,7 @@ def test_the_stages_of_a_rank_share_the_mask_of_each_microbatch() -> None:
             numbers = number_documents(tokens[:, :-1], 0)
             assert torch.equal(once.build_dense_mask(slice(None), 8)[:, 0], seen_in(numbers))
         assert compute._masks == {}
-        # A pass that ended early leaves a mask, which is no other rows'.
+        # An aborted pass leaves a mask, which other rows must not use.
         compute(first, (rows[0][:, :-1],), rows[0], 0)
         compute(second, (rows[1][:, :-1],), rows[1], 0)
     assert first.masks[-1] is not second.masks[-1]

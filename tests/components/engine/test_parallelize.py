@@ -1,4 +1,4 @@
-"""What a recipe's layout asks of the layers reaches those that a rank trains."""
+"""Layers of a rank are built as the layout of the recipe requires."""
 
 from types import MethodType
 
@@ -15,12 +15,12 @@ TINY = ("recipe=teuken7b", "scale=mini", "model.dim=32", "model.num_layers=2")
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method.")  # the compiler's own imports
 @pytest.mark.parametrize("compiles", ["none", "layers"])
-def test_layers_are_compiled_where_the_recipe_says_so(compiles: str) -> None:
+def test_layers_are_compiled_if_the_recipe_asks_for_it(compiles: str) -> None:
     recipe = compose_recipe(read_point([*TINY, f"parallelism.compile={compiles}"]))
     with fake_world(0, 1):
         (decoder,) = build_rank_model(
             recipe,
-            trainer_of(recipe).strategy.mesh,  # type: ignore[attr-defined]  # a MeshStrategy has it
+            trainer_of(recipe).strategy.mesh,  # type: ignore[attr-defined]  # of a MeshStrategy
             device=torch.device("cpu"),
         ).stages
     plain = [isinstance(layer.forward, MethodType) for layer in decoder.layers.values()]

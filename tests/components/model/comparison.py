@@ -11,15 +11,15 @@ from components.engine.parallelize import draw_weights
 from components.model.decoder import Decoder
 from tests.components.model.mappings import State
 
-# float32 rounds to 6e-8; a few hundred sums of either order lie between.
+# float32 rounds to 6e-8, and a few hundred sums are in different order.
 LOGITS_TOLERANCE = 1e-5
-GRADIENT_TOLERANCE = 1e-4  # the same through the backward pass, relative to the largest entry
+GRADIENT_TOLERANCE = 1e-4  # relative to the largest entry
 
 Mapped = Callable[[State], dict[str, Tensor]]
 
 
 def randomized(model: Decoder) -> Decoder:
-    """Initialize, then move vectors off 1 and 0, where a forgotten one would hide."""
+    """Initialize, then draw vectors, because a missing vector of 1 or 0 would not show."""
     draw_weights(model, seed=3)
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
@@ -39,7 +39,7 @@ def relative_difference(ours: Tensor, theirs: Tensor) -> float:
 
 
 def saved_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> int:
-    """Count what the backward pass will read, each storage once and weights aside."""
+    """Count the bytes saved for the backward pass, each storage once and without weights."""
     held: dict[int, int] = {}
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
 
@@ -50,14 +50,14 @@ def saved_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> int:
         kept.append(tensor)
         return tensor
 
-    kept: list[Tensor] = []  # no address is used twice
+    kept: list[Tensor] = []  # keeps every address unique
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         assert forward().requires_grad
     return sum(held.values())
 
 
 def give_weights(theirs: nn.Module, model: Decoder, mapped: Mapped) -> None:
-    """Load our weights, all of them and nothing else, but for a head tied to the embedding."""
+    """Load exactly our weights; a tied head may be missing."""
     missing = theirs.load_state_dict(mapped(model.state_dict()), strict=False)
     assert missing.unexpected_keys == []
     assert missing.missing_keys == (["lm_head.weight"] if model.head is None else [])
@@ -66,7 +66,7 @@ def give_weights(theirs: nn.Module, model: Decoder, mapped: Mapped) -> None:
 def assert_equal_models(
     model: Decoder, theirs: nn.Module, mapped: Mapped, *, sequence_length: int
 ) -> None:
-    """Hold logits, loss and every gradient against theirs; both train, and drop nothing."""
+    """Compare logits, loss and all gradients, in training without dropout."""
     give_weights(theirs, model, mapped)
     tokens = torch.randint(model.vocab_size, (3, sequence_length + 1))
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
@@ -84,7 +84,7 @@ def assert_equal_models(
     assert set(ours) == set(reference)
     for name, gradient in ours.items():
         largest = reference[name].abs().max()
-        if largest < 1e-6:  # one token attends to itself alone: what is left is rounding
+        if largest < 1e-6:  # a single token: only rounding
             assert gradient.abs().max() < GRADIENT_TOLERANCE, name
         else:
             assert relative_difference(gradient, reference[name]) < GRADIENT_TOLERANCE, name

@@ -1,4 +1,4 @@
-"""Let a CPU take ``flex_attention``, backward too, in double precision: torch's own formula."""
+"""Run ``flex_attention`` on a CPU, with its backward pass, in double precision."""
 
 import warnings
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from components.model import attention
 
 @contextmanager
 def flex_on_cpu() -> Iterator[None]:
-    """Choose flex whatever the order; uncompiled, which torch warns of and means for tests.
+    """Select flex for any order, without compilation, about which torch warns.
 
-    Torch refuses the backward pass on a CPU for the sake of its compiled kernel, and keeps the
-    graph that it makes of the formula for every set of functions: it is forgotten.
+    Torch refuses the backward pass on a CPU because of its compiled kernel. It also caches the
+    graph of each set of functions, so the cache is cleared.
     """
     torch._dynamo.reset()
     with (
@@ -27,5 +27,5 @@ def flex_on_cpu() -> Iterator[None]:
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
         warnings.filterwarnings(
             "ignore", message="The .grad attribute of a Tensor"
-        )  # its graph's
+        )  # of its graph
         yield

@@ -1,7 +1,7 @@
 """Our parameters under the names and in the shapes of the `transformers` classes.
 
-Each mapping is linear, so it carries gradients as well as weights. A mapping takes what is
-there: a model without norm weights, biases or a head of its own has fewer entries.
+Each mapping is linear, so it maps gradients as well as weights. Missing entries are fine,
+because a model may have no norm weights, biases or separate head.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from torch import Tensor
 State = Mapping[str, Tensor]
 Fuse = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-# Pieces of a name, replaced one after the other; OLMo and OLMoE name things as Llama does.
+# Parts of a name, replaced in this order; OLMo and OLMoE have the names of Llama.
 LLAMA = {
     "embedding.": "model.embed_tokens.",
     "layers.": "model.layers.",
@@ -59,7 +59,7 @@ GPT2 = {
 
 
 def to_llama(state: State) -> dict[str, Tensor]:
-    """Rename alone: `LlamaForCausalLM`, `OlmoForCausalLM`, attention of `OlmoeForCausalLM`."""
+    """Rename for `LlamaForCausalLM`, `OlmoForCausalLM` and attention of `OlmoeForCausalLM`."""
     return {renamed(name, LLAMA): value for name, value in state.items()}
 
 
@@ -75,7 +75,7 @@ def to_bloom(state: State, *, num_heads: int) -> dict[str, Tensor]:
 
 
 def to_gpt2(state: State) -> dict[str, Tensor]:
-    """Fuse query, key and value one after the other; GPT-2 keeps maps as (input, output)."""
+    """Concatenate query, key and value; maps of GPT-2 are (input, output)."""
 
     def stacked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return torch.cat((query, key, value))
@@ -89,7 +89,7 @@ def to_gpt2(state: State) -> dict[str, Tensor]:
 
 
 def renamed(name: str, table: Mapping[str, str]) -> str:
-    """Replace the pieces of a name by the table's."""
+    """Replace the parts of a name by the entries of a table."""
     for ours, theirs in table.items():
         if name.startswith(ours) or f".{ours}" in name:
             name = name.replace(ours, theirs, 1)

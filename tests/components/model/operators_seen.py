@@ -1,4 +1,4 @@
-"""Which of the operators that take long, or wait for other ranks, a pass calls."""
+"""Count expensive operators and collectives."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -14,7 +14,7 @@ DEAR = (
 
 
 class Operators(TorchDispatchMode):
-    """Count calls by name, of operators whose names begin with one of ``kinds``."""
+    """Count calls of operators with a name that starts with one of ``kinds``."""
 
     def __init__(self, kinds: Collection[str]) -> None:
         super().__init__()
@@ -24,10 +24,10 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if DTensor in types:  # what it does to its local tensors comes by again
+        if DTensor in types:  # its local operators are counted
             return NotImplemented
         result = func(*args, **(kwargs or {}))
-        name = str(func)  # autograd's wrappers around results move nothing
+        name = str(func)  # without autograd's wrappers
         if name.startswith(self._kinds) and "wrap" not in name:
             self.counts[name] += 1
         return result

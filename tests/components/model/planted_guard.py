@@ -1,7 +1,7 @@
-"""A device that is not there, lent the guard of ``meta``, which does nothing.
+"""Simulate a device that does not exist with the guard of ``meta``, which does nothing.
 
-A guard makes a device the current one. A torch for CPUs has none for others, and so cannot even
-fill a fake tensor on one.
+A guard selects the current device. A CPU build of torch has no other guards and cannot even
+fill a fake tensor on another device.
 """
 
 import ctypes
@@ -11,14 +11,14 @@ from pathlib import Path
 
 import torch
 
-# c10::DeviceType, which torch's files of weights rely on
+# c10::DeviceType; stable, since files of weights contain it
 DEVICE_TYPES = {"cuda": 1, "xpu": 12}
 META = 14
 
 
 @contextmanager
 def lend_guard(kind: str) -> Iterator[None]:
-    """Plant the guard in the registry that torch looks into, unless it was built with one."""
+    """Register the guard, unless this build of torch has one."""
     built = {"cuda": torch.backends.cuda.is_built, "xpu": torch.xpu._is_compiled}[kind]
     if built():
         yield

@@ -1,4 +1,4 @@
-"""What routers did in a forward pass: the loss that they add, and the load of their experts."""
+"""Auxiliary loss and expert load of a forward pass."""
 
 import torch
 from jaxtyping import Float
@@ -9,7 +9,7 @@ from components.model.routing import Routing, RoutingTally
 
 
 def auxiliary_terms(model: nn.Module) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """Take the routing of the last forward pass: the loss to add, and the load.
+    """Take the auxiliary loss and the load of the last forward pass.
 
     A model without experts, or one that is not training, adds 0.
     """

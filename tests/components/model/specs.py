@@ -1,4 +1,4 @@
-"""Small parts of awkward shapes: each builder takes what a test changes."""
+"""Builders of small specifications with uneven sizes, which a test can change."""
 
 from typing import Any
 
@@ -18,13 +18,13 @@ LAYER_NORM = NormSpec(eps=1e-5, center=True, weight=True, bias=True)
 
 
 def mlp_spec(ffn_dim: int, activation: Any = "silu", **changes: Any) -> MLPSpec:
-    """Gate a SiLU, or take another activation as it is, with no biases."""
+    """Build a gated SiLU or another activation without a gate; no biases."""
     plain: Settings = {"gated": activation == "silu", "bias": False}
     return MLPSpec(ffn_dim=ffn_dim, activation=activation, **plain | changes)
 
 
 def experts_spec(**changes: Any) -> ExpertsSpec:
-    """Choose two of four gated experts by what a router learns."""
+    """Build four gated experts with a learned router that selects two."""
     settings: Settings = {"num_experts": 4, "top_k": 2, "ffn_dim": 16, "gated": True}
     settings |= {"activation": "silu", "renormalize": False, "routing": "learned"}
     settings |= {"auxiliary_loss": 0.0, "auxiliary_scope": "model", "z_loss": 0.0}
@@ -45,7 +45,7 @@ def normal_spec(std: Any = 0.2, residual: Any = "scaled", **changes: Any) -> Nor
 
 
 def decoder_spec(**changes: Any) -> DecoderSpec:
-    """Change the decoder, and its attention, of which ``attention_dropout`` is the dropout."""
+    """Build a decoder; ``attention_dropout`` is the dropout of its attention."""
     given: Settings = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 10}
     given |= {"dim": 48, "num_layers": 2, "vocab_size": 61, "padded_vocab_size": 67}
     given |= {"tied_embeddings": True, "positions": ROTARY, "norm": RMS_NORM}

@@ -43,7 +43,7 @@ def by_formula(
     scope: AttentionContext,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Mix by softmax(q k / sqrt(width) - slope (i - j)), of what is seen, pair by pair."""
+    """Compute softmax(q k / sqrt(width) - slope (i - j)) over the visible pairs."""
     slopes, numbers = scope.encoding.slopes, DOCUMENTS
     key, value = (each.repeat_interleave(HEADS // each.shape[1], 1) for each in (key, value))
     scores = query @ key.mT / math.sqrt(WIDTH)
@@ -125,7 +125,7 @@ def test_kernels_compute_the_formula_and_its_gradients(
 
 
 @pytest.mark.parametrize("kernel", ["flash", "math"])
-def test_kernels_that_are_named_are_the_only_ones_that_torch_may_take(kernel: Backend) -> None:
+def test_torch_uses_only_the_listed_kernels(kernel: Backend) -> None:
     scope, given = scope_of(False, False), heads_of(2)
     with Operators(["aten."]) as seen:
         mixed = attention_kernels.scaled_dot_product(
@@ -142,10 +142,10 @@ def test_kernels_that_are_named_are_the_only_ones_that_torch_may_take(kernel: Ba
     ("kv_heads", "slopes", "documents", "sinks"),
     [(2, True, True, None), (4, True, False, None), (2, False, True, SINKS)],
 )
-def test_flex_drops_weights_as_dropout_after_the_softmax_does(
+def test_flex_applies_dropout_after_the_softmax(
     kv_heads: int, slopes: bool, documents: bool, sinks: Tensor | None
 ) -> None:
-    """Which weights are dropped is read off values that are the unit matrix."""
+    """The values are the unit matrix, so the output shows the dropped weights."""
     scope, (query, key, value) = scope_of(slopes, documents), heads_of(kv_heads)
     core = AttentionCore(dropout=0.25, backends=BACKENDS)
     unit = torch.eye(LENGTH).double().expand(2, kv_heads, -1, -1)
@@ -175,12 +175,12 @@ def test_flex_drops_weights_as_dropout_after_the_softmax_does(
 
 
 @pytest.mark.usefixtures("flex")
-def test_both_passes_of_dropout_get_a_gradient_as_the_compiler_wants(
+def test_both_passes_of_flex_dropout_get_a_gradient(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What torch makes for a GPU multiplies by it without asking whether it is None."""
+    """Torch's GPU code multiplies by this gradient without checking for None."""
     upstream: list[Tensor | None] = []
-    importlib.import_module("torch.utils.flop_counter")  # it asks for the operator itself
+    importlib.import_module("torch.utils.flop_counter")  # it imports the operator
     operators = importlib.import_module("torch._higher_order_ops.flex_attention")
     plain = operators.flex_attention_backward
 
@@ -196,27 +196,27 @@ def test_both_passes_of_dropout_get_a_gradient_as_the_compiler_wants(
 
 
 @pytest.mark.usefixtures("flex")
-def test_flex_drops_other_weights_in_each_row_head_and_pass() -> None:
+def test_dropout_of_flex_differs_by_row_head_and_pass() -> None:
     core = AttentionCore(dropout=0.5, backends=BACKENDS)
     zeros, unit = torch.zeros(2, 2, LENGTH, WIDTH), torch.eye(LENGTH).expand(2, 2, -1, -1)
     scope = build_scope(length=LENGTH)
     passes = [core(zeros, zeros, unit, scope, first_head=0) != 0 for _ in range(2)]
-    kept = torch.stack(passes).flatten(0, 2)[:, LENGTH // 2 :]  # long enough to be unlike
+    kept = torch.stack(passes).flatten(0, 2)[:, LENGTH // 2 :]  # rows long enough to differ
     rows = kept[:, :, : LENGTH // 2].flatten(0, 1).double() - 0.5
     alike = (rows @ rows.T).fill_diagonal_(0) / rows.shape[1] * 4
     assert alike.abs().max() < 0.75
     assert alike.mean().abs() < 1e-3
-    # Nor do neighbouring keys fall together.
+    # Neighboring keys are independent, too.
     assert (rows[:, 1:] * rows[:, :-1]).mean().abs() * 4 < 0.02
 
 
-# Documents of any length, none longer than what is left; context ranks of any odd chunk.
+# Lengths of documents in a row.
 PARTS = st.lists(st.integers(1, 200), min_size=1, max_size=6)
 
 
 @settings(deadline=None, max_examples=40)
 @given(rows=st.lists(PARTS, min_size=1, max_size=3), ranks=st.integers(1, 3), data=st.data())
-def test_blocks_are_those_that_torch_finds_by_looking_at_every_pair(
+def test_blocks_equal_torchs_exhaustive_search(
     rows: list[list[int]], ranks: int, data: st.DataObject
 ) -> None:
     chunks = 1 if ranks == 1 else 2 * ranks
@@ -259,7 +259,7 @@ def _grid(batch: int, seen: Tensor) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _whole(blocks: Any) -> Tensor:
-    """Return which blocks need no look at the mask, (batch, 1, rows, columns)."""
+    """Return which blocks are fully visible, (batch, 1, rows, columns)."""
     counts, columns = blocks.full_kv_num_blocks, blocks.full_kv_indices
     taken = torch.arange(columns.shape[-1]) < counts[..., None]
     found = torch.zeros_like(columns, dtype=torch.bool)
@@ -288,12 +288,12 @@ case = CASE._replace
         (case(device="xpu", mask="offset"), "flex"),
     ],
 )
-def test_the_first_of_the_order_that_can_is_taken(wanted: AttentionCase, found: str) -> None:
+def test_the_first_capable_backend_is_selected(wanted: AttentionCase, found: str) -> None:
     order: Any = ("cudnn", "flash", "efficient", "overrideable", "flex")
     assert select_backends(order, wanted)[0] == found
 
 
-def test_the_order_decides_between_those_that_can() -> None:
+def test_the_order_decides_between_capable_backends() -> None:
     assert select_backends(("flash", "cudnn"), case())[0] == "flash"
     assert select_backends(("flex", "flash"), case())[0] == "flex"
     assert select_backends(("flex", "math"), case(dtype="float64")) == ("math",)
@@ -330,7 +330,7 @@ def test_on_a_cpu_torch_chooses(device: str) -> None:
         ),
     ],
 )
-def test_an_order_without_a_kernel_is_refused_with_those_that_there_are(
+def test_an_order_without_a_kernel_is_refused_with_alternatives(
     order: tuple[Backend, ...], wanted: AttentionCase, message: str
 ) -> None:
     with pytest.raises(RecipeError, match=message):
@@ -352,7 +352,7 @@ def test_an_order_names_each_backend_once(order: list[str], message: str) -> Non
         AttentionCore(dropout=0.0, backends=order)  # type: ignore[arg-type]  # it is wrong
 
 
-def test_kernels_are_left_out_on_devices_before_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_left_out_on_older_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for generation, lacking in ((7, ("flash", "cudnn")), (8, ("cudnn",)), (9, ())):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda at=generation: (at, 0))
@@ -360,7 +360,7 @@ def test_kernels_are_left_out_on_devices_before_theirs(monkeypatch: pytest.Monke
         assert attention_kernels.lacking("xpu") == ()
 
 
-def test_a_gpu_is_asked_for_no_dense_mask() -> None:
+def test_no_dense_mask_is_built_on_a_gpu() -> None:
     encoding = PositionEncoding(position_ids=torch.empty(3, device="meta"))
     scope = AttentionContext(encoding=encoding, documents=None)
     with (

@@ -1,4 +1,4 @@
-"""Attention with parts of newer models against the classes of ``transformers``."""
+"""Attention of newer models against the classes of ``transformers``."""
 
 import copy
 from contextlib import nullcontext
@@ -52,7 +52,7 @@ def scope_of(spec: RotarySpec, window: int | None = None) -> AttentionContext:
 
 
 def renamed(named: Named) -> Named:
-    """Give our tensors their names."""
+    """Rename our tensors to theirs."""
     return {
         ".".join(MAPS.get(part, part) for part in name.split(".")): tensor
         for name, tensor in named.items()
@@ -116,7 +116,7 @@ def causal_mask(window: int | None = None) -> Tensor:
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5, 0.25])
-def test_gated_attention_is_that_of_qwen3_next(fraction: float) -> None:
+def test_gated_attention_equals_qwen3_next(fraction: float) -> None:
     config = config_of(Qwen3NextConfig, partial_rotary_factor=fraction)
     ours = attention(output_gate=True, qk_norm=RMS, qk_norm_over="each_head")
     theirs = qwen3_next.Qwen3NextAttention(config, layer_idx=0)
@@ -166,7 +166,7 @@ def test_rotated_channels_are_whole_pairs(head_dim: int, fraction: float, width:
 
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("flex", [False, True], ids=["dense", "flex"])
-def test_attention_with_sinks_is_that_of_gpt_oss(window: int | None, flex: bool) -> None:
+def test_attention_with_sinks_equals_gpt_oss(window: int | None, flex: bool) -> None:
     config = config_of(GptOssConfig)
     ours = attention(sinks=True)
     theirs = gpt_oss.GptOssAttention(config, layer_idx=0)
@@ -183,7 +183,7 @@ def test_attention_with_sinks_is_that_of_gpt_oss(window: int | None, flex: bool)
         )
 
 
-def test_sinks_are_counted_start_at_zero_and_are_scaled_as_a_vector() -> None:
+def test_sinks_are_counted_start_at_zero_and_scale_as_a_vector() -> None:
     name, weights = "layers.3.attention.sinks", assert_counted(sinks=True)
     assert weights[name].shape == (HEADS,)
     assert initial_constant(attention(sinks=True), "sinks") == 0.0

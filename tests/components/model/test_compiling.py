@@ -24,9 +24,9 @@ from tests.components.model.flex_on_cpu import flex_on_cpu
 from tests.components.model.routing_terms import auxiliary_terms
 from tests.components.model.specs import RMS_NORM, experts_spec, mlp_spec, small_decoder
 
-# Torch's compiler warns of its own imports and inner workings, and hides that from whoever has
-# not made warnings errors.
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, as said above
+# Torch's compiler warns about its own imports and internals, which is visible only with
+# warnings as errors.
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, see above
 
 FEW_EXPERTS = experts_spec(ffn_dim=24, auxiliary_loss=0.01, path="grouped")
 CLAMPED = mlp_spec(77, bias=True, swiglu_limit=0.5, linear_offset=1.0)
@@ -43,18 +43,18 @@ def _forget_what_was_compiled() -> Iterator[None]:
 
 
 def compare(plain: Decoder, model: Decoder, tokens: Tensor) -> None:
-    """Hold losses and gradients of both together, to what another order of sums explains."""
+    """Compare losses and gradients, up to another order of sums."""
     if release_of(torch.__version__) < (2, 13):
         pytest.skip("torch 2.10 and 2.11 compile attention in float64 for a CPU wrongly")
     losses = []
-    for one in (plain, model):
+    for decoder in (plain, model):
         torch.manual_seed(5)
-        loss = one.compute_loss(tokens, tokens)
-        penalty, _ = auxiliary_terms(one)
+        loss = decoder.compute_loss(tokens, tokens)
+        penalty, _ = auxiliary_terms(decoder)
         loss = loss + penalty
         torch.autograd.backward(loss)
         losses.append(loss.detach())
-        assert all(layer.take_routing() is None for layer in expert_layers(one))
+        assert all(layer.take_routing() is None for layer in expert_layers(decoder))
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=0.0)
     theirs = dict(plain.named_parameters())
     assert list(theirs) == [name for name, _ in model.named_parameters()]
@@ -69,7 +69,7 @@ def compare(plain: Decoder, model: Decoder, tokens: Tensor) -> None:
 
 
 def count_compiled(recompute: Any, **parts: Any) -> int:
-    """Compare a decoder, compiled, with itself; return how many graphs there were."""
+    """Compare a compiled decoder with the plain one; return the number of graphs."""
     plain = randomized(small_decoder(**parts)).double()
     model = copy.deepcopy(plain)
     checkpoint_activations(model, recompute, compiled=True)
@@ -91,7 +91,9 @@ def count_compiled(recompute: Any, **parts: Any) -> int:
         ["norms", "attention", "mlp"],
     ],
 )
-def test_losses_and_gradients_stay_with_dropout_and_recomputation_too(recompute: Any) -> None:
+def test_compiled_layers_equal_plain_ones_with_dropout_and_recomputation(
+    recompute: Any,
+) -> None:
     assert count_compiled(recompute, dropout=0.2, attention_dropout=0.2) > 0
 
 
@@ -109,13 +111,13 @@ def test_losses_and_gradients_stay_with_dropout_and_recomputation_too(recompute:
         {"mlp": CLAMPED},
     ],
 )
-def test_discounts_and_experts_compile_too(part: dict[str, object]) -> None:
+def test_other_parts_compile(part: dict[str, object]) -> None:
     assert count_compiled("none", **part) > 0
 
 
 @pytest.mark.long
-def test_all_layers_share_a_graph_that_evaluation_takes_no_part_in() -> None:
-    plain = small_decoder(num_layers=12)  # more than torch makes graphs of one function
+def test_all_layers_share_one_graph_and_evaluation_adds_none() -> None:
+    plain = small_decoder(num_layers=12)  # more than torch's limit of graphs
     model = copy.deepcopy(plain)
     compile_layers(model, "layers", recompute="none")
     counts = [count_graphs()]
@@ -145,7 +147,7 @@ def test_layers_of_each_kind_share_a_graph(graphs: int, settings: dict[str, Any]
 
 
 @pytest.mark.long
-def test_more_shapes_than_torch_compiles_end_with_the_way_out() -> None:
+def test_too_many_shapes_are_refused_with_a_remedy() -> None:
     model = small_decoder()
     compile_layers(model, "layers", recompute="none")
     with torch._dynamo.config.patch(recompile_limit=1):
@@ -158,8 +160,8 @@ def test_more_shapes_than_torch_compiles_end_with_the_way_out() -> None:
 
 @pytest.mark.long
 def test_flex_attention_to_texts_of_any_length_takes_four_graphs_at_most() -> None:
-    # Inductor's kernel for a CPU does not build where shapes change; dynamo's graphs are those
-    # of a GPU.
+    # Inductor's CPU kernel does not build with changing shapes; dynamo's graphs are the same as
+    # on a GPU.
     attend = torch.compile(attention_kernels.flex_of_any, dynamic=True, backend="aot_eager")
     graphs = 0
     for length in (64, 65, 100, 33, 129, 70, 256, 17, 300):
@@ -183,7 +185,7 @@ def test_flex_attention_to_texts_of_any_length_takes_four_graphs_at_most() -> No
 def test_layers_of_flex_attention_share_a_graph_for_all_microbatches(
     dropout: float, sinks: bool
 ) -> None:
-    """The mask of a microbatch is made before the first layer: no graph holds it."""
+    """The mask of a microbatch is built before the first layer, outside of the graphs."""
     settings = {"positions": AlibiSpec(), "num_layers": 3, "attention_dropout": dropout}
     settings |= {"sinks": sinks}
     plain = randomized(small_decoder(**settings))
@@ -215,13 +217,15 @@ def test_float64_is_refused_where_torch_cannot_compile_it(
         compile_layers(small_decoder().double(), "layers", recompute="none")
 
 
-def test_none_leaves_the_layers_as_they_are() -> None:
+def test_without_compilation_layers_are_unchanged() -> None:
     model = small_decoder()
     compile_layers(model, "none", recompute="none")
     assert all("forward" not in vars(layer) for layer in model.layers.values())
 
 
-def test_a_machine_without_a_compiler_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_reported_before_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(RecipeError, match="has no no-such-compiler") as caught:
         compile_layers(small_decoder(), "layers", recompute="none")

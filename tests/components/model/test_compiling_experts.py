@@ -1,4 +1,4 @@
-"""Experts in compiled layers: one graph, however the tokens fall on them."""
+"""Experts in compiled layers use one graph for any distribution of tokens."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ def _forget_what_was_compiled() -> Iterator[None]:
 
 
 def falling_on(favourites: Sequence[int]) -> Tensor:
-    """Draw tokens that prefer these experts, for a router whose weight is the unit matrix."""
+    """Draw tokens that prefer these experts; the router weight is the unit matrix."""
     hidden = torch.rand(1, TOKENS, DIM)
     hidden[:, :, list(favourites)] += 3
     return hidden.requires_grad_()
@@ -48,7 +48,7 @@ def falling_on(favourites: Sequence[int]) -> Tensor:
 
 @pytest.mark.long
 @pytest.mark.parametrize("gated", [True, False])
-def test_a_layer_of_experts_is_one_graph_however_many_tokens_an_expert_gets(
+def test_a_layer_of_experts_is_one_graph_for_any_load(
     monkeypatch: pytest.MonkeyPatch, gated: bool
 ) -> None:
     monkeypatch.setattr(moe, "has_grouped_kernel", lambda device: True)
@@ -86,7 +86,7 @@ def gradients(mixed: Tensor, hidden: Tensor, layer: Experts) -> tuple[Tensor, ..
 @pytest.mark.long
 @pytest.mark.parametrize("recompute", ["none", "selective", "full", ["mlp"]], ids=str)
 @pytest.mark.parametrize("path", ["auto", "loop"])
-def test_layers_of_experts_keep_losses_gradients_and_what_routers_counted(
+def test_compiled_experts_keep_losses_gradients_and_router_counts(
     recompute: Literal["none", "full"] | list[str], path: str
 ) -> None:
     plain = randomized(small_decoder(mlp=mixture(path=path), num_layers=3)).double()
@@ -94,11 +94,11 @@ def test_layers_of_experts_keep_losses_gradients_and_what_routers_counted(
     checkpoint_activations(model, recompute, compiled=True)
     compile_layers(model, "layers", recompute=recompute)
     compare(plain, model, torch.randint(61, (2, 19)))
-    # A CPU has no grouped products: a graph ends at experts and another follows.
+    # Without grouped products on a CPU the graph is split at the experts.
     assert counters["stats"]["unique_graphs"] == 2
 
 
-def test_a_repeated_forward_pass_of_a_compiled_layer_leaves_the_record_of_the_first() -> None:
+def test_a_recomputed_compiled_layer_keeps_the_first_record() -> None:
     experts = Experts(mixture(), dim=DIM)
     hidden = falling_on([0, 1])
     experts(hidden)
@@ -106,7 +106,7 @@ def test_a_repeated_forward_pass_of_a_compiled_layer_leaves_the_record_of_the_fi
     records: list[None] = []
 
     def forward(given: Tensor) -> Tensor:
-        experts.routing = None  # as a graph does, which cannot ask: it writes
+        experts.routing = None  # like a graph, which can only write it
         records.append(None)
         return given.square()
 
@@ -118,7 +118,7 @@ def test_a_repeated_forward_pass_of_a_compiled_layer_leaves_the_record_of_the_fi
     assert experts.routing is first
 
 
-def test_a_graph_may_ask_whether_a_device_has_grouped_products() -> None:
+def test_a_graph_can_check_for_grouped_products() -> None:
     def ask(given: Tensor) -> Tensor:
         return given + 1 if has_grouped_kernel("xpu") else given - 1
 

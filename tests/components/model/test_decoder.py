@@ -36,7 +36,7 @@ def llama_like(model: Decoder, heads: int = 6, groups: int = 2, width: int = 10)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("heads", [(6, 2, 10), (6, 6, 8), (3, 1, 2)])
 @pytest.mark.parametrize("sequence_length", [1, 37])
-def test_logits_and_gradients_equal_those_of_an_independent_llama(
+def test_logits_and_gradients_equal_an_independent_llama(
     tied: bool, heads: tuple[int, int, int], sequence_length: int
 ) -> None:
     sizes = dict(zip(("num_heads", "num_kv_heads", "head_dim"), heads, strict=True))
@@ -67,7 +67,7 @@ def test_a_later_token_changes_no_earlier_logit() -> None:
     assert difference[13:].min() > 1e-5
 
 
-def test_the_full_size_has_exactly_the_published_parameters() -> None:
+def test_the_full_size_has_the_published_number_of_parameters() -> None:
     recipe = compose_recipe(read_point(["recipe=teuken7b", "scale=full"]))
     with torch.device("meta"):
         model = build_node(recipe.model, "model")

@@ -1,8 +1,8 @@
-"""What a decoder does on a device that is no CPU, and on an Intel GPU above all.
+"""A decoder on devices other than a CPU, mainly Intel GPUs.
 
-No such device is needed: fake tensors stand for those on one. A torch for CPUs has no guard for
-Intel GPUs (what makes a device the current one), so it is lent that of ``meta``, which does
-nothing. A backward pass asks for the GPU itself; there ``meta`` takes its place.
+No such device is needed, since tensors are fake. A CPU build of torch has no guard for
+Intel GPUs (which selects the current device), so the guard of ``meta`` is used, which does
+nothing. A backward pass needs the real device; its test uses ``meta`` instead.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def plain_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take torch's formula: which kernel an Intel GPU has, only a build for it can say."""
+    """Use torch's formula, since a CPU build does not know the kernels of an Intel GPU."""
 
     def flex(query: Tensor, key: Tensor, value: Tensor, **settings: Any) -> Tensor:
         tensors = [*settings["blocks"].as_tuple()]
@@ -50,7 +50,7 @@ def plain_attention(monkeypatch: pytest.MonkeyPatch) -> None:
         return mixed
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", formula)
-    # Flex is compiled for the device that is there; nothing but shapes and places are asked.
+    # Flex would be compiled for a real device; only shapes and devices are tested here.
     monkeypatch.setattr(attention_kernels, "attend_with_flex", flex)
 
 
@@ -63,9 +63,9 @@ def planted_guard() -> Iterator[None]:
 @pytest.mark.usefixtures("plain_attention", "planted_guard")
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "documents"])
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_a_forward_pass_on_an_xpu_makes_nothing_elsewhere(kind: str, masked: bool) -> None:
+def test_a_forward_pass_on_an_xpu_allocates_only_there(kind: str, masked: bool) -> None:
     with FakeTensorMode(), even_load():
-        with torch.device("xpu"):  # and no longer: what names no device shall be seen
+        with torch.device("xpu"):  # ends here to reveal tensors without a device
             model = small_decoder(**MODELS[kind])
         rows = torch.randint(ROWS, (2, LENGTH + 1), device="xpu")
         documents = (rows[:, :-1] == 3).int().cumsum(1) if masked else None
@@ -83,7 +83,7 @@ def test_a_forward_pass_on_an_xpu_makes_nothing_elsewhere(kind: str, masked: boo
 
 @pytest.fixture
 def bfloat16_weights() -> Iterator[None]:
-    """Make weights in what grouped products off the CPU are for."""
+    """Use bfloat16, the dtype of grouped products off the CPU."""
     torch.set_default_dtype(torch.bfloat16)
     yield
     torch.set_default_dtype(torch.float32)
@@ -91,8 +91,8 @@ def bfloat16_weights() -> Iterator[None]:
 
 @pytest.mark.usefixtures("bfloat16_weights")
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_off_the_cpu_a_backward_pass_gives_each_weight_its_gradient(kind: str) -> None:
-    with even_load():  # experts ask for counts, which have no values on `meta`
+def test_a_backward_pass_off_the_cpu_gives_all_weights_gradients(kind: str) -> None:
+    with even_load():  # counts of experts have no values on `meta`
         with torch.device("meta"):
             model = small_decoder(**MODELS[kind])
         rows = torch.randint(ROWS, (2, LENGTH + 1), device="meta")

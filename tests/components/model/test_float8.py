@@ -1,4 +1,4 @@
-"""Linear maps in float8, against rounding written here by hand, and what stays as it was."""
+"""Linear maps in float8 against handwritten rounding, and unchanged parts."""
 
 import copy
 import subprocess
@@ -19,7 +19,7 @@ from components.model.linear import ResidualLinear
 LARGEST = 448.0  # of e4m3: 1.75 x 2**8
 TOKENS, INPUTS, OUTPUTS = 24, 64, 48
 
-pytestmark = pytest.mark.filterwarnings(  # torch's own import of Triton's compiler
+pytestmark = pytest.mark.filterwarnings(  # from torch's import of Triton
     "ignore:.torch.jit.script_method."
 )
 
@@ -33,7 +33,7 @@ class Model(nn.Module):
 
 
 def rounded(values: Tensor, dim: int | None) -> Tensor:
-    """Round to e4m3 under a scale of a power of two: one of each row, or one of all."""
+    """Round to e4m3 with a power of two as scale, per row or for all values."""
     wide = values.double().abs()
     largest = wide.max() if dim is None else wide.amax(dim, keepdim=True)
     scale = 2.0 ** torch.floor(torch.log2(LARGEST / largest))
@@ -41,7 +41,7 @@ def rounded(values: Tensor, dim: int | None) -> Tensor:
 
 
 def nearest_e4m3(values: Tensor) -> Tensor:
-    """Round to 3 bits after the leading one, to even; below 2**-6 in steps of 2**-9."""
+    """Round to 3 mantissa bits, half to even; below 2**-6 in steps of 2**-9."""
     exponent = torch.floor(torch.log2(values.abs().clamp(min=1e-300))).clamp(min=-6)
     step = 2.0 ** (exponent - 3)
     return torch.round(values / step) * step
@@ -49,7 +49,7 @@ def nearest_e4m3(values: Tensor) -> Tensor:
 
 @pytest.fixture
 def drawn() -> tuple[Model, Tensor, Tensor]:
-    """Rows of very different sizes, so that scales matter."""
+    """Draw rows of very different sizes, so that scales matter."""
     torch.manual_seed(5)
     model = Model()
     sizes = torch.logspace(-3, 3, TOKENS)[:, None]
@@ -59,7 +59,7 @@ def drawn() -> tuple[Model, Tensor, Tensor]:
 
 
 def passed(model: Model, inputs: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Go forward and backward; return output, input's gradient, weight's gradient."""
+    """Return the output and the gradients of inputs and weight."""
     inputs.grad = None
     model.zero_grad()
     with torch.autocast(inputs.device.type, torch.bfloat16, cache_enabled=False):
@@ -71,7 +71,7 @@ def passed(model: Model, inputs: Tensor, upstream: Tensor) -> tuple[Tensor, Tens
     return output.detach(), inputs.grad, weight.grad.clone()
 
 
-def test_output_and_gradients_are_those_of_operands_rounded_by_hand(
+def test_output_and_gradients_equal_products_of_rounded_operands(
     drawn: tuple[Model, Tensor, Tensor],
 ) -> None:
     model, inputs, upstream = drawn
@@ -79,7 +79,7 @@ def test_output_and_gradients_are_those_of_operands_rounded_by_hand(
     float8_layers(model, emulates=True)
     output, gradient, weight_gradient = passed(model, inputs, upstream)
     by_hand = rounded(inputs.detach(), 1) @ rounded(weight, 1).T
-    # Sums in float32 and float64 may round to neighbours in bfloat16.
+    # Sums in float32 and float64 may round to adjacent bfloat16 numbers.
     exact = by_hand.bfloat16().double() + bias.bfloat16()
     torch.testing.assert_close(output.double(), exact, rtol=2**-7, atol=2**-7)
     by_hand = rounded(upstream, 1) @ rounded(weight, None)
@@ -94,7 +94,7 @@ def test_the_reference_rounds_as_torch_casts() -> None:
     assert torch.equal(nearest_e4m3(values.double()), cast)
 
 
-def test_it_is_as_far_from_exact_products_as_its_mantissa_says(
+def test_the_error_is_as_large_as_the_mantissa_implies(
     drawn: tuple[Model, Tensor, Tensor],
 ) -> None:
     model, inputs, upstream = drawn
@@ -104,13 +104,13 @@ def test_it_is_as_far_from_exact_products_as_its_mantissa_says(
         ((found - right).norm(dim=-1) / right.norm(dim=-1)).mean().item()
         for found, right in zip(passed(model, inputs, upstream), exact, strict=True)
     ]
-    # A rounding to 4 bits is off by up to 1/16, evenly by 1/16/sqrt(3), and two meet.
+    # Rounding to 4 bits has an error of up to 1/16, 1/16/sqrt(3) on average, and two add up.
     assert 0.02 < errors[0] < 0.05
     assert 0.02 < errors[1] < 0.05
     assert errors[2] == 0
 
 
-def test_each_token_is_computed_as_if_it_were_alone(
+def test_tokens_are_scaled_independently(
     drawn: tuple[Model, Tensor, Tensor],
 ) -> None:
     model, inputs, upstream = drawn
@@ -154,7 +154,7 @@ def test_layers_change_their_products_and_nothing_else(name: str) -> None:
     assert not any(type(part) is ResidualLinear for part in changed.modules())
 
 
-def test_an_environment_without_torchao_says_how_to_get_it(
+def test_a_missing_torchao_is_refused_with_the_command_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(float8, "find_spec", lambda name: None)
@@ -169,7 +169,7 @@ def test_an_environment_without_torchao_says_how_to_get_it(
 
 
 @pytest.mark.long
-def test_its_import_says_nothing() -> None:
+def test_the_import_prints_nothing() -> None:
     program = (
         "from components.model.float8 import float8_layers\n"
         "from tests.components.model.test_float8 import Model\n"

@@ -1,4 +1,4 @@
-"""Initial values: what they depend on, what they do not, and how they are distributed."""
+"""Initial values: their dependence on seed, name and layout, and their distribution."""
 
 from functools import partial
 from typing import Any, Literal
@@ -19,7 +19,7 @@ ROWS = 2_500  # three blocks, the last one short
 
 @settings(max_examples=25)
 @given(st.integers(0, ROWS), st.integers(0, ROWS), st.sampled_from([None, 0.7]))
-def test_any_slice_of_rows_is_that_slice_of_the_whole(
+def test_a_drawn_slice_equals_the_slice_of_the_whole(
     one: int, other: int, cutoff: float | None
 ) -> None:
     first, last = sorted((one, other))
@@ -29,13 +29,13 @@ def test_any_slice_of_rows_is_that_slice_of_the_whole(
     assert torch.equal(draw(first_row=first, last_row=last), whole[first:last])
 
 
-def test_rows_of_a_stack_of_matrices_are_counted_over_all_of_them() -> None:
+def test_rows_are_counted_over_all_matrices_of_a_stack() -> None:
     stack = draw_rows("w", (5, 600, 3), first_row=0, last_row=3_000, seed=1, std=1.0)
     fourth = draw_rows("w", (5, 600, 3), first_row=1_800, last_row=2_400, seed=1, std=1.0)
     assert torch.equal(stack.view(5, 600, 3)[3], fourth)
 
 
-def test_seed_name_and_block_each_give_other_values() -> None:
+def test_values_depend_on_seed_name_and_block() -> None:
     def block(name: str, seed: int, first: int) -> torch.Tensor:
         return draw_rows(
             name, (2_048, 4), first_row=first, last_row=first + 9, seed=seed, std=1.0
@@ -53,20 +53,20 @@ def drawn(seed: int = 7, **parts: Any) -> Decoder:
     return model
 
 
-def test_a_model_from_meta_starts_like_one_built_in_memory() -> None:
+def test_a_model_from_meta_has_the_initial_values_of_one_in_memory() -> None:
     with torch.device("meta"):
         empty = small_decoder()
     empty = empty.to_empty(device="cpu")
     with torch.no_grad():
         for parameter in empty.parameters():
             parameter.fill_(torch.nan)
-    torch.manual_seed(99)  # the global generator has no say
+    torch.manual_seed(99)  # the global generator has no effect
     draw_weights(empty, seed=7)
     theirs = dict(empty.named_parameters())
     assert all(torch.equal(value, theirs[name]) for name, value in drawn().named_parameters())
 
 
-def test_a_stage_starts_like_its_part_of_the_whole() -> None:
+def test_a_stage_has_the_initial_values_of_the_whole_model() -> None:
     stage = small_decoder(num_layers=3)
     del stage.layers["0"]
     stage.embedding = None
@@ -123,7 +123,7 @@ def test_a_cutoff_draws_from_the_truncated_normal_distribution(cutoff: float) ->
     assert torch.equal(drawn[within], plain[within])
 
 
-def test_a_models_cutoff_is_in_the_deviations_of_each_map() -> None:
+def test_the_cutoff_is_relative_to_the_deviation_of_each_map() -> None:
     model = drawn(
         5, dim=240, num_layers=4, num_heads=24, initialization=normal_spec(cutoff=2.0)
     )
@@ -134,7 +134,7 @@ def test_a_models_cutoff_is_in_the_deviations_of_each_map() -> None:
             assert 0.9 * bound < parameter.abs().max().item() <= bound * (1 + 1e-6), name
 
 
-def test_a_map_starts_by_its_fan_in_and_zeros_where_they_are_asked_for() -> None:
+def test_initial_deviations_follow_the_fan_in_or_are_zero() -> None:
     wide = {"dim": 240, "num_heads": 24, "mlp": mlp_spec(1_024, "relu_squared")}
     spec = normal_spec("fan_in", "zero", embedding_std=1.0, head_std=0.0)
     model = drawn(5, **wide, initialization=spec)
@@ -162,7 +162,7 @@ def test_biases_start_at_zero() -> None:
     assert not any(one.any() for one in biases)
 
 
-def test_scalars_of_an_activation_start_at_its_constants() -> None:
+def test_scalars_of_an_activation_start_at_their_constants() -> None:
     model = small_decoder(mlp=mlp_spec(8, "xielu"))
     starts = {name: one.clone() for name, one in model.named_parameters() if "alpha" in name}
     assert len(starts) == 2 * model.num_layers

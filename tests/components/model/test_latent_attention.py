@@ -54,7 +54,7 @@ def scope_of(
 
 
 def reference(ours: LatentAttention, scaled: bool = False) -> DeepseekV3Attention:
-    """Its channels that rotate lie as ours do: halves, not pairs."""
+    """Rotated channels are in halves, like ours, not in pairs."""
     config = DeepseekV3Config(
         hidden_size=DIM,
         num_attention_heads=HEADS,
@@ -85,7 +85,7 @@ def reference(ours: LatentAttention, scaled: bool = False) -> DeepseekV3Attentio
 
 @pytest.mark.parametrize("scaling", [None, YARN], ids=["plain", "yarn"])
 @pytest.mark.parametrize("query_rank", [12, None])
-def test_it_attends_as_that_of_deepseek_does_with_its_gradients(
+def test_latent_attention_and_its_gradients_equal_deepseek(
     query_rank: int | None, scaling: YarnScalingSpec | None
 ) -> None:
     ours = latent(query_rank=query_rank)
@@ -110,7 +110,7 @@ def test_it_attends_as_that_of_deepseek_does_with_its_gradients(
         torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_flex_and_torchs_own_attention_agree_on_values_narrower_than_keys() -> None:
+def test_flex_and_dense_attention_agree_for_values_narrower_than_keys() -> None:
     part, hidden = latent().double(), torch.randn(2, LENGTH, DIM, dtype=torch.float64)
     documents = torch.tensor([0] * 4 + [1] * 7).expand(2, -1)
     found = []

@@ -1,4 +1,4 @@
-"""Layers of a pattern: parts, names, counts, documents and first values."""
+"""Layers of a pattern: parts, names, counts, documents and initial values."""
 
 import math
 from typing import Any
@@ -86,7 +86,7 @@ def test_pattern_of_plain_layers_changes_nothing() -> None:
 
 
 @models
-def test_documents_have_states_of_their_own(name: str) -> None:
+def test_states_are_reset_between_documents(name: str) -> None:
     spec = build_spec(**MODELS[name], positions=OrderSpec())  # RoPE computes in float32
     model = randomized(Decoder(spec)).double()
     tokens = torch.randint(61, (2, LENGTH))
@@ -121,7 +121,7 @@ def test_parallel_parts_read_the_same_norm() -> None:
     torch.testing.assert_close(inputs["mlp_norm"], expected)
 
 
-def test_norms_are_before_the_branches_of_a_mixer_that_says_so() -> None:
+def test_a_mixer_may_place_its_norm_before_its_branch() -> None:
     model = randomized(Decoder(build_spec(**MODELS["OLMo-Hybrid"])))
     hidden = torch.randn(1, LENGTH, 24)
     scope = build_scope(length=LENGTH)
@@ -136,7 +136,7 @@ def test_norms_are_before_the_branches_of_a_mixer_that_says_so() -> None:
         torch.testing.assert_close(layer(hidden, scope), middle + last)
 
 
-def test_first_values_are_in_their_ranges_and_of_each_seed() -> None:
+def test_initial_values_are_in_range_and_depend_on_the_seed() -> None:
     mixers = {
         "delta": delta_spec(num_heads=400, decay_range=(2.0, 3.0), step_range=(0.01, 0.1)),
         "mamba": mamba_spec(),
@@ -162,7 +162,7 @@ def test_first_values_are_in_their_ranges_and_of_each_seed() -> None:
     assert mixer.norm.weight.eq(1).all()
 
 
-def test_scaled_maps_count_the_branches() -> None:
+def test_scaled_initialization_counts_the_branches() -> None:
     model = Decoder(build_spec(**MODELS["Nemotron-H"]))
     assert model.num_branches == 5
     draw_weights(model, seed=0)

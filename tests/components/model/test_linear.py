@@ -1,4 +1,4 @@
-"""Products through oneDNN against torch's in double precision, and what does not go there."""
+"""Products of oneDNN against torch's in double precision, and cases without oneDNN."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,11 +25,11 @@ from components.model.linear import (
 )
 from tests.components.model.comparison import relative_difference
 
-# Sums of some hundred float32 products, in any order.
+# Sums of a few hundred float32 products in any order.
 TOLERANCE = 2e-6
-needs_kernels = pytest.mark.skipif(  # oneDNN is not asked on other processors
+needs_kernels = pytest.mark.skipif(  # other processors do not use oneDNN
     not goes_to_onednn(torch.ones(1, 1), torch.ones(1, 1)),
-    reason="oneDNN is asked for products on processors with AVX-512",
+    reason="oneDNN is requested for products on processors with AVX-512",
 )
 
 
@@ -40,7 +40,7 @@ def wide_and_leaf(*shape: int) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Draw the same numbers whatever ran before: a sum near 0 has few exact digits."""
+    """Draw fixed numbers, because a sum near 0 has few exact digits."""
     torch.manual_seed(0)
 
 
@@ -70,7 +70,7 @@ def test_a_map_and_its_gradients_equal_torchs(
 
 
 @pytest.mark.parametrize("stride", ["columns", "every second", "transposed"])
-def test_strides_of_either_side_and_of_the_gradient_change_nothing(stride: str) -> None:
+def test_strided_operands_and_gradients_change_no_result(stride: str) -> None:
     def strided(tensor: Tensor) -> Tensor:
         if stride == "transposed":
             return tensor.T.contiguous().T
@@ -79,7 +79,7 @@ def test_strides_of_either_side_and_of_the_gradient_change_nothing(stride: str) 
     exact, ours = zip(wide_and_leaf(8, 18), wide_and_leaf(5, 18), strict=True)
     expected, mapped = (apply_linear(*map(strided, sides)) for sides in (exact, ours))
     assert_close(mapped, expected)
-    # The gradient of a sum is one number, repeated by a stride of zero.
+    # The gradient of a sum is one number with strides of zero.
     gradients = torch.autograd.grad(mapped.sum(), ours)
     for one, other in zip(gradients, torch.autograd.grad(expected.sum(), exact), strict=True):
         assert_close(one, other)
@@ -90,7 +90,7 @@ def test_strides_of_either_side_and_of_the_gradient_change_nothing(stride: str) 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_product_is_put_where_it_belongs(dtype: torch.dtype) -> None:
+def test_a_product_is_written_into_its_rows_alone(dtype: torch.dtype) -> None:
     place = torch.zeros(6, 5, dtype=dtype)
     left, right = torch.randn(3, 4, dtype=dtype), torch.randn(4, 5, dtype=dtype)
     product_into(place[2:5], left, right)
@@ -100,7 +100,7 @@ def test_a_product_is_put_where_it_belongs(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_narrow_products_are_added_to_a_wide_sum_some_rows_at_a_time(
+def test_narrow_products_are_added_to_a_wide_sum_in_slices(
     dtype: torch.dtype,
 ) -> None:
     total = torch.randn(SLICE_ROWS + 3, 5)
@@ -111,16 +111,16 @@ def test_narrow_products_are_added_to_a_wide_sum_some_rows_at_a_time(
 
 
 @pytest.mark.parametrize("has", [False, True])
-def test_a_device_that_refuses_a_wide_sum_adds_none(
+def test_a_device_without_the_kernel_does_not_add_to_a_wide_sum(
     has: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the first kernels did, and as a CPU does that has none."""
+    """Early kernels refused it, and a CPU has no kernel."""
     monkeypatch.setattr(linear_module, "has_kernel", lambda operator, device: has)
     assert not adds_wide.__wrapped__("cpu", torch.bfloat16)
 
 
 @pytest.mark.parametrize("frozen", [0, 1, 2])
-def test_what_is_frozen_gets_no_gradient(frozen: int) -> None:
+def test_a_frozen_operand_gets_no_gradient(frozen: int) -> None:
     sides = [torch.randn(shape, requires_grad=True) for shape in ((3, 4), (5, 4), (5,))]
     sides[frozen].requires_grad_(False)
     torch.autograd.backward(apply_linear(*sides).sum())
@@ -139,25 +139,25 @@ def counted(backward: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
-@pytest.mark.parametrize("asked", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
-def test_a_backward_pass_computes_what_it_is_asked_for_as_torchs_does(
-    asked: tuple[int, ...],
+@pytest.mark.parametrize("requested", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
+def test_a_backward_pass_computes_only_the_requested_gradients(
+    requested: tuple[int, ...],
 ) -> None:
     sides = [torch.randn(shape, requires_grad=True) for shape in ((3, 7, 4), (5, 4), (5,))]
     flops, gradients = [], []
     for map_ in (F.linear, apply_linear):
         mapped = map_(sides[0] * 1, *sides[1:])
-        wanted = [sides[place] for place in asked]
+        wanted = [sides[place] for place in requested]
         take = partial(torch.autograd.grad, mapped.sum(), wanted, retain_graph=True)
         flops.append(counted(take))
         gradients.append(take())
-    assert flops[0] == flops[1] == 2 * 21 * 4 * 5 * len({0, 1}.intersection(asked))
+    assert flops[0] == flops[1] == 2 * 21 * 4 * 5 * len({0, 1}.intersection(requested))
     for expected, found in zip(*gradients, strict=True):
         assert_close(found, expected.double())
 
 
-def test_gradients_of_activations_and_weights_cost_apart_what_they_cost_together() -> None:
-    """As torch's schedules without a bubble take them, of a stage of three maps."""
+def test_separate_passes_for_activations_and_weights_cost_as_much_as_one() -> None:
+    """Torch's zero-bubble schedules compute them like this; the stage has three maps."""
     stage = torch.nn.Sequential(*(Linear(16, 16) for _ in range(3)))
     inputs = torch.randn(4, 16, requires_grad=True)
     together = counted(lambda: torch.autograd.backward(stage(inputs).sum())) - forward_flops(3)
@@ -194,7 +194,7 @@ def _compiler() -> Iterator[None]:
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of its own imports
 @pytest.mark.usefixtures("_compiler")
-def test_compiled_a_map_is_what_it_was() -> None:
+def test_a_compiled_map_equals_the_plain_one() -> None:
     layer = Linear(24, 40)
     compiled = torch.compile(layer, dynamic=False, fullgraph=True)
     inputs = torch.randn(2, 9, 24, requires_grad=True)
@@ -217,7 +217,7 @@ def test_plain_float32_goes_to_onednn_forward_and_backward() -> None:
     assert "aten::mm" not in calls
 
 
-def test_other_precisions_autocast_and_tensors_without_numbers_go_torchs_way() -> None:
+def test_other_dtypes_autocast_and_fake_tensors_use_torchs_kernels() -> None:
     wide, plain = torch.randn(2, 2, dtype=torch.float64), torch.randn(2, 2)
     assert not goes_to_onednn(wide, wide)
     assert torch.equal(apply_linear(wide, wide), F.linear(wide, wide))

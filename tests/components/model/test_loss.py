@@ -14,7 +14,7 @@ from tests.components.model.comparison import gradient_of, relative_difference
 
 @pytest.fixture(params=[(1, 1), (4, 30), (256, 2**20)])
 def _block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Go token by token, a few tokens at a time, and at once."""
+    """Use blocks of one token, of a few tokens, and of all."""
     monkeypatch.setitem(BLOCKS, "cpu", Blocks(*request.param))
 
 
@@ -32,10 +32,10 @@ def leaves(*shape: int, dim: int, rows: int, precision: torch.dtype) -> tuple[Te
 @pytest.mark.parametrize("z_loss", [0.0, 0.3])
 @pytest.mark.parametrize("cap", [None, 1.5])
 @pytest.mark.parametrize("kept", [0.6, 1.0])
-def test_loss_and_gradients_equal_torchs_whatever_the_block(
+def test_loss_and_gradients_equal_torch_for_every_block_size(
     cap: float | None, kept: float, z_loss: float
 ) -> None:
-    """The z-loss is that of OLMo-core's cross_entropy_loss, over the number of all targets."""
+    """The z-loss equals OLMo-core's cross_entropy_loss, divided by all targets."""
     hidden, weight = leaves(3, 7, dim=5, rows=13, precision=torch.float64)
     targets, counted = torch.randint(13, (3, 7)), torch.rand(3, 7) < kept
     logits = F.linear(hidden, weight).flatten(0, 1)
@@ -43,23 +43,23 @@ def test_loss_and_gradients_equal_torchs_whatever_the_block(
         logits = cap * torch.tanh(logits / cap)
         found = Readout(cap=cap)(hidden, weight, None)
         torch.testing.assert_close(found.flatten(0, 1), logits)
-    left = targets.masked_fill(~counted, -100).flatten()  # which torch's own ignores
+    left = targets.masked_fill(~counted, -100).flatten()  # ignored by torch
     penalty = z_loss * logits.logsumexp(-1).square()[counted.flatten()].sum() / 21
     total = F.cross_entropy(logits, left, reduction="sum") / 21 + penalty
     expected = torch.autograd.grad(2.5 * total, (hidden, weight))
     which = counted if kept < 1 else None
-    loss, told = penalized_cross_entropy(
+    loss, reported = penalized_cross_entropy(
         hidden, weight, targets, counted=which, cap=cap, z_loss=z_loss
     )
-    assert (told is None) == (not z_loss)
-    if told is not None:
-        assert not told.requires_grad
-        torch.testing.assert_close(told, penalty)
+    assert (reported is None) == (not z_loss)
+    if reported is not None:
+        assert not reported.requires_grad
+        torch.testing.assert_close(reported, penalty)
     torch.testing.assert_close(loss, total)
     torch.testing.assert_close(torch.autograd.grad(2.5 * loss, (hidden, weight)), expected)
 
 
-def test_a_z_loss_belongs_to_training_alone() -> None:
+def test_a_z_loss_is_added_only_in_training() -> None:
     hidden, weight = leaves(3, 7, dim=5, rows=13, precision=torch.float64)
     targets, readout = torch.randint(13, (3, 7)), Readout(z_loss=0.3)
     entropy = penalized_cross_entropy(hidden, weight, targets)[0]
@@ -81,7 +81,7 @@ def test_large_logits_neither_overflow_nor_vanish() -> None:
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
-def test_low_precision_is_as_exact_as_the_plain_way(
+def test_low_precision_is_as_exact_as_torch(
     precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(BLOCKS, "cpu", Blocks(least_tokens=64, chunk_elements=2**10))
@@ -102,7 +102,7 @@ def test_low_precision_is_as_exact_as_the_plain_way(
 
 
 def test_float16_gradients_survive_many_tokens_and_rows() -> None:
-    """A probability over the number of tokens would be zero in float16."""
+    """A probability divided by the number of tokens would be zero in float16."""
     hidden, weight = (
         part.detach() for part in leaves(2_048, dim=4, rows=4_096, precision=torch.float16)
     )
@@ -115,7 +115,7 @@ def test_float16_gradients_survive_many_tokens_and_rows() -> None:
     assert relative_difference(of_weight, expected) < 0.02
 
 
-def test_under_autocast_products_are_bfloat16_and_gradients_come_back_wide() -> None:
+def test_under_autocast_products_are_bfloat16_and_gradients_are_float32() -> None:
     hidden, weight = leaves(2, 9, dim=8, rows=13, precision=torch.float32)
     targets = torch.randint(13, (2, 9))
     with torch.autocast("cpu", torch.bfloat16):
@@ -151,7 +151,7 @@ def test_without_gradients_the_loss_is_the_same_and_leaves_no_graph(mode: Any) -
     assert loss.item() == penalized_cross_entropy(hidden, weight, targets)[0].item()
 
 
-def test_the_shapes_come_through_on_meta() -> None:
+def test_meta_tensors_give_the_right_shapes() -> None:
     with torch.device("meta"):
         hidden, weight = torch.empty(2, 7, 5), torch.empty(13, 5)
         targets = torch.empty(2, 7, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""The loss in 16 bits: exact sums over blocks, each logit moved a few times, as counted."""
+"""The loss in 16 bits: exact sums over blocks and little memory traffic."""
 
 from typing import Any
 
@@ -15,17 +15,17 @@ from components.torch_internals.operators import TorchDispatchMode, tree_leaves
 from tests.components.model.comparison import gradient_of
 
 TOKENS, ROWS, DIM = 1_024, 512, 64
-# bfloat16 keeps 8 digits: its rounding alone is 0.17 %, and logits and gradients have one each.
+# bfloat16 has 8 bits: a rounding is 0.17 %, and logits and gradients have one each.
 MOST_ERROR = 0.003
 MOST_BYTES_A_LOGIT = 12.0
 NARROW = (torch.bfloat16, torch.float16)
 
-# These read or write the numbers that they pick, which are few.
+# These read or write only a few selected numbers.
 PICKS = {torch.ops.aten.gather.default, torch.ops.aten.scatter_.src}
 
 
 class Traffic(TorchDispatchMode):
-    """Add up bytes as each operator reads what it is given once and writes what it gives."""
+    """Sum the bytes that operators read and write, each input and output once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def narrow_sides(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("blocks", [1, 4, 32])
-def test_the_heads_gradient_is_as_exact_in_many_blocks_as_in_one(
+def test_the_gradient_of_the_head_is_as_exact_with_many_blocks(
     precision: torch.dtype, blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(BLOCKS, "cpu", Blocks(TOKENS // blocks, chunk_elements=1))
@@ -74,13 +74,15 @@ def test_a_softmax_moves_few_bytes_a_logit(precision: torch.dtype) -> None:
     logits = torch.randn(64, 32_000).to(precision)
     with Traffic() as traffic:
         Softmax().to_gradient(logits, torch.randint(32_000, (64,)))
-    # Of float32 a number has twice the bytes.
+    # A float32 number has twice the bytes.
     most = MOST_BYTES_A_LOGIT * logits.element_size() / 2
     assert traffic.bytes / logits.numel() < most
 
 
 @pytest.mark.parametrize("precision", NARROW)
-def test_a_z_loss_moves_31_bytes_more_of_16_bits(precision: torch.dtype) -> None:
+def test_a_z_loss_of_16_bits_moves_at_most_31_more_bytes_a_logit(
+    precision: torch.dtype,
+) -> None:
     logits = torch.randn(64, 32_000).to(precision)
     with Traffic() as traffic:
         Softmax().to_penalized_gradient(logits, torch.randint(32_000, (64,)), 1e-5)
@@ -89,7 +91,7 @@ def test_a_z_loss_moves_31_bytes_more_of_16_bits(precision: torch.dtype) -> None
 
 @pytest.mark.parametrize("precision", NARROW)
 @pytest.mark.parametrize("scale", [0.01, 1.0, 12.0])
-def test_a_sum_told_by_rounded_probabilities_is_more_exact_than_any_one_of_them(
+def test_a_log_sum_is_more_exact_than_the_rounded_probabilities(
     precision: torch.dtype, scale: float
 ) -> None:
     logits = (scale * torch.randn(256, 4_000)).to(precision)
@@ -98,12 +100,12 @@ def test_a_sum_told_by_rounded_probabilities_is_more_exact_than_any_one_of_them(
     rounding = torch.finfo(precision).eps / 2
     errors = (largest.double() + log_sum.double() - exact).abs()
     assert errors.max() < rounding
-    if precision == torch.bfloat16:  # in float16 but a few are no smaller than its range
+    if precision == torch.bfloat16:  # float16 underflows for most
         assert errors.square().mean().sqrt() < rounding / 8
 
 
 def test_a_confident_tokens_loss_and_gradient_are_not_rounded_away() -> None:
-    """Its probability is 1 in bfloat16, which has no number from there to 1 - 2**-8."""
+    """Its probability rounds to 1 in bfloat16; the next number is 1 - 2**-8."""
     torch.manual_seed(0)
     logits = torch.randn(1, 101).bfloat16()
     logits[0, 3] = 12.0
@@ -117,7 +119,7 @@ def test_a_confident_tokens_loss_and_gradient_are_not_rounded_away() -> None:
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_gradients_of_inputs_and_of_weights_may_be_asked_for_apart(
+def test_gradients_of_inputs_and_weights_may_be_computed_separately(
     precision: torch.dtype,
 ) -> None:
     hidden, rows, targets = narrow_sides(precision)
@@ -133,7 +135,7 @@ def test_gradients_of_inputs_and_of_weights_may_be_asked_for_apart(
     assert torch.equal(gradient_of(weight), expected[1])
 
 
-def test_only_the_gradient_that_a_pass_asks_for_is_made() -> None:
+def test_only_the_requested_gradient_is_allocated() -> None:
     hidden, weight, targets = narrow_sides(torch.float32)
     loss = penalized_cross_entropy(
         hidden.requires_grad_(), weight.requires_grad_() * 1, targets
@@ -149,11 +151,11 @@ def test_only_the_gradient_that_a_pass_asks_for_is_made() -> None:
 def test_a_z_loss_that_is_finer_than_16_bits_is_not_rounded_away(
     precision: torch.dtype, z_loss: float
 ) -> None:
-    """It changes no probability by the half of its last digit, but it does change the sum."""
+    """It is smaller than the rounding of each probability, but changes their sum."""
     hidden, rows, targets = narrow_sides(precision)
     gradients = []
     for coefficient in (0.0, z_loss):
-        weight = rows.float().requires_grad_()  # so that its gradient is wide
+        weight = rows.float().requires_grad_()  # for a float32 gradient
         with torch.autocast("cpu", precision):
             loss, _ = penalized_cross_entropy(hidden, weight, targets, z_loss=coefficient)
         gradients.append(torch.autograd.grad(loss, weight)[0])
@@ -161,6 +163,6 @@ def test_a_z_loss_that_is_finer_than_16_bits_is_not_rounded_away(
     squares = (hidden.double() @ wide.T).logsumexp(-1).square().mean()
     (exact,) = torch.autograd.grad(z_loss * squares, wide)
     found = (gradients[1] - gradients[0]).double()
-    # Roundings outweigh it entry by entry; what points along it is all of it.
+    # Rounding exceeds it in each entry, but its projection is exact.
     along = (found * exact).sum() / exact.square().sum()
     assert along.item() == pytest.approx(1.0, abs=0.1)

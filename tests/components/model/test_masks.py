@@ -1,7 +1,5 @@
-"""Documents and discounts, in both forms, each against attention computed another way."""
+"""Document masks and ALiBi slopes, dense and in blocks, against other computations."""
 
-from collections.abc import Callable
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -9,41 +7,37 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from components.attention_backends import BACKENDS
+from components.attention_windows import Window
 from components.config.model_spec.positions import (
     AlibiSpec,
     LearnedSpec,
     OrderSpec,
     PositionsSpec,
-    RotarySpec,
 )
-from components.model.attention import AttentionContext, AttentionCore
 from components.model.decoder import Decoder
 from components.model.masks import CausalMask
-from components.model.positions import Alibi, PositionEncoding
 from tests.components.model.comparison import randomized, relative_difference
 from tests.components.model.flex_on_cpu import flex_on_cpu
-from tests.components.model.specs import small_decoder
+from tests.components.model.specs import ROTARY, small_decoder
 
-Build = Callable[..., Decoder]
 KINDS: dict[str, PositionsSpec] = {
-    "rotary": RotarySpec(base=10_000.0),
+    "rotary": ROTARY,
     "alibi": AlibiSpec(),
     "none": OrderSpec(),
 }
-# Rotation by other angles of equal difference rounds differently.
-ALONE_TOLERANCE = 1e-4
+# Rotation by shifted angles rounds differently.
+TOLERANCE = 1e-4
 
 
 def packed(lengths: list[list[int]]) -> Tensor:
-    """Number the documents of rows that hold documents of these lengths."""
+    """Return document numbers for rows of documents with these lengths."""
     rows = [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths]
     return torch.stack(rows)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_each_packed_document_reads_as_if_it_were_alone(kind: str) -> None:
-    """Positions go on across documents; those that see only distance cannot tell."""
+def test_a_packed_document_equals_the_document_alone(kind: str) -> None:
+    """Positions continue across documents, which relative encodings do not see."""
     model = randomized(small_decoder(positions=KINDS[kind]))
     lengths = [[5, 1, 14], [19, 1], [20]]
     tokens = torch.randint(61, (3, 20))
@@ -53,7 +47,7 @@ def test_each_packed_document_reads_as_if_it_were_alone(kind: str) -> None:
         for length in row_lengths:
             part = slice(first, first + length)
             alone = model(tokens[row : row + 1, part])[0]
-            assert relative_difference(logits[row, part], alone) < ALONE_TOLERANCE
+            assert relative_difference(logits[row, part], alone) < TOLERANCE
             first += length
 
 
@@ -62,43 +56,17 @@ def test_learned_positions_are_not_reset_at_a_document() -> None:
     tokens = torch.randint(61, (1, 20))
     documents = packed([[7, 13]])
     logits = model(tokens, documents=documents)
-    # Other tokens before it change nothing, but the second document stands at places 7 to 19.
+    # The first document has no effect, but the second keeps positions 7 to 19.
     other = torch.cat((torch.randint(61, (1, 7)), tokens[:, 7:]), dim=1)
     torch.testing.assert_close(model(other, documents=documents)[:, 7:], logits[:, 7:])
     assert relative_difference(model(tokens[:, 7:])[0], logits[0, 7:]) > 0.01
 
 
-def test_the_loss_takes_documents_too() -> None:
-    model = randomized(small_decoder())
-    tokens, documents = torch.randint(61, (2, 20)), packed([[8, 12], [3, 17]])
-    logits = model(tokens, documents=documents)
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-    torch.testing.assert_close(
-        model.compute_loss(tokens, tokens, documents=documents), expected
-    )
-
-
-def test_the_dense_form_is_slope_times_distance_within_a_document() -> None:
-    slopes = torch.tensor([0.5, 0.25, 0.125])
-    encoding = PositionEncoding(position_ids=torch.arange(6), slopes=slopes)
-    documents = packed([[2, 4]])
-    dense = AttentionContext(encoding=encoding, documents=documents).build_dense_mask(
-        (1, 3), torch.float64
-    )
-    assert dense.shape == (1, 2, 6, 6)
-    for head, slope in enumerate([0.25, 0.125]):
-        for query in range(6):
-            for key in range(6):
-                visible = key <= query and documents[0, query] == documents[0, key]
-                expected = -slope * (query - key) if visible else float("-inf")
-                assert dense[0, head, query, key].item() == expected
-
-
 def masks_made(
     model: Decoder, tokens: Tensor, mask: CausalMask
-) -> tuple[list[Tensor], list[Any]]:
-    """Go through all layers twice; return the results, and whose blocks were looked for."""
-    made, find = list[Any](), CausalMask._find_blocks
+) -> tuple[list[Tensor], list[CausalMask]]:
+    """Run all layers twice; return the results, and the masks with computed blocks."""
+    made, find = list[CausalMask](), CausalMask._find_blocks
 
     def counted(self: CausalMask, keys: int) -> BlockMask:
         made.append(self)
@@ -108,23 +76,24 @@ def masks_made(
         return [model(tokens, mask=mask) for _ in range(2)], made
 
 
-@pytest.mark.parametrize("documents", [packed([[5, 15], [9, 11]]), None])
-def test_all_layers_and_stages_share_one_mask_and_its_blocks(documents: Tensor | None) -> None:
-    model = randomized(small_decoder(positions=AlibiSpec(), num_layers=3))
+@pytest.mark.parametrize(
+    ("documents", "windows"),
+    [
+        (packed([[5, 15], [9, 11]]), ["full"]),
+        (packed([[5, 15], [9, 11]]), [5, 5, "full", 7]),
+        (None, ["full"]),
+    ],
+    ids=["documents", "windows", "whole"],
+)
+def test_layers_with_the_same_window_share_one_mask(
+    documents: Tensor | None, windows: list[Window]
+) -> None:
+    model = randomized(small_decoder(positions=AlibiSpec(), num_layers=5, windows=windows))
     tokens = torch.randint(61, (2, 20))
     mask = model.build_mask(tokens, documents)
     twice, made = masks_made(model, tokens, mask)
-    assert made == [mask]
+    expected = [mask, *(mask.for_window(size) for size in (5, 7) if size in windows)]
+    assert sorted(map(id, made)) == sorted(map(id, expected))
     assert torch.equal(*twice)
-    torch.testing.assert_close(twice[0], model(tokens, documents=documents))
-
-
-def test_some_of_the_heads_get_their_own_slopes() -> None:
-    """What a rank of tensor parallelism does: heads 2 and 3 of 6, with their share of maps."""
-    core = AttentionCore(dropout=0.0, backends=BACKENDS)
-    encoding = Alibi(AlibiSpec(), dim=48, num_heads=6, head_dim=10)(torch.arange(9))
-    scope = AttentionContext(encoding=encoding, documents=None)
-    heads = torch.randn(3, 1, 6, 9, 10)
-    whole = core(*heads, scope, first_head=0)
-    part = core(*heads[:, :, 2:4], scope, first_head=2)
-    torch.testing.assert_close(part, whole[:, 2:4])
+    dense = model(tokens, documents=documents)
+    assert relative_difference(twice[0], dense) < TOLERANCE

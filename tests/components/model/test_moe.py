@@ -1,4 +1,4 @@
-"""The experts against transformers' sparse block, and what reaches each of them."""
+"""Experts against transformers' sparse block, and their routing."""
 
 import math
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from components.model import moe
 from components.model.moe import Experts
 from tests.components.model.specs import experts_spec
 
-# Rows of whole 16 bytes also in bfloat16, which `grouped_mm` asks for.
+# `grouped_mm` needs rows of a multiple of 16 bytes, also in bfloat16.
 DIM, FFN_DIM, NUM_EXPERTS, TOP_K = 24, 16, 7, 3
 
 
@@ -27,7 +27,7 @@ def experts(**changes: Any) -> Experts:
 
 @pytest.mark.parametrize("path", ["auto", "grouped", "loop"])
 @pytest.mark.parametrize("renormalize", [True, False])
-def test_equals_the_sparse_block_of_transformers(
+def test_experts_equal_the_sparse_block_of_transformers(
     path: Literal["auto", "grouped", "loop"], renormalize: bool
 ) -> None:
     ours = experts(path=path, renormalize=renormalize)
@@ -65,12 +65,12 @@ def reference_block(ours: Experts) -> OlmoeSparseMoeBlock:
 
 
 def one(gradient: Tensor | None) -> Tensor:
-    """Take for granted that a gradient is there."""
+    """Return a gradient that must exist."""
     assert gradient is not None
     return gradient
 
 
-def test_no_token_is_dropped_where_one_expert_gets_all_of_many() -> None:
+def test_no_token_is_dropped_if_one_expert_gets_all_tokens() -> None:
     part = experts(num_experts=16, top_k=1)
     assert part.gate is not None
     hidden = torch.randn(2, 20, DIM)
@@ -83,7 +83,14 @@ def test_no_token_is_dropped_where_one_expert_gets_all_of_many() -> None:
     torch.testing.assert_close(part(hidden), share * (inner @ part.down.weight[5].T))
 
 
-def test_forced_uniform_routing_gives_token_s_the_experts_from_s_on() -> None:
+def test_a_single_expert_equals_a_dense_mlp() -> None:
+    part = experts(num_experts=1, top_k=1)
+    hidden = torch.randn(2, 4, DIM)
+    gate, up, down = (part.get_parameter(f"{n}.weight")[0].T for n in ("gate", "up", "down"))
+    torch.testing.assert_close(part(hidden), (F.silu(hidden @ gate) * (hidden @ up)) @ down)
+
+
+def test_uniform_routing_rotates_through_the_experts() -> None:
     part = experts(routing="uniform")
     choice = part._route(torch.randn(9, DIM))
     for token in range(9):
@@ -108,27 +115,13 @@ def test_the_grouped_path_reads_no_values_and_so_runs_on_fake_tensors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(moe, "has_grouped_kernel", lambda device: True)
-    # In bfloat16, the only type that torch can fake a grouped product in.
+    # Torch has a fake grouped product only for bfloat16.
     with FakeTensorMode(), torch.autocast("cpu", dtype=torch.bfloat16):
         part = experts()
         mixed = part(torch.randn(2, 8, DIM))
         mixed.sum().backward()
         assert mixed.shape == (2, 8, DIM)
         assert one(part.down.weight.grad).shape == part.down.weight.shape
-
-
-def test_only_the_last_product_writes_the_residual_stream() -> None:
-    part = experts()
-    marked = [
-        name for name, module in part.named_modules() if getattr(module, "writes_residual", 0)
-    ]
-    assert marked == ["down"]
-    assert {name: tuple(x.shape) for name, x in part.named_parameters()} == {
-        "router.weight": (NUM_EXPERTS, DIM),
-        "gate.weight": (NUM_EXPERTS, FFN_DIM, DIM),
-        "up.weight": (NUM_EXPERTS, FFN_DIM, DIM),
-        "down.weight": (NUM_EXPERTS, DIM, FFN_DIM),
-    }
 
 
 def test_stacks_start_like_linear_maps() -> None:

@@ -1,4 +1,4 @@
-"""A decoder of experts against transformers' OLMoE: logits, whole loss, every gradient."""
+"""A decoder of experts against transformers' OLMoE: logits, loss and all gradients."""
 
 from typing import Literal
 
@@ -21,7 +21,7 @@ from tests.components.model.routing_terms import auxiliary_terms
 from tests.components.model.specs import RMS_NORM, experts_spec, small_decoder
 
 DIM, FFN_DIM, NUM_LAYERS, NUM_HEADS, NUM_EXPERTS, TOP_K, VOCAB = 32, 16, 2, 4, 6, 2, 61
-COEFFICIENT = 0.5  # large, so that a wrong term would show
+COEFFICIENT = 0.5  # large, to reveal a wrong term
 
 TO_OLMOE = LLAMA | {"mlp.router.": "mlp.gate.", "mlp.down_proj.weight": "mlp.experts.down_proj"}
 
@@ -36,7 +36,7 @@ def mixture_decoder(path: str) -> Decoder:
 
 
 def olmoe_names(ours: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename, and put gate and up into one stack."""
+    """Rename, and join gate and up."""
     theirs = {}
     for name, value in ours.items():
         if ".mlp.gate." in name:
@@ -70,7 +70,7 @@ def olmoe_with_weights_of(model: Decoder) -> OlmoeForCausalLM:
 
 @pytest.mark.parametrize("path", ["loop", "grouped"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
-def test_logits_whole_loss_and_gradients_equal_those_of_olmoe(
+def test_logits_loss_and_gradients_equal_olmoe(
     path: str, recompute: Literal["none", "full"]
 ) -> None:
     model = mixture_decoder(path)
@@ -93,7 +93,7 @@ def test_logits_whole_loss_and_gradients_equal_those_of_olmoe(
         assert difference < GRADIENT_TOLERANCE, name
 
 
-def test_only_the_experts_last_product_starts_scaled() -> None:
+def test_only_the_last_map_of_experts_is_initialized_scaled() -> None:
     part = mixture_decoder("auto").get_submodule("layers.0.mlp")
     deviation = {name: p.std().item() for name, p in part.named_parameters()}
     plain, scaled = 0.2, 0.2 / (2 * NUM_LAYERS) ** 0.5

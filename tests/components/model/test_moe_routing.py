@@ -18,7 +18,7 @@ DIM, NUM_EXPERTS, TOP_K, NUM_LAYERS = 16, 6, 2, 3
 
 
 class Layers(nn.Module):
-    """Experts one after the other, each on a residual stream."""
+    """Consecutive layers of experts with a residual stream."""
 
     def __init__(self, **changes: Any) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def test_balance_by_layer_is_the_sum_of_the_layers_losses() -> None:
     collected = model.logits(hidden)
     losses = torch.stack([reference_balance((logits,)) for logits in collected])
     torch.testing.assert_close(ours, 0.25 * losses.sum(), rtol=1e-6, atol=1e-6)
-    # Layers are uneven in different ways, so pooled they are more even.
+    # The layers' loads differ, so the pooled load is more even.
     assert losses.mean() > 1.05 * reference_balance(collected)
 
 
@@ -123,7 +123,7 @@ def test_the_load_counts_the_tokens_that_reach_each_expert() -> None:
     assert load["largest_over_mean"].item() == pytest.approx(worst)
 
 
-def test_pairs_without_room_are_added_over_layers_and_stages() -> None:
+def test_dropped_pairs_are_summed_over_layers_and_stages() -> None:
     model = Layers()
     model(torch.randn(2, 9, DIM))
     rows = take_rows(expert_layers(model))
@@ -149,7 +149,7 @@ def test_checkpointing_changes_neither_the_terms_nor_the_gradients() -> None:
             terms, load = auxiliary_terms(model)
             (output.square().mean() + terms).backward()
             collected += [terms.detach(), load["expert_fraction"]]
-            # What the backward pass repeated has left no record, and keeps nothing alive.
+            # The recomputation leaves no record and keeps no tensor alive.
             assert auxiliary_terms(model)[1] == {}
         results.append(collected + [p.grad for p in model.parameters() if p.grad is not None])
     for one, other in zip(*results, strict=True):

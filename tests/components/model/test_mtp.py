@@ -1,4 +1,4 @@
-"""Further tokens, beside a plain computation of the report's formula, position by position."""
+"""Multi-token prediction against the formula of the report, position by position."""
 
 from collections.abc import Iterator, Mapping
 
@@ -35,7 +35,7 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def turned(x: Tensor) -> Tensor:
-    """Rotate heads, (batch, seq, heads, head_dim), by the places of their positions."""
+    """Rotate heads, (batch, seq, heads, head_dim), by their positions."""
     half = HEAD_DIM // 2
     angle = torch.arange(x.shape[1])[:, None] / 10_000 ** (torch.arange(half) / half).double()
     first, second = x[..., :half], x[..., half:]
@@ -44,7 +44,7 @@ def turned(x: Tensor) -> Tensor:
 
 
 def block(x: Tensor, weights: Mapping[str, Tensor], seen: Tensor) -> Tensor:
-    """Compute Llama's layer densely; ``seen`` are the pairs that attention may use."""
+    """Compute a Llama layer densely; ``seen`` are the visible pairs."""
     given = normed(x, weights["attention_norm.weight"])
     query, key, value = (
         (given @ weights[f"attention.{name}.weight"].T).unflatten(-1, (HEADS, HEAD_DIM))
@@ -60,13 +60,13 @@ def block(x: Tensor, weights: Mapping[str, Tensor], seen: Tensor) -> Tensor:
 
 
 def states_of(decoder: Decoder, rows: Tensor, documents: Tensor | None) -> Iterator[Tensor]:
-    """Give the model's states, then those of each depth, for rows of length + 1 tokens.
+    """Return the states of the model and of each depth for rows of length + 1 tokens.
 
     The report's equation 21 has the state first: W [RMS(h_i); RMS(emb(t_(i + k)))].
     """
     weights = dict(decoder.named_parameters())
     found: list[Tensor] = []
-    hook = decoder.final_norm.register_forward_hook(lambda *a: found.append(a[2]))  # type: ignore[union-attr]  # it is there
+    hook = decoder.final_norm.register_forward_hook(lambda *a: found.append(a[2]))  # type: ignore[union-attr]  # not None here
     decoder(rows[:, :-1], documents=documents)
     hook.remove()
     length = rows.shape[1] - 1
@@ -77,7 +77,7 @@ def states_of(decoder: Decoder, rows: Tensor, documents: Tensor | None) -> Itera
     yield state
     for k in (1, 2):
         name = f"mtp.{decoder.num_layers + k - 1}"
-        # What is behind the end of a row is read by no position that counts.
+        # No counted position reads beyond the end of a row.
         read = torch.stack([rows[:, min(i + k, length)] for i in range(length)], 1)
         embedded = normed(
             weights["embedding.weight"][read], weights[f"{name}.embedding_norm.weight"]
@@ -95,7 +95,7 @@ def states_of(decoder: Decoder, rows: Tensor, documents: Tensor | None) -> Itera
 
 
 def expected_losses(decoder: Decoder, batch: Tensor, words: tuple[str, ...]) -> list[Tensor]:
-    """Average each depth over all of a batch's targets that count for it."""
+    """Average the loss of each depth over its counted targets."""
     masked = MASKED[0] in words
     of_goldfish = {"one_in": 4 * masked, "window_tokens": 3}
     padded = PACKED in words
@@ -122,16 +122,14 @@ def expected_losses(decoder: Decoder, batch: Tensor, words: tuple[str, ...]) -> 
     [(), (*MASKED, DOCUMENTS), (PACKED, DOCUMENTS)],
     ids=["all targets", "masked", "packed"],
 )
-def test_losses_and_gradients_are_those_of_the_formula(
-    words: tuple[str, ...], tied: bool
-) -> None:
+def test_losses_and_gradients_equal_the_formula(words: tuple[str, ...], tied: bool) -> None:
     recipe = compose_recipe(
         read_point(["recipe=teuken7b", "scale=mini", *words, f"{KEY}2, loss_weight: 0.3}}"])
     )
     decoder = randomized(PARTS._replace(tied=tied))
     batch = torch.randint(0, 60, (3, 2, LENGTH + 1), generator=torch.Generator().manual_seed(1))
     batch[0, :, ::4] = EOD
-    batch[1, :, -5:] = EOD  # padding, where rows are packed
+    batch[1, :, -5:] = EOD  # padding of packed rows
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     device = torch.device("cpu")
     mesh = build_mesh("cpu", recipe.parallelism)
@@ -154,7 +152,7 @@ def test_losses_and_gradients_are_those_of_the_formula(
         torch.testing.assert_close(found[name], gradient_of(one), msg=name)
 
 
-def test_held_out_text_is_judged_by_the_main_head_alone() -> None:
+def test_held_out_loss_uses_only_the_main_head() -> None:
     plain, more = randomized(PARTS._replace(mtp=None)), randomized(PARTS)
     more.load_state_dict(plain.state_dict(), strict=False)
     tokens = torch.randint(0, 60, (2, LENGTH + 1))

@@ -1,4 +1,4 @@
-"""Our decoder with nanochat's parts, against its forward pass and losses, restated here.
+"""Our decoder against nanochat's forward pass and loss, restated here.
 
 github.com/karpathy/nanochat at b399e43, nanochat/gpt.py; cosines are not rounded to bfloat16.
 """
@@ -20,7 +20,7 @@ Weights = dict[str, Tensor]
 
 
 def norm(x: Tensor) -> Tensor:
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # its default there
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # default of torch
 
 
 def turned(x: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def nanochat(w: Weights, tokens: Tensor) -> Tensor:
 
 
 def swapped(weight: Tensor) -> Tensor:
-    """Let the halves of each head change places, so that turning back is turning on."""
+    """Swap the halves of each head, which reverses the direction of rotation."""
     heads: Tensor = weight.unflatten(0, (HEADS, 2, WIDTH // 2))
     return heads.flip(1).flatten(0, 2)
 
@@ -74,19 +74,19 @@ def theirs(model: Decoder) -> Weights:
     return {name: weight.clone().requires_grad_() for name, weight in found.items()}
 
 
-def test_logits_loss_and_gradients_are_nanochats() -> None:
+def test_logits_loss_and_gradients_equal_nanochat() -> None:
     torch.manual_seed(0)
     model = build_node(to_plain(RECIPE.model), "model")
     assert isinstance(model, Decoder)
     model = model.double()
-    with torch.no_grad():  # its own start is all zeros behind the layers
+    with torch.no_grad():  # nanochat initializes some weights with zeros
         for weight in model.parameters():
             weight.normal_(std=2.0 / weight.shape[-1] ** 0.5)
     weights = theirs(model)
     rows = torch.randint(RECIPE.decoder_spec.vocab_size, (2, 33))
     tokens, targets = rows[:, :-1], rows[:, 1:]
     logits = nanochat(weights, tokens)
-    assert logits.abs().max() > 4  # the cap is felt
+    assert logits.abs().max() > 4  # large enough for the cap
     assert (model(tokens) - logits).abs().max() < 1e-5
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
     loss = model.compute_loss(tokens, targets)

@@ -1,4 +1,4 @@
-"""Sigmoid scores, groups, biases and a shared expert, against DeepSeek-V3's of transformers."""
+"""Sigmoid scores, groups, biases and a shared expert against DeepSeek-V3 of transformers."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ DEEPSEEK |= {"shared_ffn_dim": 2 * FFN_DIM, "balance_rate": 0.125, "auxiliary_lo
 
 
 def deepseek(**changes: Any) -> Experts:
-    """Biases as large as scores, so that they decide."""
+    """Make experts with biases as large as the scores, so that they matter."""
     part = experts(**DEEPSEEK | changes)
     bias_of(part).copy_(torch.randn(NUM_EXPERTS))
     return part
@@ -61,7 +61,7 @@ def reference(ours: Experts) -> DeepseekV3MoE:
 @pytest.mark.parametrize(
     "changes", [{}, {"renormalize": False}, {"num_groups": 1, "top_groups": 1}]
 )
-def test_it_computes_what_the_block_of_deepseek_does_with_its_gradients(
+def test_experts_and_their_gradients_equal_deepseek(
     changes: dict[str, Any],
 ) -> None:
     ours = deepseek(**changes)
@@ -78,7 +78,7 @@ def test_it_computes_what_the_block_of_deepseek_does_with_its_gradients(
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_step_moves_the_bias_down_where_there_was_more_than_the_mean() -> None:
+def test_a_bias_falls_if_its_expert_had_more_than_the_mean_load() -> None:
     part = experts(**DEEPSEEK)
     load = torch.full((NUM_EXPERTS,), 5)
     load[0], load[1] = 7, 3  # the mean is still 5
@@ -96,8 +96,8 @@ def test_the_load_of_microbatches_adds_up_and_evaluation_adds_nothing() -> None:
     assert one(part.load).sum() == 2 * hidden.shape[:2].numel() * part.rule.top_k
 
 
-def test_biases_in_time_even_out_a_router_that_prefers_some_experts() -> None:
-    """Of inputs that stay the same, without any gradient."""
+def test_biases_balance_a_biased_router_over_time() -> None:
+    """The inputs are fixed and there is no gradient."""
     part, hidden = experts(**DEEPSEEK | {"balance_rate": 0.002}), torch.randn(8, 64, DIM)
     with torch.no_grad():
         part.router.weight.mul_(0.3)
@@ -122,7 +122,7 @@ def test_the_bias_stays_in_float32_where_weights_are_rounded() -> None:
     assert bias_of(part.double()).dtype == torch.float64
 
 
-def test_forced_uniform_routing_asks_neither_groups_nor_biases() -> None:
+def test_uniform_routing_ignores_groups_and_biases() -> None:
     choice = deepseek(routing="uniform")._route(torch.randn(24, DIM))
     assert choice.experts.flatten().bincount().tolist() == [6] * NUM_EXPERTS
 
@@ -130,7 +130,7 @@ def test_forced_uniform_routing_asks_neither_groups_nor_biases() -> None:
 GATED: dict[str, Any] = {"renormalize": True, "shared_ffn_dim": 10, "shared_gate": True}
 
 
-def test_a_gated_shared_expert_is_that_of_qwen3_next_with_its_gradients() -> None:
+def test_a_gated_shared_expert_equals_qwen3_next() -> None:
     ours = experts(**GATED)
     config = Qwen3NextConfig(
         hidden_size=DIM,

@@ -1,4 +1,4 @@
-"""muP and CompleteP beside what their authors' code does, restated from shapes alone."""
+"""muP and CompleteP against their authors' code, restated for shapes."""
 
 import math
 from collections import Counter
@@ -28,7 +28,7 @@ LR, EPS, DECAY = 0.25, 2.0**-20, 0.125
 
 
 def recipe_of(name: str, parametrization: dict[str, Any] | None = None) -> Recipe:
-    """Make a narrow recipe, of 64 channels and four layers."""
+    """Make a narrow recipe with 64 channels and four layers."""
     plain = "model.initialization.residual=plain"
     words = (f"recipe={name}", "scale=parity", "precision.compute=float32", plain)
     tree = compose_recipe(read_point(words)).model_dump(mode="json")
@@ -49,7 +49,7 @@ def tokens(recipe: Recipe) -> torch.Tensor:
 
 
 def trained(recipe: Recipe) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Take three steps; return the logits before them and the weights after."""
+    """Return the initial logits and the weights after three steps."""
     decoder, rows = drawn(recipe), tokens(recipe)
     optimizer = build_optimizer(recipe, decoder, list(decoder.named_parameters()))
     logits = decoder(rows[:, :-1]).detach()
@@ -62,7 +62,7 @@ def trained(recipe: Recipe) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("name", [DENSE, EXPERTS])
-def test_at_the_base_all_is_as_without_bit_for_bit(name: str) -> None:
+def test_at_the_base_size_no_bit_changes(name: str) -> None:
     plain = recipe_of(name)
     logits, weights = trained(plain)
     sizes = {"base_dim": plain.decoder_spec.dim}
@@ -92,7 +92,7 @@ def groups_of(recipe: Recipe) -> dict[str, tuple[float, float, float]]:
 
 
 def grown_sides(base: Recipe, wide: Recipe) -> dict[str, tuple[int, float]]:
-    """Count the sides of each parameter that grow, and how much its inputs do."""
+    """Count the growing sides of each parameter, and the growth of its inputs."""
     shapes = [
         {name: one.shape for name, one in build_node(recipe.model, "model").named_parameters()}
         for recipe in (base, wide)
@@ -104,7 +104,7 @@ def grown_sides(base: Recipe, wide: Recipe) -> dict[str, tuple[int, float]]:
 
 
 @pytest.mark.parametrize("name", [DENSE, EXPERTS])
-def test_rates_and_decays_are_those_of_microsofts_muadamw(name: str) -> None:
+def test_rates_and_decays_equal_microsofts_muadamw(name: str) -> None:
     """``MuAdamW`` (microsoft/mup, mup/optim.py, decoupled_wd=False) by infinite dimensions."""
     base = recipe_of(name, MUP | {"base_dim": 64})
     wide = resize_recipe(base, factor=4, num_layers=4)
@@ -115,12 +115,12 @@ def test_rates_and_decays_are_those_of_microsofts_muadamw(name: str) -> None:
         kinds[sides] += 1
         if sides == 2:
             assert (lr, decay) == (LR / inputs, DECAY * inputs) == (LR / 4, DECAY * 4), weight
-        elif "router" not in weight:  # there it has a readout's multiplier, we have none
+        elif "router" not in weight:  # theirs is a readout with a multiplier
             assert (lr, decay) == (LR, before), weight
     assert {*kinds} == {1, 2}
 
 
-def test_a_router_moves_as_one_whose_logits_are_divided_does() -> None:
+def test_a_router_moves_like_one_with_divided_logits() -> None:
     base = recipe_of(EXPERTS, MUP | {"base_dim": 64})
     wide, m = resize_recipe(base, factor=4, num_layers=4), 4.0
     name = "layers.0.mlp.router.weight"
@@ -147,7 +147,7 @@ def test_a_router_moves_as_one_whose_logits_are_divided_does() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
-def test_groups_are_those_of_completeps_code(alpha: float) -> None:
+def test_groups_equal_the_published_completep_code(alpha: float) -> None:
     """The groups of ``configure_optimizers`` in nanoGPT-mup, branch completep, of 2026."""
     sizes = {"base_dim": 64, "base_layers": 2, "depth_exponent": alpha}
     wide = resize_recipe(recipe_of(DENSE, COMPLETEP | sizes), factor=2, num_layers=8)
@@ -183,7 +183,7 @@ def test_first_weights_of_hidden_matrices_have_a_variance_by_their_inputs() -> N
 
 
 @pytest.mark.parametrize("name", [DENSE, EXPERTS])
-def test_multipliers_are_what_scaled_weights_of_a_plain_model_would_do(name: str) -> None:
+def test_multipliers_equal_a_plain_model_with_scaled_weights(name: str) -> None:
     sizes = {"base_dim": 32, "base_layers": 2, "depth_exponent": 0.5}
     ends = {"embedding_multiplier": 3.0, "output_multiplier": 5.0}
     ours = drawn(recipe_of(name, COMPLETEP | sizes | ends)).double()
@@ -202,7 +202,7 @@ def test_multipliers_are_what_scaled_weights_of_a_plain_model_would_do(name: str
 
 
 def test_fixed_multipliers_change_neither_first_weights_nor_updates() -> None:
-    """Branches and ends are multiplied as by CompleteP; the optimizer is that without."""
+    """Multipliers equal CompleteP's; the optimizer is the plain one."""
     fixed = {"embedding_multiplier": 3.0, "branch_multiplier": 0.5, "output_multiplier": 2.5}
     multipliers = {"_target_": "components.model.parametrization.Multipliers"} | fixed
     recipe, plain = recipe_of(DENSE, multipliers | {"_partial_": True}), recipe_of(DENSE)

@@ -1,6 +1,5 @@
 """The decoder against independent models: Bloom, GPT-2 and OLMo, and OLMoE's attention."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -46,7 +45,7 @@ from tests.components.model.specs import (
 
 @pytest.mark.parametrize("layer_scaling", [True, False])
 @pytest.mark.parametrize(("num_heads", "head_dim"), [(7, 6), (12, 5), (8, 3)])
-def test_logits_and_gradients_equal_those_of_an_independent_bloom(
+def test_logits_and_gradients_equal_an_independent_bloom(
     num_heads: int, head_dim: int, layer_scaling: bool
 ) -> None:
     dim = num_heads * head_dim
@@ -69,19 +68,16 @@ def test_logits_and_gradients_equal_those_of_an_independent_bloom(
 
 
 @pytest.mark.parametrize("num_heads", [1, 2, 7, 12, 16, 32, 112])
-def test_the_slopes_are_those_of_the_published_model(num_heads: int) -> None:
+def test_slopes_equal_the_published_model(num_heads: int) -> None:
     two_places = torch.ones(1, 2, dtype=torch.int64)
     theirs = build_alibi_tensor(two_places, num_heads, torch.float32)[:, 0, 1]
     assert alibi_slopes(num_heads) == pytest.approx(theirs.tolist(), rel=1e-6)
 
 
-def test_112_heads_take_every_second_slope_of_128_after_those_of_64() -> None:
+def test_112_heads_have_the_slopes_of_64_and_every_second_slope_of_128() -> None:
     slopes = alibi_slopes(112)
     assert slopes[:64] == [2 ** (-8 * i / 64) for i in range(1, 65)]
     assert slopes[64:] == [2 ** (-8 * i / 128) for i in range(1, 97, 2)]
-
-
-Build = Callable[..., Decoder]
 
 
 def gpt2_like(activation: str, dropout: float) -> Decoder:
@@ -110,14 +106,14 @@ def gpt2(activation: str, dropout: float) -> GPT2LMHeadModel:
 
 @pytest.mark.parametrize("sequence_length", [1, 41])
 @pytest.mark.parametrize(("ours", "theirs"), [("gelu", "gelu"), ("gelu_tanh", "gelu_new")])
-def test_logits_and_gradients_equal_those_of_an_independent_gpt2(
+def test_logits_and_gradients_equal_an_independent_gpt2(
     ours: str, theirs: str, sequence_length: int
 ) -> None:
     model, reference = gpt2_like(ours, dropout=0.0), gpt2(theirs, dropout=0.0)
     assert_equal_models(model, reference, to_gpt2, sequence_length=sequence_length)
 
 
-def test_dropout_strikes_where_it_does_in_gpt2() -> None:
+def test_dropout_is_applied_where_gpt2_applies_it() -> None:
     model, reference = gpt2_like("gelu", 0.25), gpt2("gelu", 0.25).train()
     give_weights(reference, model, to_gpt2)
     tokens = torch.randint(67, (3, 41))
@@ -136,7 +132,7 @@ def test_rejects_sequences_longer_than_the_learned_positions() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_logits_and_gradients_equal_those_of_an_independent_olmo(tied: bool) -> None:
+def test_logits_and_gradients_equal_an_independent_olmo(tied: bool) -> None:
     bare = NormSpec(eps=1e-5, center=True, weight=False, bias=False)
     sizes = {"dim": 60, "vocab_size": 67, "num_heads": 6, "num_kv_heads": 3, "head_dim": 10}
     model = randomized(small_decoder(tied_embeddings=tied, norm=bare, **sizes))
@@ -148,7 +144,7 @@ def test_logits_and_gradients_equal_those_of_an_independent_olmo(tied: bool) -> 
         num_attention_heads=6,
         num_key_value_heads=3,
         tie_word_embeddings=tied,
-        pad_token_id=None,  # they stop the gradient of that row, which no text ever asks for
+        pad_token_id=None,  # its row would get no gradient
     )
     config._attn_implementation = "eager"
     theirs = OlmoForCausalLM(config)
@@ -156,7 +152,7 @@ def test_logits_and_gradients_equal_those_of_an_independent_olmo(tied: bool) -> 
 
 
 @pytest.mark.parametrize("num_kv_heads", [6, 2])
-def test_attention_with_query_key_norm_equals_that_of_an_independent_olmoe(
+def test_attention_with_query_key_norm_equals_an_independent_olmoe(
     num_kv_heads: int,
 ) -> None:
     config = OlmoeConfig(

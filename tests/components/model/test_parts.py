@@ -1,4 +1,4 @@
-"""Positions, MLPs and clamped gates against formulas and published classes."""
+"""Norms, positions, MLPs and clamped gates against formulas and published classes."""
 
 import math
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from transformers import GptOssConfig, SmolLM3Config
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 
 from components.config.model_spec.feed_forward import ExpertsSpec
+from components.config.model_spec.norms import NormSpec
 from components.config.model_spec.positions import InterleavedRotarySpec, OrderSpec, RotarySpec
 from components.model.mlp import MLP, XIELU, SwiGLU
 from components.model.moe import Experts
@@ -30,7 +31,7 @@ Part = TypeVar("Part")
 
 
 def one(part: Part | None) -> Part:
-    """Take for granted that an optional part is there."""
+    """Return an optional part that must exist."""
     assert part is not None
     return part
 
@@ -41,7 +42,19 @@ def rotation_of(length: int, *, head_dim: int, base: float) -> Rotation:
     return one(encoding.rotation)
 
 
-def test_rotary_turns_pairs_a_half_apart_by_position_times_frequency() -> None:
+@pytest.mark.parametrize("center", [False, True], ids=["RMSNorm", "LayerNorm"])
+def test_a_norm_equals_its_formula(center: bool) -> None:
+    norm = Norm(NormSpec(eps=0.1, center=center, weight=True, bias=center), dim=5)
+    for parameter in norm.parameters():
+        torch.nn.init.uniform_(parameter)
+    hidden = torch.randn(2, 3, 5, dtype=torch.float64)
+    centered = hidden - hidden.mean(-1, keepdim=True) if center else hidden
+    scaled = centered / (centered.square().mean(-1, keepdim=True) + 0.1).sqrt()
+    expected = scaled * one(norm.weight) + (one(norm.bias) if center else 0)
+    torch.testing.assert_close(norm(hidden.float()), expected.float())
+
+
+def test_rotary_rotates_channel_pairs_by_position_times_frequency() -> None:
     heads = torch.randn(1, 9, 2, 6)
     turned = rotation_of(9, head_dim=6, base=100.0)(heads)
     for position in range(9):
@@ -54,7 +67,7 @@ def test_rotary_turns_pairs_a_half_apart_by_position_times_frequency() -> None:
                 assert after == pytest.approx(expected, abs=1e-5)
 
 
-def test_rotary_computes_in_float32_and_returns_what_came_in() -> None:
+def test_rotary_computes_in_float32_and_returns_the_dtype_of_its_input() -> None:
     heads = torch.randn(1, 600, 1, 8).bfloat16()
     rotation = rotation_of(600, head_dim=8, base=10_000.0)
     turned = rotation(heads)
@@ -62,20 +75,20 @@ def test_rotary_computes_in_float32_and_returns_what_came_in() -> None:
     assert torch.equal(turned, rotation(heads.float()).bfloat16())
 
 
-def test_the_layers_without_positions_are_those_of_smollm3() -> None:
+def test_layers_without_rotation_equal_smollm3s() -> None:
     published = SmolLM3Config(num_hidden_layers=9, no_rope_layer_interval=4)
     spec = InterleavedRotarySpec(base=10_000.0, skip_every=4)
     rotary = InterleavedRotary(spec, dim=8, num_heads=1, head_dim=8)
     assert [rotary.uses_rope(layer) for layer in range(9)] == published.no_rope_layers
 
 
-def test_positions_of_no_kind_do_nothing_to_a_token() -> None:
+def test_a_model_without_positions_has_an_empty_encoding() -> None:
     encoding = Positions(OrderSpec(), dim=12, num_heads=3, head_dim=4)(torch.arange(5))
     assert encoding.embedded is encoding.rotation is encoding.slopes is None
 
 
 def tensors_saved(forward: Callable[[], Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Return what a forward pass saves, and its result."""
+    """Return the saved tensors of a forward pass and its result."""
     saved: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -105,7 +118,7 @@ FORMULAS: dict[Any, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("activation", FORMULAS)
-def test_the_mlp_is_its_formula_plain_and_gated(activation: str) -> None:
+def test_an_mlp_equals_its_formula_plain_and_gated(activation: str) -> None:
     hidden, formula = torch.randn(2, 3, 8), FORMULAS[activation]
     gated = MLP(mlp_spec(11, activation, gated=True), dim=8)
     inner = formula(hidden @ one(gated.gate).weight.T) * (hidden @ gated.up.weight.T)
@@ -116,7 +129,7 @@ def test_the_mlp_is_its_formula_plain_and_gated(activation: str) -> None:
 
 
 def test_a_bare_norm_of_each_head_is_the_same_before_and_after_rotation() -> None:
-    """So nanochat's, which comes after, needs no order of its own."""
+    """Nanochat normalizes after rotation, which is therefore equal."""
     norm = Norm(RMS_NORM.model_copy(update={"weight": False}), dim=6)
     heads, turn = torch.randn(1, 9, 2, 6).double(), rotation_of(9, head_dim=6, base=100.0)
     torch.testing.assert_close(turn(norm(heads)), norm(turn(heads)), rtol=1e-6, atol=1e-6)
@@ -127,7 +140,7 @@ def test_xielu_starts_with_its_published_values() -> None:
     torch.testing.assert_close(found, torch.tensor([0.139830, -0.205696, -8e-7, 1.3, 8.7]))
 
 
-def test_gradients_of_xielu_and_of_its_scalars_are_autograds_of_the_formula() -> None:
+def test_gradients_of_xielu_equal_autograds() -> None:
     ours = XIELU().double()
     with torch.no_grad():
         ours.alpha_p.fill_(0.3)
@@ -146,7 +159,7 @@ def test_gradients_of_xielu_and_of_its_scalars_are_autograds_of_the_formula() ->
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_xielu_keeps_its_input_alone_and_computes_bfloat16_in_float32() -> None:
+def test_xielu_saves_only_its_input_and_computes_bfloat16_in_float32() -> None:
     part, x = XIELU().bfloat16(), torch.randn(64, 32).bfloat16().requires_grad_()
     kept, result = tensors_saved(lambda: part(x))
     assert sum(one.nbytes for one in kept if one.numel() > 1) == x.nbytes
@@ -172,7 +185,7 @@ def clamped(gate: Tensor, up: Tensor) -> Tensor:
     return gate * torch.sigmoid(ALPHA * gate) * (up + OFFSET)
 
 
-def test_values_and_gradients_of_clamped_swiglu_are_those_of_autograd() -> None:
+def test_clamped_swiglu_equals_its_formula_under_autograd() -> None:
     gate, up, upstream = torch.randn(3, 40, 7, dtype=torch.float64)
     ours = [each.clone().requires_grad_() for each in (gate, up)]
     theirs = [each.clone().requires_grad_() for each in (gate, up)]
@@ -185,7 +198,7 @@ def test_values_and_gradients_of_clamped_swiglu_are_those_of_autograd() -> None:
     torch.testing.assert_close(gradients, expected_gradients, rtol=1e-12, atol=1e-13)
 
 
-def test_clamped_swiglu_saves_its_inputs_alone_and_bfloat16_is_computed_in_float32() -> None:
+def test_clamped_swiglu_saves_only_its_inputs_and_computes_in_float32() -> None:
     gate, up = (torch.randn(16, 9).bfloat16().requires_grad_() for _ in range(2))
     saved, result = tensors_saved(lambda: SwiGLU(ALPHA, LIMIT, OFFSET)(gate, up))
     assert [id(each) for each in saved] == [id(gate), id(up)]
@@ -205,7 +218,7 @@ def test_an_mlp_uses_clamped_swiglu() -> None:
 
 
 @pytest.mark.parametrize("shared", [None, 6])
-def test_biases_of_experts_are_counted_vectors(shared: int | None) -> None:
+def test_biases_of_experts_are_counted_and_are_vectors(shared: int | None) -> None:
     part, spec = experts(shared_ffn_dim=shared)
     count = spec.num_experts * spec.expert_parameters(DIM) + spec.shared_parameters(DIM)
     count += spec.router_parameters(DIM)
@@ -217,7 +230,7 @@ def test_biases_of_experts_are_counted_vectors(shared: int | None) -> None:
         assert not is_hidden_matrix(f"layers.0.mlp.{name}", bias)
 
 
-def test_experts_are_those_of_gpt_oss() -> None:
+def test_experts_equal_gpt_oss() -> None:
     part, _ = experts()
     with torch.no_grad():
         for parameter in part.parameters():

@@ -1,4 +1,4 @@
-"""The residual stream under autocast: in the products' precision, and as right as it can be."""
+"""The residual stream under autocast is bfloat16 and as exact as a reference."""
 
 import copy
 
@@ -20,7 +20,7 @@ def autocast() -> torch.autocast:
 
 
 @pytest.mark.parametrize("center", [True, False])
-def test_a_norm_of_bfloat16_is_that_of_float32_rounded(center: bool) -> None:
+def test_a_norm_of_bfloat16_equals_the_rounded_norm_of_float32(center: bool) -> None:
     norm = Norm(NormSpec(eps=1e-5, center=center, weight=True, bias=center), dim=64)
     for values in norm.parameters():
         nn.init.normal_(values, 1.0)
@@ -37,7 +37,7 @@ def test_a_norm_of_bfloat16_is_that_of_float32_rounded(center: bool) -> None:
     torch.testing.assert_close(found.float(), expected, rtol=2**-7, atol=2**-7)
 
 
-def test_what_passes_between_layers_is_bfloat16_and_the_loss_is_float32() -> None:
+def test_hidden_states_are_bfloat16_and_the_loss_is_float32() -> None:
     model = randomized(small_decoder())
     passed: list[Tensor] = []
     for layer in model.layers.values():
@@ -51,7 +51,7 @@ def test_what_passes_between_layers_is_bfloat16_and_the_loss_is_float32() -> Non
     assert all(weight.grad is not None for weight in model.parameters())
 
 
-def test_logits_are_no_further_from_the_exact_ones_than_those_of_a_bfloat16_llama() -> None:
+def test_logits_are_as_exact_as_the_logits_of_a_bfloat16_llama() -> None:
     model = randomized(small_decoder(num_layers=8, initialization=normal_spec(0.05)))
     llama = llama_like(model)
     llama.load_state_dict(to_llama(model.state_dict()), strict=False)
@@ -64,11 +64,11 @@ def test_logits_are_no_further_from_the_exact_ones_than_those_of_a_bfloat16_llam
     assert 0 < errors[0] < 1.1 * errors[1] < 0.1 * exact.norm()
 
 
-def test_the_backward_pass_reads_about_half_of_what_it_reads_in_float32() -> None:
-    # A CPU has a fused kernel of LayerNorm, and none of RMSNorm.
+def test_activations_of_bfloat16_take_about_half_the_bytes() -> None:
+    # A CPU has a fused kernel for LayerNorm but not for RMSNorm.
     model = randomized(small_decoder(num_layers=4, norm=LAYER_NORM))
     tokens = torch.randint(61, (4, 64))
     wide = saved_bytes(model, lambda: model.compute_loss(tokens, tokens))
     with autocast():
         narrow = saved_bytes(model, lambda: model.compute_loss(tokens, tokens))
-    assert narrow < 0.65 * wide  # casts of weights are kept too
+    assert narrow < 0.65 * wide  # casts of weights are saved too

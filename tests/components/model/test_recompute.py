@@ -32,7 +32,7 @@ def assert_same_bits(
 ) -> None:
     losses = []
     for one in (plain, model):
-        torch.manual_seed(5)  # the second pass through a layer must drop the same again
+        torch.manual_seed(5)  # the same dropout in both models
         loss = loss_of(one)
         torch.autograd.backward(loss)
         losses.append(loss.item())
@@ -44,7 +44,7 @@ def assert_same_bits(
 
 @pytest.mark.parametrize("norm_placement", ["before", "after", "both"])
 @pytest.mark.parametrize("parts", CHOICES)
-def test_gradients_are_bitwise_equal_and_names_stay(
+def test_recomputation_changes_no_bit_of_a_gradient_and_no_name(
     parts: str | list[str], norm_placement: str
 ) -> None:
     drops = {"dropout": 0.2, "attention_dropout": 0.2}
@@ -58,7 +58,7 @@ def test_gradients_are_bitwise_equal_and_names_stay(
 
 @pytest.mark.parametrize("path", ["loop", "auto", "grouped"])
 @pytest.mark.parametrize("parts", ["selective", "full", ["mlp"]], ids=str)
-def test_experts_choose_the_same_again(path: str, parts: str | list[str]) -> None:
+def test_recomputed_experts_get_the_same_tokens(path: str, parts: str | list[str]) -> None:
     plain = randomized(
         small_decoder(dropout=0.2, mlp=FEW_EXPERTS.model_copy(update={"path": path}))
     )
@@ -67,28 +67,35 @@ def test_experts_choose_the_same_again(path: str, parts: str | list[str]) -> Non
     tokens = torch.randint(61, (2, 19))
 
     def loss_of(one: Decoder) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):  # grouped products' own
+        with torch.autocast("cpu", torch.bfloat16):  # the dtype of grouped products
             loss = one.compute_loss(tokens, tokens)
         return loss + auxiliary_terms(one)[0]
 
     assert_same_bits(plain, model, loss_of)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize(
-    "part",
-    [
-        {},
-        {"bias": True},
-        {"norm_placement": "after"},
-        {"norm_placement": "both"},
-        {"output_gate": True},
-        {"sinks": True},
-        *({"path": path} for path in ("loop", "auto", "grouped")),
-        {"path": "auto", "shared_ffn_dim": 6, "shared_gate": True},
-    ],
-    ids=str,
-)
+PARTS: list[dict[str, Any]] = [
+    {},
+    {"bias": True},
+    {"norm_placement": "after"},
+    {"norm_placement": "both"},
+    {"output_gate": True},
+    {"sinks": True},
+    *({"path": path} for path in ("loop", "auto", "grouped")),
+    {"path": "auto", "shared_ffn_dim": 6, "shared_gate": True},
+]
+# Other dtypes have other kernels of products and experts.
+OF_DTYPES = [
+    *((part, torch.float32) for part in PARTS),
+    *(
+        (part, dtype)
+        for part in (PARTS[0], *PARTS[-4:])
+        for dtype in (torch.bfloat16, torch.float64)
+    ),
+]
+
+
+@pytest.mark.parametrize(("part", "dtype"), OF_DTYPES, ids=str)
 def test_selective_recomputation_repeats_no_product_and_no_attention(
     part: dict[str, Any], dtype: torch.dtype
 ) -> None:
@@ -112,7 +119,7 @@ def test_selective_recomputation_repeats_no_product_and_no_attention(
 
 
 @pytest.mark.parametrize("parts", ["selective", "full", ["mlp"]], ids=str)
-def test_every_third_layer_of_the_whole_model_is_recomputed_wherever_it_is_cut(
+def test_every_third_layer_of_the_whole_model_is_recomputed_in_every_stage(
     parts: Parts,
 ) -> None:
     whole = small_decoder(num_layers=8)
@@ -130,7 +137,7 @@ def _hooks(layer: nn.Module) -> list[Any]:
     return [hook for one in layer.modules() for hook in one._forward_pre_hooks.values()]
 
 
-def test_attention_that_drops_is_repeated_so_that_later_masks_stay() -> None:
+def test_attention_with_dropout_is_recomputed() -> None:
     kernel = torch.ops.aten._scaled_dot_product_flash_attention.default
     query = torch.empty(1, 1, 2, 2)
     kept = CheckpointPolicy.MUST_SAVE
@@ -154,7 +161,7 @@ def test_the_more_is_checkpointed_the_less_is_saved() -> None:
 
 @pytest.mark.parametrize("norm_placement", ["before", "both"])
 def test_a_norm_before_a_recomputed_part_stores_no_output(norm_placement: str) -> None:
-    """Both parts of two layers store one tensor of 2 x 40 tokens less, in float32."""
+    """Two parts of two layers each save one float32 tensor of 2 x 40 tokens less."""
     tokens, sizes = torch.randint(61, (2, 40)), []
     for parts in (["attention", "mlp"], ["attention", "mlp", "norms"]):
         model = randomized(small_decoder(num_layers=2, norm_placement=norm_placement))
@@ -165,7 +172,7 @@ def test_a_norm_before_a_recomputed_part_stores_no_output(norm_placement: str) -
     assert sizes[0] - sizes[1] >= outputs
 
 
-def test_evaluation_goes_on_as_before() -> None:
+def test_evaluation_is_unchanged() -> None:
     plain = randomized(small_decoder())
     model = copy.deepcopy(plain)
     checkpoint_activations(model, "full")

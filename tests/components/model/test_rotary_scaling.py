@@ -1,4 +1,4 @@
-"""Slowed rotations are those of ``transformers``, with the numbers of published models."""
+"""Scaled rotations equal ``transformers``, with the numbers of published models."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from components.config.model_spec.rotary_scaling import (
 from components.model.positions import Rotary
 
 PLACES = torch.arange(40_000, 40_050)
-# As Apertus trains from its first step, and as OLMo-3 does in its last stage.
+# Apertus trains with these from its first step, OLMo-3 in its last stage.
 LLAMA3 = Llama3ScalingSpec(
     factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_tokens=8_192
 )
@@ -29,7 +29,7 @@ CASES: dict[str, tuple[ScalingSpec, dict[str, float]]] = {
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_each_kind_turns_as_theirs_does(kind: str) -> None:
+def test_scaled_rotations_equal_transformers(kind: str) -> None:
     spec, numbers = CASES[kind]
     scaling = spec.build_part()
     parameters = {"rope_type": kind, "rope_theta": 500_000.0, "factor": 8.0, **numbers}

@@ -1,4 +1,4 @@
-"""The names of a model's weights never change: checkpoints and first weights depend on them."""
+"""Weight names never change: checkpoints and initial values depend on them."""
 
 import re
 from pathlib import Path

@@ -1,6 +1,5 @@
 """Windows by layer: what a query sees, who shares it, and how its layers are turned."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -8,7 +7,6 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask
 
 from components.attention_backends import BACKENDS
 from components.attention_windows import window_of
@@ -18,20 +16,18 @@ from components.config.part_nodes import check_nodes
 from components.errors import RecipeError
 from components.model.attention import AttentionContext, AttentionCore
 from components.model.decoder import Decoder
-from components.model.masks import CausalMask
 from components.model.positions import Rotary
 from tests.components.model.comparison import randomized, relative_difference
 from tests.components.model.flex_on_cpu import flex_on_cpu
 from tests.components.model.mixers.builders import build_scope
 from tests.components.model.specs import ROTARY, small_decoder
-from tests.components.model.test_masks import masks_made, packed
+from tests.components.model.test_masks import packed
 
-Build = Callable[..., Decoder]
 LENGTH = 20
 YARN = YarnScalingSpec(factor=4.0, original_tokens=8, beta_fast=1.0, beta_slow=0.03)
 
 
-def test_a_pattern_begins_anew_at_its_end() -> None:
+def test_a_pattern_of_windows_repeats() -> None:
     windows = [window_of([7, 5, "full"], layer) for layer in range(7)]
     assert windows == [7, 5, None, 7, 5, None, 7]
 
@@ -52,13 +48,13 @@ ATTENTION |= {"num_heads": 2, "num_kv_heads": 2, "head_dim": 2, "bias": False, "
         ([True], r"windows\[0\]: True is neither"),
     ],
 )
-def test_what_is_no_window_is_refused(windows: list[object], message: str) -> None:
+def test_an_invalid_window_is_refused(windows: list[object], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         check_nodes({"model": {"attention": {**ATTENTION, "windows": windows}}})
 
 
 @pytest.mark.parametrize("window", [1, 3, LENGTH - 1])
-def test_a_query_sees_itself_and_as_many_keys_as_make_the_window(window: int) -> None:
+def test_a_query_sees_the_keys_of_its_window(window: int) -> None:
     core = AttentionCore(dropout=0.0, backends=BACKENDS)
     scope = build_scope(length=LENGTH)
     zeros, unit = torch.zeros(2, 3, LENGTH, LENGTH), torch.eye(LENGTH).expand(2, 3, -1, -1)
@@ -91,8 +87,8 @@ def test_flex_and_dense_masks_agree_in_every_layer(
     torch.testing.assert_close([loss, *found], [expected, *wanted], rtol=1e-9, atol=1e-11)
 
 
-def test_a_token_is_read_as_far_back_as_the_windows_of_all_layers_reach() -> None:
-    """Two layers with windows of 4 and 6 reach 3 + 5 tokens back, and no further."""
+def test_windows_of_all_layers_add_up() -> None:
+    """Two layers with windows of 4 and 6 reach 3 + 5 tokens back."""
     model = randomized(small_decoder(windows=(4, 6)))
     tokens = torch.randint(61, (1, LENGTH))
     changed = tokens.clone()
@@ -116,7 +112,7 @@ def test_a_window_as_long_as_the_sequence_is_plain_attention() -> None:
 
 
 def masks_given(model: Decoder, tokens: Tensor) -> list[bool]:
-    """Say of each layer whether its kernel got no mask."""
+    """Return for each layer whether its kernel got no mask."""
     plain = []
 
     def noted(*given: Tensor, mask: Tensor | None, **named: object) -> Tensor:
@@ -128,30 +124,7 @@ def masks_given(model: Decoder, tokens: Tensor) -> list[bool]:
     return plain
 
 
-def test_layers_of_one_window_share_one_mask_with_all_stages() -> None:
-    windows = [5, 5, "full", 7]
-    model = randomized(small_decoder(positions=AlibiSpec(), num_layers=8, windows=windows))
-    tokens = torch.randint(61, (2, LENGTH))
-    mask = model.build_mask(tokens, packed([[5, 15], [9, 11]]))
-    _, made = masks_made(model, tokens, mask)
-    expected = {mask, mask.for_window(5), mask.for_window(7)}
-    assert {*map(id, made)} == {*map(id, expected)}
-    assert len(made) == 3
-
-
-def test_a_window_skips_blocks_that_lie_before_it() -> None:
-    places = torch.arange(1_000)
-    blocks = (
-        CausalMask(position_ids=places, documents=None).for_window(200).build_block_mask(1_000)
-    )
-    expected = create_block_mask(
-        lambda b, h, q, k: (q >= k) & (q - k < 200), None, None, 1_000, 1_000, "cpu"
-    )
-    assert torch.equal(blocks.to_dense(), expected.to_dense())
-    assert blocks.to_dense().sum() == 8 + 7 + 6  # its diagonal and two more
-
-
-def test_layers_with_a_window_turn_by_their_own_base_and_are_not_slowed() -> None:
+def test_layers_with_a_window_rotate_by_the_unscaled_local_base() -> None:
     places, heads = torch.arange(LENGTH), torch.randn(2, LENGTH, 6, 10)
 
     def rotary(**settings: Any) -> Rotary:
@@ -162,7 +135,7 @@ def test_layers_with_a_window_turn_by_their_own_base_and_are_not_slowed() -> Non
     for window, alone in (
         (None, rotary(base=1_000.0, scaling=YARN)),
         (4, rotary(base=100.0)),
-        (LENGTH, rotary(base=100.0)),  # hides nothing, and is a window still
+        (LENGTH, rotary(base=100.0)),  # hides no key, but is a window
     ):
         wanted = AttentionContext(encoding=alone(places), documents=None).apply_rope(heads)
         assert torch.equal(scope.for_window(window).apply_rope(heads), wanted)
@@ -170,7 +143,7 @@ def test_layers_with_a_window_turn_by_their_own_base_and_are_not_slowed() -> Non
     assert not scope.for_window(4).is_plain_causal
 
 
-def test_without_a_base_of_their_own_they_turn_as_the_others() -> None:
+def test_without_a_local_base_all_layers_rotate_alike() -> None:
     slowed = RotarySpec(base=10_000.0, scaling=LinearScalingSpec(factor=8.0))
     model = randomized(small_decoder(positions=slowed, windows=(LENGTH, "full")))
     plain = small_decoder(positions=slowed)

@@ -31,12 +31,12 @@ def adam_of_the_paper(
 
 
 @pytest.mark.parametrize(("decay", "vector_decay"), VECTOR_DECAY)
-def test_fifty_steps_equal_the_paper_and_only_vectors_are_spared(
+def test_fifty_steps_equal_the_paper_and_only_vectors_are_not_decayed(
     decay: Literal["matrices", "all"], vector_decay: float
 ) -> None:
     rng = np.random.default_rng(0)
     starts = {"embedding.weight": rng.normal(size=(5, 7)), "norm.bias": rng.normal(size=7)}
-    # Gradients as small as the decay: a decoupled decay would be off by far.
+    # Gradients are as small as the decay, so a decoupled decay would differ clearly.
     gradients = {name: 0.01 * rng.normal(size=(50, *s.shape)) for name, s in starts.items()}
     parameters = {name: nn.Parameter(torch.tensor(start)) for name, start in starts.items()}
     optimizer = Adam(parameters=parameters.items(), decay=decay, **SETTINGS)
@@ -50,7 +50,7 @@ def test_fifty_steps_equal_the_paper_and_only_vectors_are_spared(
         np.testing.assert_allclose(ours, expected, rtol=0, atol=DOUBLE)
 
 
-def test_the_decay_is_coupled_so_a_weight_without_loss_moves_by_the_whole_rate() -> None:
+def test_coupled_decay_moves_a_weight_without_loss_by_the_whole_rate() -> None:
     weight = nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
     optimizer = Adam(parameters=[("weight", weight)], decay="all", **SETTINGS)
     weight.grad = torch.zeros_like(weight)

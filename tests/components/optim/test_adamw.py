@@ -28,7 +28,7 @@ SPARED = {"matrices": VECTORS, "all": set(), "all_but_embedding": {"embedding.we
 Order = Literal["before", "after"]
 Decay = Literal["matrices", "all", "all_but_embedding"]
 
-# What each published work decays, and when. Optimus counts Adam's steps as algorithm 2 does.
+# Which weights each published work decays, and when. Optimus counts steps like algorithm 2.
 WORKS = [
     pytest.param("matrices", "before", id="BLOOM, Teuken: no norms or biases; apex's order"),
     pytest.param("all", "after", id="Mula: all parameters, after the update"),
@@ -62,7 +62,7 @@ def reference(
 
 
 def draw() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Starts, and the gradients of 20 steps."""
+    """Draw initial weights and the gradients of 20 steps."""
     rng = np.random.default_rng(0)
     starts = {name: rng.normal(size=shape) for name, shape in SHAPES.items()}
     gradients = {name: rng.normal(size=(20, *shape)) for name, shape in SHAPES.items()}
@@ -117,7 +117,7 @@ def test_the_two_orders_differ_by_more_than_the_tolerance() -> None:
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
-def test_a_run_goes_on_from_its_saved_state(order: Order) -> None:
+def test_a_resumed_optimizer_equals_an_uninterrupted_one(order: Order) -> None:
     starts, gradients = draw()
     settings = SETTINGS | {"decay": "matrices", "decay_order": order}
     whole = make_parameters(starts, torch.float32)

@@ -68,7 +68,10 @@ def train(
 )
 def test_twenty_steps_equal_the_published_rule(dtype: torch.dtype, tolerance: float) -> None:
     parameters, gradients = made(dtype), drawn(20)
-    starts = {name: one.detach().double().numpy().copy() for name, one in parameters.items()}
+    starts = {
+        name: parameter.detach().double().numpy().copy()
+        for name, parameter in parameters.items()
+    }
     train(AdEMAMix(parameters=parameters.items(), **SETTINGS), parameters, gradients)
     for name, start in starts.items():
         decay = 0.1 if len(start.shape) > 1 else 0.0
@@ -77,7 +80,7 @@ def test_twenty_steps_equal_the_published_rule(dtype: torch.dtype, tolerance: fl
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
-def test_without_the_slow_mean_it_is_torchs_adamw_bit_for_bit() -> None:
+def test_without_the_slow_mean_it_equals_torchs_adamw_bit_for_bit() -> None:
     ours, theirs, gradients = made(torch.float32), made(torch.float32), drawn(50)
     settings = SETTINGS | {"alpha": 0.0, "decay": "all"}
     train(AdEMAMix(parameters=ours.items(), **settings), ours, gradients)
@@ -93,7 +96,7 @@ PUBLISHED = [(1_000, 0.08, 0.990901), (10_000, 0.8, 0.999009), (50_000, 4.0, 0.9
 PUBLISHED += [(100_000, 8.0, 0.9999), (200_000, 8.0, 0.9999)]
 
 
-def test_warm_ups_of_a_hundred_thousand_steps_are_as_published() -> None:
+def test_warmups_equal_the_published_values() -> None:
     lengths = {"alpha_warmup_tokens": 10**8, "beta3_warmup_tokens": 10**8}
     optimizer = AdEMAMix(parameters=made(torch.float32).items(), **SETTINGS | lengths)
     for step, alpha, beta3 in PUBLISHED:
@@ -102,7 +105,7 @@ def test_warm_ups_of_a_hundred_thousand_steps_are_as_published() -> None:
         assert optimizer.beta3 == pytest.approx(beta3, abs=1e-6)
 
 
-def test_a_large_weight_goes_slice_by_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_weight_is_updated_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Tensor] = []
     for numbers in (2**24, 12):
         monkeypatch.setattr(ademamix, "_SLICE_NUMBERS", numbers)
@@ -112,7 +115,7 @@ def test_a_large_weight_goes_slice_by_slice(monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.equal(*found)
 
 
-def test_a_weight_keeps_three_means_and_one_may_have_no_rows() -> None:
+def test_a_weight_has_three_means_and_may_be_empty() -> None:
     weight, empty = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(0))
     optimizer = AdEMAMix(parameters=[("a.weight", weight), ("b", empty)], **SETTINGS)
     weight.grad, empty.grad = torch.ones_like(weight), torch.ones_like(empty)

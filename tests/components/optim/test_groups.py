@@ -1,4 +1,4 @@
-"""Rules of every Adam, and groups, which move as an optimizer with their settings does."""
+"""Rules of all Adam optimizers, and groups with their own settings."""
 
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ def test_a_parameter_under_two_names_is_updated_once(kind: Any, more: dict[str, 
 
 
 @kinds
-def test_a_parameter_without_gradient_rests_and_a_closure_is_called_once(
+def test_a_parameter_without_gradient_is_unchanged_and_a_closure_called_once(
     kind: Any, more: dict[str, Any]
 ) -> None:
     used, idle = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
@@ -54,9 +54,7 @@ def test_a_parameter_without_gradient_rests_and_a_closure_is_called_once(
 
 
 @pytest.mark.parametrize(("kind", "more"), [(Adam, {}), *KINDS[:2]])
-def test_the_update_is_one_kernel_where_there_is_one_and_plain_on_meta(
-    kind: Any, more: dict[str, Any]
-) -> None:
+def test_the_update_is_fused_except_on_meta(kind: Any, more: dict[str, Any]) -> None:
     for device, fused in (("cpu", True), ("meta", False)):
         parameter = nn.Parameter(torch.ones(2, 2, device=device))
         optimizer = kind(parameters=[("weight", parameter)], **SETTINGS, **more)
@@ -66,7 +64,7 @@ def test_the_update_is_one_kernel_where_there_is_one_and_plain_on_meta(
 
 
 @pytest.mark.parametrize(("kind", "more"), KINDS)
-def test_scaled_groups_are_optimizers_of_their_own(kind: Any, more: dict[str, Any]) -> None:
+def test_scaled_groups_equal_separate_optimizers(kind: Any, more: dict[str, Any]) -> None:
     torch.manual_seed(0)
     factors = {"a": Multiples(1.0, 1.0, 1.0), "b": Multiples(0.25, 0.5, 4.0)}
     starts = {name: torch.randn(4, 3) for name in factors}

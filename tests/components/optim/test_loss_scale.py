@@ -1,4 +1,4 @@
-"""The loss scale against a table of DeepSpeed's steps, and against its rule over histories."""
+"""The loss scale against a table of DeepSpeed's steps and against its rule."""
 
 import json
 import math
@@ -14,12 +14,12 @@ from components.optim.loss_scale import LossScale
 
 BLOOM: dict[str, Any] = {"initial": 4096.0, "window": 500, "hysteresis": 2, "minimum": 1.0}
 
-# Window 3, hysteresis 2, minimum 1, by hand: the step, overflow or not, the scale after it.
+# Window 3, hysteresis 2, minimum 1, by hand: step, overflow, and the scale after it.
 TABLE = [
     ("first good steps: growth waits for one more than the window", False, 8.0),
     ("second", False, 8.0),
     ("third", False, 8.0),
-    ("fourth: three good steps lie behind it", False, 16.0),
+    ("fourth: after three good steps", False, 16.0),
     ("fifth", False, 16.0),
     ("sixth", False, 16.0),
     ("seventh: without an overflow the next window is exact", False, 32.0),
@@ -41,7 +41,7 @@ TABLE = [
 
 
 def by_iterations(history: list[bool], settings: dict[str, float]) -> float:
-    """DeepSpeed's rule in its own terms: iteration numbers and the last overflow's."""
+    """DeepSpeed's rule with its own variables: iterations and the last overflow."""
     scale, left = settings["initial"], settings["hysteresis"]
     overflows = [-1]
     for iteration, overflow in enumerate(history):
@@ -55,7 +55,7 @@ def by_iterations(history: list[bool], settings: dict[str, float]) -> float:
     return scale
 
 
-def test_every_step_of_the_table_is_deepspeeds() -> None:
+def test_every_step_of_the_table_equals_deepspeed() -> None:
     scale = LossScale(initial=8.0, window=3, hysteresis=2, minimum=1.0)
     for what, overflow, after in TABLE:
         scale.update_scale(overflow)
@@ -77,7 +77,7 @@ def test_blooms_scale_doubles_after_501_good_steps_and_then_every_500() -> None:
     window=st.integers(1, 5),
     hysteresis=st.integers(1, 4),
 )
-def test_any_history_ends_at_deepspeeds_scale(
+def test_any_history_gives_deepspeeds_scale(
     history: list[bool], window: int, hysteresis: int
 ) -> None:
     settings: dict[str, Any] = {"window": window, "hysteresis": hysteresis}
@@ -89,7 +89,7 @@ def test_any_history_ends_at_deepspeeds_scale(
 
 
 @given(before=st.lists(st.booleans(), max_size=20), after=st.lists(st.booleans(), max_size=20))
-def test_a_scale_goes_on_from_its_state_in_json(before: list[bool], after: list[bool]) -> None:
+def test_a_scale_resumes_from_its_state_in_json(before: list[bool], after: list[bool]) -> None:
     settings: dict[str, Any] = {"initial": 64.0, "window": 2, "hysteresis": 2, "minimum": 0.5}
     whole, resumed = LossScale(**settings), LossScale(**settings)
     for overflow in before:

@@ -1,4 +1,4 @@
-"""Muon against torch's own, singular values against an SVD, and who updates what."""
+"""Muon against torch's own, singular values against an SVD, and the weights of each rule."""
 
 import math
 from typing import Any
@@ -37,9 +37,9 @@ def step(optimizer: torch.optim.Optimizer, gradients: dict[nn.Parameter, Tensor]
     optimizer.step()
 
 
-def test_five_steps_take_singular_values_into_the_published_band() -> None:
+def test_five_steps_bring_singular_values_into_the_published_band() -> None:
     values = torch.logspace(math.log10(0.005), 0, 64, dtype=torch.float64)
-    # Divided by its norm, the matrix has other values: give it one that division keeps.
+    # Scale the values to norm 1, so that normalization keeps them.
     scaled = values * (0.999 / values.norm())
     kept = scaled >= 0.005
     left, _ = torch.linalg.qr(random(96, 64, dtype=torch.float64))
@@ -63,21 +63,21 @@ def test_a_matrix_keeps_its_singular_vectors() -> None:
     assert turned.diag().min() > 0.68
 
 
-def test_each_matrix_of_a_stack_is_orthogonalised_by_itself() -> None:
+def test_each_matrix_of_a_stack_is_orthogonalized_separately() -> None:
     sizes = torch.tensor([1.0, 100.0, 0.01]).view(3, 1, 1)
     stack = random(3, 8, 16, dtype=torch.float64) * sizes
-    alone = torch.stack([orthogonalize_matrices(one, steps=5) for one in stack])
+    alone = torch.stack([orthogonalize_matrices(matrix, steps=5) for matrix in stack])
     assert torch.allclose(orthogonalize_matrices(stack, steps=5), alone, atol=1e-12)
 
 
-def test_no_gradient_at_all_is_no_update() -> None:
+def test_a_zero_gradient_gives_no_update() -> None:
     assert not orthogonalize_matrices(torch.zeros(4, 4), steps=5).any()
 
 
 @pytest.mark.parametrize("shape", [(32, 96), (96, 32)])
 @pytest.mark.parametrize("scale", ["match_rms_adamw", "original"])
 @pytest.mark.parametrize("nesterov", [True, False])
-def test_a_matrix_moves_as_torchs_muon_moves_it(
+def test_the_update_of_a_matrix_equals_torchs_muon(
     shape: tuple[int, int], scale: str, nesterov: bool
 ) -> None:
     ours, theirs = nn.Parameter(random(*shape)), nn.Parameter(random(*shape))
@@ -91,7 +91,7 @@ def test_a_matrix_moves_as_torchs_muon_moves_it(
     assert (ours - theirs).norm() < 0.01 * moved  # both round to bfloat16 in between
 
 
-def test_the_update_is_the_formula() -> None:
+def test_the_update_equals_the_formula() -> None:
     weight, gradient = random(6, 4, dtype=torch.float64), random(6, 4, seed=1).double()
     parameter = nn.Parameter(weight.clone())
     optimizer = muon({NAME: parameter}, matrix_lr_factor=0.5)
@@ -139,11 +139,11 @@ def test_the_original_scale_grows_with_outputs_over_inputs() -> None:
         ("final_norm.weight", 1, False),
     ],
 )
-def test_hidden_matrices_are_muons(name: str, dims: int, hidden: bool) -> None:
+def test_only_hidden_matrices_use_muon(name: str, dims: int, hidden: bool) -> None:
     assert is_hidden_matrix(name, torch.empty([2] * dims)) == hidden
 
 
-def test_what_is_no_hidden_matrix_moves_as_adamw_moves_it() -> None:
+def test_other_weights_are_updated_by_adamw() -> None:
     names = ("embedding.weight", "layers.0.mlp.router.weight", "layers.0.mlp_norm.weight")
     made = [
         {name: nn.Parameter(random(*([4] * (1 + ("norm" not in name))))) for name in names}
@@ -153,17 +153,19 @@ def test_what_is_no_hidden_matrix_moves_as_adamw_moves_it() -> None:
     optimizer = muon({**made[0], NAME: matrix})
     reference = AdamW(parameters=list(made[1].items()), **ADAMW)
     for seed in range(3):
-        gradients = [{one: random(*one.shape, seed=seed) for one in of.values()} for of in made]
+        gradients = [
+            {weight: random(*weight.shape, seed=seed) for weight in of.values()} for of in made
+        ]
         step(optimizer, gradients[0] | {matrix: random(4, 4, seed=seed)})
         step(reference, gradients[1])
     for name in names:
         assert torch.equal(made[0][name], made[1][name])
-    kept = {name: set(optimizer.state[one]) for name, one in made[0].items()}
+    kept = {name: set(optimizer.state[weight]) for name, weight in made[0].items()}
     assert all(state == {"step", "exp_avg", "exp_avg_sq"} for state in kept.values())
     assert set(optimizer.state[matrix]) == {"momentum"}
 
 
-def test_embedding_and_head_have_rates_of_their_own_that_follow_the_schedule() -> None:
+def test_rates_of_embedding_and_head_follow_the_schedule() -> None:
     names = ("embedding.weight", "head.weight", "positions.weight", "final_norm.weight")
     parameters = {name: nn.Parameter(random(4, 4)) for name in (*names, NAME)}
     optimizer = muon(parameters, embedding_lr_factor=10.0, head_lr_factor=0.2)
@@ -174,7 +176,7 @@ def test_embedding_and_head_have_rates_of_their_own_that_follow_the_schedule() -
     for seed, lr in enumerate((0.02, 0.01)):
         for group in optimizer.param_groups:
             group["lr"] = lr
-        step(optimizer, {one: random(4, 4, seed=seed) for one in parameters.values()})
+        step(optimizer, {weight: random(4, 4, seed=seed) for weight in parameters.values()})
         assert {group["lr"] for group in optimizer.param_groups} == {lr}
         for name, reference in references.items():
             (group,) = reference.param_groups
@@ -184,7 +186,7 @@ def test_embedding_and_head_have_rates_of_their_own_that_follow_the_schedule() -
         assert torch.equal(parameters[name], reference.param_groups[0]["params"][0]), name
 
 
-def test_a_parameter_without_gradient_rests_and_a_loss_is_computed_once() -> None:
+def test_a_parameter_without_gradient_is_unchanged_and_the_loss_computed_once() -> None:
     parameter = nn.Parameter(random(4, 4))
     assert muon({NAME: parameter}).step(lambda: 2.5) == 2.5
     assert torch.equal(parameter, random(4, 4))

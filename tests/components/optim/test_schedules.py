@@ -1,4 +1,4 @@
-"""Schedules against formulas of others, points by hand, and published log lines."""
+"""Schedules against other implementations, values by hand, and published logs."""
 
 import math
 import subprocess
@@ -21,7 +21,7 @@ SHAPES: tuple[Shape, ...] = get_args(Shape)
 
 
 def cosine_of(total: int, warmup: int = 0, *, end: float = 0.1, **changes: Any) -> Cosine:
-    """Rise from 0 to 1 and fall to ``end``, but for changes."""
+    """Make a schedule that rises from 0 to 1 and falls to ``end``."""
     ends = {"warmup_from": 0.0, "start": 1.0, "end": end} | changes
     return Cosine(total_tokens=total, warmup_tokens=warmup, **ends)
 
@@ -52,7 +52,7 @@ def megatron_get_lr(
     start=st.floats(0, 1),
     end=st.floats(0, 1),
 )
-def test_cosine_is_megatrons(
+def test_cosine_equals_megatron(
     total: int, warmup_share: float, share: float, rise: float, start: float, end: float
 ) -> None:
     warmup, tokens = int(total * warmup_share), int(total * share)
@@ -62,11 +62,11 @@ def test_cosine_is_megatrons(
     assert cosine(tokens) == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
-def test_a_cosine_planned_for_more_is_the_longer_one_up_to_its_cut() -> None:
+def test_a_shortened_cosine_equals_the_start_of_the_longer_one() -> None:
     longer, cut = cosine_of(1_000, 100), cosine_of(700, 100, planned_tokens=1_000)
     assert [cut(tokens) for tokens in range(701)] == [longer(tokens) for tokens in range(701)]
     assert cut(900) == longer(700) > 0.1
-    # Its second half by itself, as OLMo-core's HalfCosWithWarmup has it.
+    # The second half alone, like OLMo-core's HalfCosWithWarmup.
     later, whole = cosine_of(300, planned_tokens=1_000, skipped_tokens=500), cosine_of(1_000)
     assert [later(tokens) for tokens in range(301)] == [whole(n) for n in range(500, 801)]
 
@@ -116,7 +116,7 @@ def test_phases_meet_at_exact_tokens_and_the_last_one_stays() -> None:
 def wsd(
     shape: Shape, *, warmup: int, decay: int, total: int, **ends: float
 ) -> WarmupStableDecay:
-    """Give a schedule from 0 over 1 to 0, but for ``ends``."""
+    """Make a schedule that rises from 0 to 1 and decays to 0, except for ``ends``."""
     ends = {"warmup_from": 0.0, "start": 1.0, "end": 0.0} | ends
     return WarmupStableDecay(
         total_tokens=total, warmup_tokens=warmup, decay_tokens=decay, decay_shape=shape, **ends
@@ -125,8 +125,8 @@ def wsd(
 
 @pytest.mark.parametrize("shape", ["linear", "1-sqrt", "cosine"])
 @pytest.mark.parametrize(("warmup", "decay"), [(0, 100), (7, 20), (1, 99), (30, 1)])
-def test_warmup_stable_decay_is_transformers(shape: Shape, warmup: int, decay: int) -> None:
-    # Theirs warms up from the smallest rate; a step's rate is that of the steps before it.
+def test_warmup_stable_decay_equals_transformers(shape: Shape, warmup: int, decay: int) -> None:
+    # Theirs warms up from the smallest rate, and counts the steps before a step.
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     steps: dict[str, Any] = {
         "num_warmup_steps": warmup,
@@ -143,7 +143,7 @@ def test_warmup_stable_decay_is_transformers(shape: Shape, warmup: int, decay: i
         theirs.step()
 
 
-def test_the_exponential_decay_is_megatrons() -> None:
+def test_the_exponential_decay_equals_megatron() -> None:
     # OptimizerParamScheduler.get_lr with lr_wsd_decay_style: coeff = 2 x 0.5^ratio - 1
     ours = wsd("exponential", warmup=0, decay=T, total=2 * T, end=0.2)
     for ratio in (0.25, 0.5, 0.75):
@@ -156,7 +156,7 @@ def test_the_exponential_decay_is_megatrons() -> None:
     ("shape", "area"),
     [("linear", 1 / 2), ("1-sqrt", 1 / 3), ("cosine", 1 / 2), ("exponential", 0.442695)],
 )
-def test_the_areas_under_the_decays_are_the_integrals(shape: Shape, area: float) -> None:
+def test_areas_under_the_decays_equal_the_integrals(shape: Shape, area: float) -> None:
     decay, points = wsd(shape, warmup=0, decay=T, total=T), 20_000
     middles = (decay(T * (2 * point + 1) // (2 * points)) for point in range(points))
     assert sum(middles) / points == pytest.approx(area, abs=1e-5)
@@ -192,7 +192,7 @@ def test_a_decay_leaves_its_peak_without_a_jump(shape: Shape) -> None:
     assert 0.999998 < ours(3 * T + 1) <= 1.0  # the root falls by 1e-6 with the first token
 
 
-def test_a_decay_of_all_that_the_warm_up_leaves_has_no_stable_part() -> None:
+def test_a_decay_directly_after_the_warmup_has_no_stable_part() -> None:
     ours = wsd("linear", warmup=100, decay=900, total=1_000)
     assert [ours(at) for at in (50, 100, 550, 1_000)] == [0.5, 1.0, 0.5, 0.0]
 
@@ -263,14 +263,14 @@ def test_mula_takes_the_derived_number_of_steps() -> None:
         assert BatchRamp.from_constant(3072).count_steps(-(-budget_tokens // 2048)) == steps
 
 
-def test_mula_warms_up_from_its_smallest_rate_to_which_it_returns() -> None:
+def test_mula_warms_up_from_its_smallest_rate_and_returns_to_it() -> None:
     for step in (0, 1, 1_250, 2_499, 2_500):
         expected = 4e-5 + (4e-4 - 4e-5) * step / 2_500
         assert 4e-4 * MULA(step * MULA_STEP_TOKENS) == pytest.approx(expected, rel=1e-12)
     assert 4e-4 * MULA(MULA_DATA_TOKENS) == pytest.approx(4e-5)
 
 
-def test_mulas_short_runs_hardly_leave_the_peak() -> None:
+def test_short_runs_of_mula_stay_near_the_peak() -> None:
     for data_tokens in (4_000_000_000_000, 4_050_000_000_000):
         whole = cosine_of(data_tokens, MULA.warmup_tokens, warmup_from=0.1)
         assert f"{4e-4 * whole(100_000_000_000):.3e}" == "3.996e-04"

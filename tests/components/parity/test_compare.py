@@ -1,4 +1,4 @@
-"""What two sides recorded is compared number by number, and nothing passes by being absent."""
+"""Records of two runs are compared number by number, and missing values fail."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def record(
 
 
 def tensors() -> dict[str, Tensor]:
-    """Two parameters; the gradient of the second is 0 by its mathematics."""
+    """Two parameters; the second has a gradient of exactly 0."""
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(4, 3, 5, dtype=torch.float64, generator=generator)
     return {
@@ -51,7 +51,7 @@ def compared(records: list[compare.RankRecord]) -> compare.Comparison:
     return compare.compare_records(one_process(), records)
 
 
-def test_equal_records_hold() -> None:
+def test_equal_records_are_within_tolerance() -> None:
     comparison = compared(two_ranks())
     assert comparison.is_within_tolerance
     assert comparison.failure_texts == []
@@ -91,14 +91,14 @@ def test_a_tensor_may_differ_by_its_tolerance(kind: str, excess: float, holds: b
     assert (part.where, part.rank) == ("norm.weight", 1)
 
 
-def test_a_copy_that_parts_on_one_rank_is_found() -> None:
+def test_a_different_copy_on_one_rank_is_found() -> None:
     records = two_ranks()
     records[1].tensors["weight/norm.weight"].mul_(1.001)
     (problem,) = compared(records).failure_texts
     assert problem.startswith("weight of norm.weight, rank 1: differs by 1.00e-03, more than")
 
 
-def test_of_a_gradient_that_is_zero_all_but_its_rounding_is_found() -> None:
+def test_a_zero_gradient_may_differ_only_by_rounding() -> None:
     records = two_ranks()
     records[0].tensors["gradient/key.bias"].neg_()
     records[0].tensors["weight/key.bias"].neg_()
@@ -108,7 +108,7 @@ def test_of_a_gradient_that_is_zero_all_but_its_rounding_is_found() -> None:
     assert not compared(records).is_within_tolerance
 
 
-def test_a_wrong_norm_alone_does_not_hold() -> None:
+def test_a_wrong_norm_fails() -> None:
     records = two_ranks()
     records[1].gradient_norms[1] *= 5 / 6
     comparison = compared(records)
@@ -119,15 +119,15 @@ def test_a_wrong_norm_alone_does_not_hold() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("kind", ["loss", "gradient", "gradient_norm"])
-def test_what_is_no_number_never_holds_even_on_both_sides(kind: str, value: float) -> None:
+def test_nan_and_infinity_fail_even_on_both_sides(kind: str, value: float) -> None:
     reference, records = one_process(), two_ranks()
-    for one in (reference, *records):
-        if kind == "loss" and 0 in one.losses[0]:
-            one.losses[0][0] = value
+    for side in (reference, *records):
+        if kind == "loss" and 0 in side.losses[0]:
+            side.losses[0][0] = value
         elif kind == "gradient":
-            one.tensors["gradient/norm.weight"][0, 0] = value
+            side.tensors["gradient/norm.weight"][0, 0] = value
         elif kind == "gradient_norm":
-            one.gradient_norms[0] = value
+            side.gradient_norms[0] = value
     found = getattr(compare.compare_records(reference, records), kind)
     assert not found.is_within_tolerance
     assert kind != "gradient" or found.where == "norm.weight"
@@ -144,7 +144,7 @@ def test_nan_outweighs_any_difference() -> None:
     ("change", "message"),
     [
         (
-            lambda ranks: [one.tensors.pop("gradient/norm.weight") for one in ranks],
+            lambda ranks: [rank.tensors.pop("gradient/norm.weight") for rank in ranks],
             "gradient/norm.weight: on no rank",
         ),
         (
@@ -165,24 +165,24 @@ def test_nan_outweighs_any_difference() -> None:
         ),
     ],
 )
-def test_what_one_side_lacks_is_named(change: Change, message: str) -> None:
+def test_a_missing_value_is_named(change: Change, message: str) -> None:
     records = two_ranks()
     change(records)
     assert compared(records).lacking == (message,)
     assert compared(records).failure_texts == [message]
 
 
-def test_steps_that_were_not_taken_are_named() -> None:
+def test_missing_steps_are_named() -> None:
     records = two_ranks()
-    for one in records:
-        one.losses.pop()
+    for side in records:
+        side.losses.pop()
     assert compared(records).lacking == (
         "rank 0 took 1 steps, expected 2",
         "rank 1 took 1 steps, expected 2",
     )
 
 
-def test_nothing_to_compare_does_not_hold() -> None:
+def test_empty_records_fail() -> None:
     records = [record(0, [{}, {}], {})]
     comparison = compared(records)
     assert not comparison.gradient.is_within_tolerance
@@ -213,13 +213,13 @@ def test_a_loss_that_is_not_finite_is_null_in_a_record(tmp_path: Path) -> None:
     assert math.isnan(found.gradient_norms[0])
 
 
-def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
+def test_written_records_are_read_unchanged(tmp_path: Path) -> None:
     written = two_ranks()
-    for one in written:
-        name = f"rank-{one.rank:05d}"
-        save_file(dict(one.tensors), tmp_path / f"{name}.safetensors")
-        tree = {key: getattr(one, key) for key in ("losses", "gradient_norms", "rates")}
+    for side in written:
+        name = f"rank-{side.rank:05d}"
+        save_file(dict(side.tensors), tmp_path / f"{name}.safetensors")
+        tree = {key: getattr(side, key) for key in ("losses", "gradient_norms", "rates")}
         (tmp_path / f"{name}.json").write_text(json.dumps(tree))
     read = compare.read_records(tmp_path, 2)
-    assert [one.losses for one in read] == [one.losses for one in written]
+    assert [side.losses for side in read] == [side.losses for side in written]
     assert compare.compare_records(one_process(), read).is_within_tolerance

@@ -1,4 +1,4 @@
-"""The reference is the layout undone; its data are drawn; ranks that fail end with a reason."""
+"""The reference process, the drawn data, and errors of failing ranks."""
 
 import time
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def test_layouts_that_share_their_microbatches_share_one_reference(words) -> Non
     assert prover.to_single_process(composed(size, *words)) == alone
 
 
-def test_a_precision_is_taken_for_all_three_sums() -> None:
+def test_a_precision_holds_for_computation_and_sums() -> None:
     precision = prover.in_precision(composed(), "float64").precision
     assert {precision.compute, precision.accumulate, precision.reduce} == {"float64"}
 
@@ -66,7 +66,7 @@ def drawn(recipe: Recipe, folder: Path) -> Path:
     return folder
 
 
-def test_what_is_drawn_passes_the_check_of_prepared_data(tmp_path: Path) -> None:
+def test_drawn_data_pass_the_check_of_prepared_data(tmp_path: Path) -> None:
     recipe = composed()
     folder = drawn(recipe, tmp_path / "data")
     manifest = Manifest.from_folder(folder)
@@ -113,7 +113,7 @@ def start(tmp_path: Path) -> Start:
     return call
 
 
-def test_a_program_that_ends_well_is_waited_for(start: Start, tmp_path: Path) -> None:
+def test_a_successful_program_is_awaited(start: Start, tmp_path: Path) -> None:
     start(f"import pathlib, time; time.sleep(1); pathlib.Path('{tmp_path}', 'end').touch()", 1)
     assert (tmp_path / "end").exists()
 
@@ -125,7 +125,7 @@ LOST = "print('RuntimeError: gloo: Connection closed by peer', file=sys.stderr)"
     ("code", "message"),
     [
         ("raise ValueError('no such luck')", "exit status 1: ValueError: no such luck"),
-        # The rank that failed is told from those that lost it.
+        # The cause is shown, not the lost connection.
         (f"import sys; {LOST}; raise KeyError('mine')", "exit status 1: KeyError: 'mine'"),
         ("raise SystemExit(3)", "exit status 3: the log is empty"),
     ],
@@ -136,7 +136,7 @@ def test_a_failing_program_says_why(start: Start, code: str, message: str) -> No
     assert ("Traceback" in caught.value.log) == ("Error" in message)
 
 
-def test_a_program_that_hangs_is_ended(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_program_is_stopped(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prover, "MOST_SECONDS", 1)
     began = time.perf_counter()
     with pytest.raises(prover.RanksError, match=r"not finished within 1 seconds"):

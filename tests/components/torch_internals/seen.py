@@ -1,4 +1,4 @@
-"""Which operators a call ends in."""
+"""Record the operators that a call dispatches."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,6 @@
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -7,59 +8,55 @@ from components.torch_internals import operators
 from components.torch_internals.operators import in_backward
 
 
-class Asked(torch.autograd.Function):
-    """Multiply, and note in ``told`` what the backward pass is told."""
+class Product(torch.autograd.Function):
+    """Multiply, and record in ``passes`` what each backward pass detects."""
 
     @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor, told: list[Any]) -> Tensor:
+    def forward(ctx: Any, left: Tensor, right: Tensor, passes: list[Any]) -> Tensor:
         ctx.save_for_backward(left, right)
-        ctx.told = told
+        ctx.passes = passes
         return left * right
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         left, right = ctx.saved_tensors
         wanted = tuple(operators.will_run(node) for node, _ in ctx.next_functions[:2])
-        ctx.told.append((in_backward(), operators.keeps_graph(), wanted))
+        ctx.passes.append((in_backward(), operators.keeps_graph(), wanted))
         return upstream[0] * right, upstream[0] * left, None
 
 
+@pytest.fixture
 def sides() -> tuple[Tensor, Tensor]:
     return torch.tensor(2.0, requires_grad=True), torch.tensor(3.0, requires_grad=True)
 
 
-def test_a_backward_pass_knows_that_it_runs_and_whether_another_may_follow() -> None:
-    told: list[Any] = []
-    left, right = sides()
-    apply: Any = Asked.apply
-    product = apply(left, right, told)
+Sides = tuple[Tensor, Tensor]
+apply: Any = Product.apply
+
+
+def test_a_backward_pass_is_detected_with_the_graphs_retention(sides: Sides) -> None:
+    passes: list[Any] = []
+    product = apply(*sides, passes)
     assert not in_backward()
     product.backward(retain_graph=True)
     product.backward()
     assert not in_backward()
-    assert [(runs, keeps) for runs, keeps, _ in told] == [(True, True), (True, False)]
+    assert [(runs, keeps) for runs, keeps, _ in passes] == [(True, True), (True, False)]
 
 
-def test_a_backward_pass_says_which_of_its_inputs_are_asked_for() -> None:
-    told: list[Any] = []
-    left, right = sides()
-    apply: Any = Asked.apply
-    product = apply(left * 1.0, right * 1.0, told)
+def test_requested_gradients_are_detected(sides: Sides) -> None:
+    passes: list[Any] = []
+    left, right = sides
+    product = apply(left * 1.0, right * 1.0, passes)
     torch.autograd.grad(product, left, retain_graph=True)
     torch.autograd.grad(product, right, retain_graph=True)
     torch.autograd.grad(product, (left, right))
-    assert [wanted for *_, wanted in told] == [(True, False), (False, True), (True, True)]
+    assert [wanted for *_, wanted in passes] == [(True, False), (False, True), (True, True)]
+    torch.autograd.grad(apply(left, right, passes), left)  # of a leaf
+    assert passes[-1][2][0]
 
 
-def test_of_a_leaf_that_is_asked_for_by_name_it_says_yes() -> None:
-    told: list[Any] = []
-    left, right = sides()
-    apply: Any = Asked.apply
-    torch.autograd.grad(apply(left, right, told), left)
-    assert told[0][2][0]
-
-
-def test_a_checkpoint_is_seen_by_its_hooks_both_times_and_nothing_else_is() -> None:
+def test_a_checkpoint_is_detected_in_both_of_its_passes() -> None:
     module, seen = nn.Sequential(nn.Linear(4, 4)), list[bool]()
     module[0].register_forward_pre_hook(lambda *_: seen.append(operators.saves_through_hooks()))
     module(torch.ones(4)).sum().backward()

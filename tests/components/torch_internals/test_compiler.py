@@ -1,4 +1,4 @@
-"""What we ask of torch's compiler beside its public names."""
+"""The private functions of torch's compiler that we use."""
 
 import pytest
 import torch

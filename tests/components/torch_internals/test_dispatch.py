@@ -12,7 +12,7 @@ def test_an_overload_knows_its_packet_and_its_name() -> None:
     assert operators.qualified_name(overload) == "aten.add_"
 
 
-def test_the_mode_that_is_on_is_known_and_its_tensors_have_shapes_and_no_memory() -> None:
+def test_the_active_fake_mode_is_known_and_its_tensors_have_no_memory() -> None:
     assert active_fake_mode() is None
     with operators.FakeTensorMode() as mode:
         assert active_fake_mode() is mode
@@ -33,7 +33,7 @@ def test_leaves_are_found_in_lists_tuples_and_mappings() -> None:
     assert operators.tree_leaves([1, (2, {"key": 3}), 4]) == [1, 2, 3, 4]
 
 
-def test_a_rank_of_a_large_world_stands_alone_and_its_collectives_return() -> None:
+def test_collectives_of_a_fake_world_return() -> None:
     dist.init_process_group("fake", store=operators.FakeStore(), rank=5, world_size=4_096)
     try:
         assert (dist.get_rank(), dist.get_world_size()) == (5, 4_096)

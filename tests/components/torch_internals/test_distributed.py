@@ -34,7 +34,7 @@ def root() -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
-def test_two_axes_flattened_are_one_with_a_group_of_all_their_ranks(root: DeviceMesh) -> None:
+def test_two_flattened_axes_have_one_group(root: DeviceMesh) -> None:
     flat = flatten_mesh(root["first", "third"], "first_third")
     assert flat.mesh.tolist() == [0, 1, 4, 5]
     assert dist.get_process_group_ranks(flat.get_group()) == [0, 1, 4, 5]
@@ -42,7 +42,7 @@ def test_two_axes_flattened_are_one_with_a_group_of_all_their_ranks(root: Device
     assert flat.mesh_dim_names == ("first_third",)
 
 
-def test_meshes_of_one_root_concatenated_have_the_axes_of_all(root: DeviceMesh) -> None:
+def test_concatenated_meshes_have_the_axes_of_both(root: DeviceMesh) -> None:
     flat = flatten_mesh(root["first", "second"], "first_second")
     joined = concatenate_meshes([flat, root["third"]])
     assert joined.mesh_dim_names == ("first_second", "third")
@@ -50,8 +50,8 @@ def test_meshes_of_one_root_concatenated_have_the_axes_of_all(root: DeviceMesh) 
     assert list(joined.get_coordinate() or ()) == [2, 1]
 
 
-def test_a_strided_shard_splits_what_another_axis_has_split_before(root: DeviceMesh) -> None:
-    mesh = root["first", "third"]  # this rank is (1, 1): of its half, the second half
+def test_a_strided_shard_splits_an_already_split_axis(root: DeviceMesh) -> None:
+    mesh = root["first", "third"]  # this rank is (1, 1): the second quarter of the second half
     rows = torch.arange(8.0)[:, None]
     half = rows[4:][2:]
     whole = DTensor.from_local(half, mesh, [StridedShard(0, split_factor=2), Shard(0)])
@@ -63,7 +63,7 @@ def test_a_strided_shard_splits_what_another_axis_has_split_before(root: DeviceM
     assert (placement.dim, placement.split_factor) == (0, 2)
 
 
-def test_the_local_part_is_found_without_an_operator(root: DeviceMesh) -> None:
+def test_the_local_part_is_read_without_an_operator(root: DeviceMesh) -> None:
     rows = torch.ones(2, 3)
     whole = DTensor.from_local(rows, root["first"], [Shard(0)])
     found = []
@@ -72,7 +72,7 @@ def test_the_local_part_is_found_without_an_operator(root: DeviceMesh) -> None:
     assert local_tensor(rows) is rows
 
 
-def test_a_part_is_placed_as_another_was_without_an_operator(root: DeviceMesh) -> None:
+def test_a_local_part_gets_a_placement_without_an_operator(root: DeviceMesh) -> None:
     one = DTensor.from_local(torch.ones(2, 3), root["first"], [Shard(0)])
     found, part = [], torch.zeros(2, 3)
     assert overloads_of(lambda: found.append(place_part(part, placement_of(one)))) == []
@@ -84,7 +84,7 @@ def test_functional_collectives_give_new_tensors(root: DeviceMesh) -> None:
     group, rows = root["first"].get_group(), torch.ones(4, 3)
     parts = gathered(rows, 0, group), scattered(rows, "sum", 0, group)
     found = *parts, all_reduced(rows, "sum", group)
-    assert [len(one + 0) for one in found] == [8, 2, 4]  # which waits for each
+    assert [len(one + 0) for one in found] == [8, 2, 4]  # the addition waits for each
 
 
 def test_a_functional_collective_ends_in_a_wait(root: DeviceMesh) -> None:
@@ -103,7 +103,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.long
-def test_the_flight_recorder_has_a_collective_its_size_and_whether_it_is_over() -> None:
+def test_the_flight_recorder_has_size_and_state_of_a_collective() -> None:
     env = {**os.environ, "TORCH_FR_BUFFER_SIZE": "10"}
     ran = subprocess.run(
         [sys.executable, "-c", RECORDED], env=env, capture_output=True, text=True, check=True

@@ -32,13 +32,13 @@ def attended(causal: bool) -> Tensor:
         ),
     ],
 )
-def test_what_is_called_in_public_ends_in_the_operator(
+def test_public_functions_call_the_operator(
     operator: object, act: Callable[[], object]
 ) -> None:
     assert operator in packets_of(act)
 
 
-def test_attention_of_a_gpu_makes_its_results_from_shapes_alone() -> None:
+def test_gpu_attention_works_on_fake_tensors() -> None:
     with FakeTensorMode():
         query, mask = torch.empty(2, 4, 64, 32), torch.empty(2, 4, 64, 64)
         flash = operators.FLASH_ATTENTION(query, query, query, 0.0, True)
@@ -54,13 +54,13 @@ def test_onednn_maps_as_torch_does() -> None:
         torch.testing.assert_close(mapped, F.linear(inputs, weight, given))
 
 
-def test_a_kernel_of_its_own_is_known_by_operator_and_device() -> None:
+def test_kernels_are_found_by_operator_and_device() -> None:
     assert operators.has_kernel("aten::mm", "cpu")
     assert not operators.has_kernel("aten::mm", "xpu") or torch.xpu.is_available()
     assert not operators.has_kernel("aten::cudnn_convolution", "cpu")
 
 
-def test_many_tensors_are_computed_as_one_by_one() -> None:
+def test_functions_of_many_tensors_equal_single_ones() -> None:
     tensors = [torch.randn(3, 4), torch.randn(5)]
     expected = [tensor * 3.0 * 0.25 / 7.0 for tensor in tensors]
     assert [float(norm) for norm in operators.compute_norms(tensors)] == pytest.approx([

@@ -1,4 +1,4 @@
-"""What a stage holds to receive into, seen on real ranks."""
+"""Receive buffers of a pipeline stage, observed on real ranks."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ Held = tuple[set[int], set[int]]  # microbatches with memory for activations, fo
 
 
 def memory_over_a_step() -> list[tuple[int, Held, Held]]:
-    """List microbatches in the order of backward passes, what was held before and after."""
+    """List microbatches in the order of backward passes, with the buffers before and after."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     stage = stage_of(rank, ranks)
     schedule = Schedule1F1B(
@@ -23,7 +23,7 @@ def memory_over_a_step() -> list[tuple[int, Held, Held]]:
     )
     found = watch(stage)
     given = (torch.ones(MICROBATCHES, 8),) if rank == 0 else ()
-    for _ in range(2):  # before 2.13 memory for all is taken first, and given back
+    for _ in range(2):  # torch before 2.13 first allocates all buffers
         found.clear()
         schedule.step(*given, target=torch.zeros(MICROBATCHES, 8), return_outputs=False)
     return found
@@ -65,12 +65,12 @@ def held(stage: LeanStage) -> Held:
 
 
 def has_memory(info: Any) -> bool:
-    """Say of a message's place; a model's own input has none, and 2.15 empties it itself."""
+    """Return whether a receive buffer has memory; torch 2.15 frees it itself."""
     buffer = getattr(info, "buffer", None)
     return buffer is not None and buffer.device != NOWHERE
 
 
-def test_memory_to_receive_lives_from_a_message_to_the_end_of_its_backward_pass(
+def test_receive_buffers_are_freed_after_the_backward_pass(
     two_ranks: Ranks,
 ) -> None:
     first, last = two_ranks(memory_over_a_step)

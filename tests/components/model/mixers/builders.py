@@ -1,4 +1,4 @@
-"""Small linear mixers with drawn weights, and the contexts that they need."""
+"""Small linear mixers with drawn weights, and their contexts."""
 
 from typing import Any
 

@@ -30,7 +30,7 @@ CASE = ScanCase("Mamba2", "cuda", "bfloat16", 128)
         (("fla",), {"device": "meta", "dtype": "float64"}, (), "torch"),
     ],
 )
-def test_the_first_that_supports_the_case_and_is_installed_scans(
+def test_the_first_installed_backend_that_supports_the_case_is_selected(
     order: Sequence[ScanBackend],
     changes: dict[str, Any],
     missing: Sequence[ScanBackend],
@@ -61,7 +61,7 @@ def test_the_first_that_supports_the_case_and_is_installed_scans(
         ),
     ],
 )
-def test_an_order_with_no_kernel_left_is_refused(
+def test_an_order_without_a_usable_kernel_is_refused(
     changes: dict[str, Any], missing: Sequence[ScanBackend], message: str
 ) -> None:
     with pytest.raises(RecipeError, match=message):

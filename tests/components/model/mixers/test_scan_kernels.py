@@ -1,7 +1,7 @@
-"""Kernels of other libraries, against our scans; and which of them a mixer calls.
+"""Kernels of other libraries against our scans, and their selection.
 
 The kernels run on a GPU, or in Triton's interpreter (TRITON_INTERPRET=1). Without both, a scan
-of ours has the kernel's interface, so that only what we do with a kernel's tensors is tested.
+of ours has the kernel's interface, which tests only the conversion of tensors.
 """
 
 import os
@@ -129,15 +129,13 @@ def assert_scans_agree(name: str, documents: bool) -> None:
 @pytest.mark.filterwarnings("ignore")  # of the libraries
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_a_librarys_kernel_computes_our_scan(
-    name: str, documents: bool, libraries: None
-) -> None:
+def test_a_librarys_kernel_equals_our_scan(name: str, documents: bool, libraries: None) -> None:
     assert_scans_agree(name, documents)
 
 
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("fla")])
-def test_documents_and_states_are_given_as_the_library_reads_them(
+def test_documents_and_states_are_passed_in_the_librarys_format(
     name: str, documents: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan_kernels, "import_module", import_ours)
