@@ -1,7 +1,12 @@
 """Completion by Tab, as the command answers and as a bash shows it."""
 
+import os
+import pty
+import re
+import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -91,3 +96,40 @@ def test_what_is_installed_is_taken_back() -> None:
         check=False,
     )
     assert done.stdout == ""
+
+
+def read_until(terminal: int, text: str) -> str:
+    """Read what the terminal shows, without line breaks, until it contains ``text``."""
+    shown, end = "", time.monotonic() + 600
+    while text not in shown:
+        assert time.monotonic() < end, shown
+        if select.select([terminal], [], [], 0.1)[0]:
+            shown += re.sub(r"[\r\n]", "", os.read(terminal, 4_096).decode(errors="replace"))
+    return shown
+
+
+@pytest.mark.long
+def test_tab_in_a_terminal_completes_the_word(tmp_path: Path) -> None:
+    """Type into an interactive bash, so that readline calls the completion."""
+    master, slave = pty.openpty()
+    shell = subprocess.Popen(
+        ["bash", "--norc", "--noprofile", "-i"],
+        cwd=tmp_path,
+        env=os.environ | {"PS1": "$ ", "TERM": "dumb", "INPUTRC": "/dev/null"},
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+    )
+    os.close(slave)
+    try:
+        os.write(master, f"{INSTALL}; echo rea''dy\n".encode())
+        read_until(master, "ready")
+        os.write(master, f"python3 {ROOT}/run.py recipe=teu\t action=sh\t".encode())
+        shown = read_until(master, "action=show")
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(master)
+    assert "recipe=teuken7b action=show" in shown
+    assert "Traceback" not in shown

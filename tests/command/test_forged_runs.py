@@ -164,6 +164,20 @@ def test_bad_lines_are_left_out(run: Path, name: str, forgery: str, capfd: Said)
         ask(action, capfd)
 
 
+def test_a_step_record_that_a_kill_cut_is_skipped(run: Path, capfd: Said) -> None:
+    records = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    records.insert(1, '{"kind": "step", "st\n')
+    (run / "metrics.jsonl").write_text("".join(records))
+    for action in ("lock", "pack", "diff", "verify", "report"):
+        status, stderr = ask(action, capfd)
+        assert status == 0, (action, stderr)
+    whole, cut = (
+        (run.parent / name).read_text().partition("losses:")[2]
+        for name in ("good.lock.yaml", "a.lock.yaml")
+    )
+    assert cut[:200] == whole[:200]
+
+
 @pytest.mark.parametrize(
     "forgery", [one for one in FORGERIES if one not in {"half of it", "a gigabyte"}]
 )

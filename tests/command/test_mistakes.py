@@ -195,3 +195,15 @@ def _is_known(key: str) -> bool:
 @cache
 def _tree() -> Mapping[str, Any]:
     return compose_recipe(read_point(["recipe=teuken7b"])).model_dump(mode="json")
+
+
+@pytest.mark.parametrize("word", ["nothing=1", "model.nothing=1"])
+def test_a_remedy_with_an_unknown_key_fails(word: str) -> None:
+    """Plant wrong remedies: a whole word, and a key without its value."""
+    key = word.removesuffix("=1")
+    wrong_word = Mistake(f"recipe=teuken7b {word}", f"{key}: unknown key\n  write {word}\n")
+    with pytest.raises(RecipeError, match="unknown key"):
+        test_a_way_out_is_accepted(wrong_word)
+    wrong_key = Mistake("recipe=teuken7b x=1", f"x: unknown key\n  write {key}=...\n")
+    with pytest.raises(AssertionError):
+        test_a_way_out_is_accepted(wrong_key)

@@ -188,6 +188,11 @@ def test_wrong_new_is_told(words: tuple[str, ...], said: str, home: Path, capfd:
     assert said in refused(capfd, *words)
 
 
+def test_the_smallest_size_in_the_message_is_accepted(home: Path, capfd: Said) -> None:
+    stderr = refused(capfd, "name=a", "data=texts/*.txt", "parameters=10k")
+    new("data=texts/*.txt", stderr.split("write ")[1].split()[0])
+
+
 def test_a_tokenizer_that_no_recipe_describes_is_refused(home: Path, capfd: Said) -> None:
     folder = home / "tok"
     engine = save_tokenizer(folder)

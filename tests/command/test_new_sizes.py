@@ -9,6 +9,8 @@ from command.composition.conf_groups import compose_group
 from command.new_recipe.sizes import Sizes, choose_shape, choose_sizes
 
 FAMILY = "llama_125m"
+MULTIPLIERS = {"_target_": "components.model.parametrization.Multipliers", "_partial_": True}
+MUP = {"_target_": "components.model.parametrization.MuP", "_partial_": True, "base_dim": 64}
 
 
 def sizes_of(text_tokens: int, **given: Any) -> Sizes:
@@ -62,6 +64,17 @@ def test_a_short_text_is_read_four_times_and_a_long_one_as_often_as_the_size_wan
 def test_narrow_model_has_larger_first_weights(parameters: int, std: float) -> None:
     shape = choose_shape(compose_group("model", FAMILY), parameters, 512)
     assert shape["initialization"]["std"] == std == round((2 / (5 * shape["dim"])) ** 0.5, 3)
+
+
+@pytest.mark.parametrize(
+    ("parametrization", "is_raised"), [(None, True), (MULTIPLIERS, True), (MUP, False)]
+)
+def test_only_a_parametrization_by_width_keeps_small_first_weights(
+    parametrization: dict[str, Any] | None, is_raised: bool
+) -> None:
+    """MuP scales the first weights with the width. Multipliers do not change them."""
+    model = compose_group("model", FAMILY) | {"parametrization": parametrization}
+    assert ("initialization" in choose_shape(model, 10**6, 512)) == is_raised
 
 
 def test_first_weights_of_a_wide_model_stay_as_its_family_has_them() -> None:

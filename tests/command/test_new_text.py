@@ -71,7 +71,7 @@ def test_a_name_that_yaml_reads_as_another_thing_is_quoted(name: str, home: Path
     assert composed(f"recipes/{name}.yaml").name == name
 
 
-@pytest.mark.parametrize("name", ["a\x07b.txt", "a\u2028b.txt"])
+@pytest.mark.parametrize("name", ["a\x07b.txt", "a\u2028b.txt", "a\x85b.txt", "a\u202eb.txt"])
 def test_a_name_that_no_recipe_can_hold_is_refused(name: str, home: Path, capfd: Said) -> None:
     (home / name).write_text("text " * 10_000)
     err = refused(capfd, "name=a", f"data={name}")
