@@ -35,7 +35,7 @@ def new_tokenizer() -> Callable[[int], Unigram]:
 
 @pytest.fixture
 def sources(tmp_path: Path) -> dict[str, Source]:
-    """A text file of 40 paragraphs and a JSONL file of 25 records, of other words."""
+    """Write a text file of 40 paragraphs and a JSONL file of 25 records in other letters."""
     texts = tmp_path / "texts"
     texts.mkdir()
     text, jsonl = texts / "a.txt", texts / "b.jsonl"
@@ -53,7 +53,7 @@ def make_paragraphs(count: int, letters: str, seed: int) -> list[str]:
 
 @pytest.fixture(scope="session")
 def preset() -> Callable[[str], DocumentSteps]:
-    """Read the steps of a work as Hydra composes them: over those of engine and plain."""
+    """Read the steps of a work as Hydra composes them, with the defaults."""
 
     def read(name: str) -> DocumentSteps:
         files = [CONF / "preparation" / f"{stem}.yaml" for stem in ("engine", "plain", name)]

@@ -25,16 +25,13 @@ MANY_TASKS: dict[str, Any] = {**EXACT, "shard_bytes": 1_000}
 
 
 def preparation_of(**changes: Any) -> Preparation:
-    """Every stage off but those named, in tasks of 2 kB."""
+    """Return a preparation with only the given stages, in tasks of 2 kB."""
     settings = yaml.safe_load(ENGINE.read_text("utf-8"))
     return Preparation.model_validate({**settings, "shard_bytes": 2_000, **changes})
 
 
 def write_corpus(folder: Path) -> dict[str, Source]:
-    """Write the embedded texts in new orders, repeated in part, as .txt and .jsonl files.
-
-    de: a text file; en: three JSONL files; fr: a text file whose second half repeats de's.
-    """
+    """Write a text file (de), three JSONL files (en) and a text file (fr), with duplicates."""
     folder.mkdir()
     draw = random.Random(7)
     texts = {name: paragraphs(name) for name in LANGUAGES}
@@ -61,34 +58,29 @@ def clean(
     root: Path,
     *,
     executor: Executor | None = None,
-    said: list[str] | None = None,
+    messages: list[str] | None = None,
     **changes: Any,
 ) -> CleanCorpus:
     """Run every stage, in this process unless another executor is given."""
-    runner = runner_of(root, executor=executor, said=said)
+    runner = runner_of(root, executor=executor, messages=messages)
     preparation = preparation_of(**changes)
     return Corpus(sources=sources, preparation=preparation, runner=runner).run_stages()
 
 
-def prepare(*, said: list[str] | None = None, **changes: Any) -> tuple[Path, Manifest]:
-    """Write the folder of a small mixture, with text as it is unless told otherwise."""
-    arguments: dict[str, Any] = {
-        "tokenizer_folder": "none", "name": "mix", "held_out_fraction": 0.1,
-        "tokenizer_sample_bytes": "all", "sequence_length": 16, "verify": "contents",
-        "tokenise": LocalTokenise(), "say": (said if said is not None else []).append,
-    }  # fmt: skip
-    return prepare_folder(**{**arguments, **changes})
+def prepare(*, messages: list[str] | None = None, **changes: Any) -> tuple[Path, Manifest]:
+    """Prepare a folder with default settings."""
+    settings: dict[str, Any] = {"name": "mix", "tokenizer_folder": "none", "verify": "contents"}
+    settings |= {"held_out_fraction": 0.1, "sequence_length": 16}
+    settings |= {"tokenizer_sample_bytes": "all", "tokenise": LocalTokenise()}
+    settings |= {"say": (messages if messages is not None else []).append}
+    return prepare_folder(**(settings | changes))
 
 
 def runner_of(
-    root: Path, *, executor: Executor | None = None, said: list[str] | None = None
+    root: Path, *, executor: Executor | None = None, messages: list[str] | None = None
 ) -> StageRunner:
-    """Do the stages in this process unless another executor is given."""
-    return StageRunner(
-        root=root,
-        executor=executor or Local(workers=1),
-        say=(said if said is not None else []).append,
-    )
+    say = (messages if messages is not None else []).append
+    return StageRunner(root=root, executor=executor or Local(workers=1), say=say)
 
 
 def texts_of(cleaned: CleanCorpus) -> dict[str, list[str]]:
@@ -99,7 +91,7 @@ def texts_of(cleaned: CleanCorpus) -> dict[str, list[str]]:
 
 
 def digest_of(cleaned: CleanCorpus) -> str:
-    """Hash all that the preparation hands on: the shards' hashes, the keys, the counts."""
+    """Hash the result of a preparation: hashes of shards, keys and counts."""
     shards = {name: source.records for name, source in cleaned.sources.items()}
     return hashlib.sha256(repr((shards, cleaned.stages)).encode()).hexdigest()
 

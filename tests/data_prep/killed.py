@@ -1,7 +1,7 @@
-"""Preparations that are killed, and the same command after that: ``python -m ... ROUNDS``.
+"""Kill preparations and repeat them: ``python -m tests.data_prep.killed ROUNDS``.
 
-Each round kills a worker, the command alone, or all of its processes, at a random moment of a
-random stage, and compares what the command gives in the end with what it gives undisturbed.
+Each round kills a worker, the command, or all processes at a random moment of a random stage.
+The final result must equal the result of an undisturbed preparation.
 """
 
 import os
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VICTIMS = ("worker", "command", "group")
 POOLS = ("clean", "keep", "tokens")  # stages of several tasks; the others have one
 STAGES = ("clean", "duplicates", "keep", "tokenizer", "tokens")
-TASKS = 12  # fewer than the corpus is cut into
+TASKS = 12  # fewer than the tasks of the corpus
 GONE_WITHIN_SECONDS = 3.0
 
 Process = subprocess.Popen[str]
@@ -45,12 +45,12 @@ def finish(process: Process) -> str:
 
 
 def play(texts: Path, root: Path, victim: str, work: str, done: int) -> str:
-    """Kill the victim when so many tasks of the stage are done, go on, return the digest."""
+    """Kill the victim after ``done`` tasks of a stage, finish, and return the digest."""
     process = start(texts, root)
     wait_for_tasks(process, root, work, done)
     workers = list(workers_of(process.pid))
     if victim == "worker":
-        for pid in workers[:1]:  # none where all tasks were done meanwhile
+        for pid in workers[:1]:  # no worker is left if all tasks are done
             kill(pid)
         return finish(process)
     if victim == "group":
@@ -64,7 +64,7 @@ def play(texts: Path, root: Path, victim: str, work: str, done: int) -> str:
 
 
 def wait_for_tasks(process: Process, root: Path, work: str, done: int) -> None:
-    """Wait until so many tasks of the stage have a record, or all is over."""
+    """Wait until ``done`` tasks of the stage have a record, or the process has ended."""
     while process.poll() is None and (
         not list(root.glob(f"{work}-*/plan.json"))
         or done > len(list(root.glob(f"{work}-*/[0-9]*[0-9].json")))
@@ -85,7 +85,7 @@ def workers_of(parent: int) -> Iterator[int]:
 
 
 def wait_until_gone(pids: list[int]) -> None:
-    """Hold that no worker outlives its command."""
+    """Assert that no worker outlives its command."""
     end = time.monotonic() + GONE_WITHIN_SECONDS
     while left := [pid for pid in pids if is_running(pid)]:
         assert time.monotonic() < end, f"workers outlived their command: {left}"
@@ -106,7 +106,7 @@ def kill(pid: int) -> None:
 
 
 def rounds(texts: Path, folder: Path, number: int, seed: int) -> Iterator[tuple[str, str, str]]:
-    """Play rounds, every victim in turn; give victim, stage and digest of each."""
+    """Play rounds with alternating victims; yield victim, stage and digest."""
     draw = random.Random(seed)
     for turn in range(number):
         victim = VICTIMS[turn % len(VICTIMS)]
@@ -116,7 +116,7 @@ def rounds(texts: Path, folder: Path, number: int, seed: int) -> Iterator[tuple[
 
 
 def main() -> int:
-    """Play as many rounds as asked for, and say what came of each."""
+    """Play the given number of rounds and print their results."""
     from tests.data_prep.corpora import write_corpus
 
     with tempfile.TemporaryDirectory(prefix="killed-") as name:

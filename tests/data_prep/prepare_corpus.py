@@ -20,7 +20,7 @@ def prepared(
     executor: Executor | None = None,
     how: Tokenise | None = None,
 ) -> str:
-    """Clean and tokenise, in stages unless told otherwise; hash the folder that comes of it."""
+    """Clean and tokenise, by default in stages; return the hash of the folder."""
     cleaned = clean(sources, root, executor=executor, **MANY_TASKS)
     folder, _ = prepare(
         sources=cleaned.sources,

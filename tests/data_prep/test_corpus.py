@@ -1,4 +1,4 @@
-"""One corpus through every stage: what stays, what is counted, what is built again."""
+"""One corpus in every stage: kept documents, counts, and reused results."""
 
 import gzip
 import json
@@ -39,7 +39,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def as_written(sources: dict[str, Source]) -> dict[str, list[str]]:
-    """Read the corpus by other means than the preparation's."""
+    """Read the corpus without code of the preparation."""
     (de,), (fr,) = sources["de"].files, sources["fr"].files
     folder = Path(de).parent
     lines = "".join(file.read_text("utf-8") for file in sorted(folder.glob("*.jsonl")))
@@ -62,7 +62,7 @@ def without_repeats(texts: dict[str, list[str]]) -> dict[str, list[str]]:
     return kept
 
 
-def test_with_every_stage_off_each_document_is_repacked_in_its_order(sources, root):
+def test_without_stages_every_document_is_kept_in_order(sources, root):
     cleaned = clean(sources, root)
     assert texts_of(cleaned) == as_written(sources)
     assert list(cleaned.stages) == ["clean"]
@@ -77,7 +77,7 @@ def test_embedded_texts_are_cleaned_like_files(root):
     assert len(texts["docs"]) > 500
 
 
-def test_of_exact_duplicates_the_first_stays_in_the_order_of_the_sources(sources, root):
+def test_the_first_of_exact_duplicates_is_kept(sources, root):
     cleaned = clean(sources, root, **EXACT)
     expected = without_repeats(as_written(sources))
     assert texts_of(cleaned) == expected
@@ -91,7 +91,7 @@ def test_of_exact_duplicates_the_first_stays_in_the_order_of_the_sources(sources
 
 
 @pytest.mark.long
-def test_neither_the_workers_nor_the_place_change_a_byte(sources, root, tmp_path):
+def test_workers_and_folder_change_no_byte(sources, root, tmp_path):
     one = clean(sources, root, **EXACT)
     two = clean(sources, tmp_path, executor=Local(workers=2), **EXACT)
     assert digest_of(one) == digest_of(two)
@@ -103,29 +103,29 @@ def test_neither_the_workers_nor_the_place_change_a_byte(sources, root, tmp_path
 def test_a_second_preparation_touches_no_file(sources, root):
     first = clean(sources, root, **EXACT)
     before = {file: file.stat().st_mtime_ns for file in root.rglob("*.*")}
-    said: list[str] = []
-    assert digest_of(clean(sources, root, said=said, **EXACT)) == digest_of(first)
+    messages: list[str] = []
+    assert digest_of(clean(sources, root, messages=messages, **EXACT)) == digest_of(first)
     assert {file: file.stat().st_mtime_ns for file in root.rglob("*.*")} == before
-    assert all(line.endswith(": already done") for line in said)
+    assert all(line.endswith(": already done") for line in messages)
 
 
 def test_inputs_that_were_moved_are_not_cleaned_again(sources, root, tmp_path):
     first = clean(sources, root)
     moved = write_corpus(tmp_path / "elsewhere")
-    said: list[str] = []
-    assert digest_of(clean(moved, root, said=said)) == digest_of(first)
-    assert [line.endswith(": already done") for line in said] == [True]
+    messages: list[str] = []
+    assert digest_of(clean(moved, root, messages=messages)) == digest_of(first)
+    assert [line.endswith(": already done") for line in messages] == [True]
 
 
-def test_a_task_whose_output_is_gone_is_done_again_and_no_other(sources, tmp_path):
+def test_only_a_task_without_output_is_repeated(sources, tmp_path):
     whole = digest_of(clean(sources, tmp_path))
     (folder,) = tmp_path.iterdir()
     (folder / "manifest.json").unlink()
     (folder / "000002.jsonl.zst").write_bytes(b"half")
     untouched = (folder / "000001.jsonl.zst").stat().st_mtime_ns
-    said: list[str] = []
-    assert digest_of(clean(sources, tmp_path, said=said)) == whole
-    assert f"{folder.name}: 1 of " in said[0]
+    messages: list[str] = []
+    assert digest_of(clean(sources, tmp_path, messages=messages)) == whole
+    assert f"{folder.name}: 1 of " in messages[0]
     assert (folder / "000001.jsonl.zst").stat().st_mtime_ns == untouched
 
 
@@ -142,7 +142,7 @@ def test_an_edited_shard_is_refused(sources, tmp_path):
         clean(sources, tmp_path)
 
 
-def test_a_source_of_which_nothing_is_left_is_named_with_the_reasons(sources, tmp_path):
+def test_an_emptied_source_is_named_with_the_reasons(sources, tmp_path):
     (tmp_path / "copy.txt").write_text("\n\n".join(paragraphs("de")[:2]), "utf-8")
     two = {"de": sources["de"], "zz": Source(files=(f"{tmp_path}/copy.txt",))}
     message = r"data\.sources\.zz: no document remains: 2 exact duplicate\n  see the examples"
@@ -156,7 +156,7 @@ def test_an_embedded_corpus_keeps_the_groups_of_its_documents(tmp_path):
     assert {"argparse.py", "json/decoder.py"} <= groups
 
 
-def test_a_place_that_cannot_be_written_to_is_refused(sources, tmp_path):
+def test_an_unwritable_folder_is_refused(sources, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RecipeError, match=r"data\.folder: is not writable"):
         clean(sources, tmp_path / "file" / "stages")
@@ -173,31 +173,25 @@ def test_examples_show_what_was_removed_and_why(sources, root):
 
 NEAR = {"ngram": 5, "bands": 16, "rows": 8, "threshold": 0.8, "seed": 1}
 PLAIN = {"unicode_form": "NFC", "strip_line_ends": True, "remove_controls": True}
-KEEP_ALL = {
+KEEP_ALL: dict[str, Any] = {
     "keep": "all",
     "minimum_score": {"default": 0.0},
     "lower_case": False,
-    "except_sources": [],
 }
-EMAILS = {
+KEEP_ALL |= {"except_sources": []}
+EMAILS: dict[str, Any] = {
     "emails": "nobody@example.com",
     "ip_addresses": "none",
     "phone_numbers": "none",
-    "ibans": "none",
-    "except_sources": [],
 }
-EVERYTHING: dict[str, Any] = {
-    **EXACT,
-    "normalise": PLAIN,
-    "language": KEEP_ALL,
-    "near_duplicates": NEAR,
-    "personal_data": EMAILS,
-}
+EMAILS |= {"ibans": "none", "except_sources": []}
+EVERYTHING = EXACT | {"normalise": PLAIN, "language": KEEP_ALL, "near_duplicates": NEAR}
+EVERYTHING |= {"personal_data": EMAILS}
 
 
 @pytest.fixture
 def planted(tmp_path: Path) -> dict[str, Source]:
-    """de: every second paragraph again with its umlauts in two parts, or one word more."""
+    """Repeat each paragraph of de with decomposed umlauts or with an additional word."""
     texts = paragraphs("de")
     same = [unicodedata.normalize("NFD", text) for text in texts[::2]]
     alike = [f"{text} Ende" for text in texts[1::2]]
@@ -215,47 +209,43 @@ def test_every_stage_at_once_accounts_for_every_document(planted, tmp_path):
     texts = paragraphs("de")
     kept = cleaned.stages["keep"].sources
     assert texts_of(cleaned)["de"] == texts
-    assert kept["de"].removed == {
-        "exact duplicate": len(texts[::2]),
-        "near duplicate": len(texts[1::2]),
-    }
+    half = len(texts) // 2
+    assert kept["de"].removed == {"exact duplicate": half, "near duplicate": half}
     assert kept["en"].replaced == {"emails": len(paragraphs("en"))}
     assert all("nobody@example.com" in text for text in texts_of(cleaned)["en"])
     assert cleaned.stages["clean"].sources["de"].languages == {"de": 2 * len(texts)}
 
 
-def test_a_setting_rebuilds_its_pass_and_what_follows_and_no_other(planted, tmp_path):
+def test_a_setting_rebuilds_only_its_stage_and_later_ones(planted, tmp_path):
     def rebuilt(**changes: Any) -> list[str]:
-        said: list[str] = []
-        clean(planted, tmp_path / "s", said=said, **{**EVERYTHING, **changes})
-        return [line.partition("-")[0] for line in said if "to do" in line]
+        messages: list[str] = []
+        clean(planted, tmp_path / "s", messages=messages, **{**EVERYTHING, **changes})
+        return [line.partition("-")[0] for line in messages if "to do" in line]
 
     every = ["clean", "signatures", "duplicates", "keep"]
     assert rebuilt() == every
     assert rebuilt() == []
     assert rebuilt(personal_data={**EMAILS, "emails": "x@example.com"}) == ["keep"]
-    # other pairs are found, the same documents removed: what is read next is the same
+    # Different pairs are found, but the same documents removed: later stages are reused.
     assert rebuilt(near_duplicates={**NEAR, "threshold": 0.79}) == ["duplicates"]
     assert rebuilt(near_duplicates={**NEAR, "bands": 8, "rows": 16}) == ["duplicates"]
     assert rebuilt(near_duplicates={**NEAR, "seed": 2})[:2] == ["signatures", "duplicates"]
     assert rebuilt(near_duplicates="none")[0] == "duplicates"
-    # other steps, the same texts: signatures and all that follows are found again
+    # The texts are the same, so later stages are reused.
     assert rebuilt(language={**KEEP_ALL, "lower_case": True})[0] == "clean"
     assert rebuilt(executor="ray", workers=7, most_jobs=3, wait=False) == []
     assert rebuilt(normalise="none") == every
 
 
-def test_what_a_record_says_of_its_text_reaches_the_filters(tmp_path):
+def test_metadata_of_records_reaches_the_filters(tmp_path):
     warned = {"text": "warned", "metadata": {"quality_warnings": ["tiny"]}}
-    lines = [json.dumps(one) for one in (warned, {"text": "fine", "metadata": {}})]
-    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    records = (warned, {"text": "fine", "metadata": {}})
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)))
     filters = yaml.safe_load((ROOT / "conf/preparation/opengptx.yaml").read_text())["filters"]
     annotations = {**dict.fromkeys(filters, "none"), "except_sources": []}
-    cleaned = clean(
-        {"web": Source(files=(f"{tmp_path}/a.jsonl",))},
-        tmp_path / "s",
-        filters={**annotations, "annotations": filters["annotations"]},
-    )
+    source = {"web": Source(files=(f"{tmp_path}/a.jsonl",))}
+    chosen = annotations | {"annotations": filters["annotations"]}
+    cleaned = clean(source, tmp_path / "s", filters=chosen)
     assert texts_of(cleaned) == {"web": ["fine"]}
     assert cleaned.stages["clean"].sources["web"].removed == {"annotations": 1}
 
@@ -270,7 +260,7 @@ def test_compressed_text_and_parquet_are_cleaned_as_plain_text(tmp_path):
     assert texts_of(clean(source, tmp_path / "s")) == {"en": texts * 3}
 
 
-def test_a_word_list_counts_by_its_content_and_is_found_from_elsewhere(tmp_path, monkeypatch):
+def test_a_word_list_is_identified_by_content_and_absolute_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("words.json").write_text('{"en": ["the"]}')
     steps = {"filters": {"text_ratios": {"stop_words": "words.json", "flagged_words": "none"}}}

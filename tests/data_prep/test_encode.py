@@ -34,7 +34,7 @@ def expected_file(ids_of_texts, eod_id):
     return hashlib.sha256(np.array(ids, "<u2").tobytes()).hexdigest()
 
 
-def test_the_ids_are_sentencepiece_s_own(tmp_path, unigram, texts):
+def test_ids_equal_sentencepieces(tmp_path, unigram, texts):
     tokenizer, folder = unigram
     record = encode_to_file(tmp_path / "a", iter(texts), tokenizer)
     model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
@@ -43,7 +43,7 @@ def test_the_ids_are_sentencepiece_s_own(tmp_path, unigram, texts):
     assert len(open_token_file(tmp_path, record)) == record.tokens
 
 
-def test_the_ids_are_the_byte_level_engine_s_own(tmp_path, texts):
+def test_ids_equal_the_byte_level_engines(tmp_path, texts):
     tokenizer = byte_bpe.make("bpe_neox_dolma")
     tokenizer.train_on_texts(texts, tmp_path)
     engine = Engine.from_file(str(tmp_path / "tokenizer.json"))
@@ -77,7 +77,7 @@ def test_a_text_that_cannot_be_read_leaves_no_file(tmp_path, unigram):
 
 
 @given(st.lists(st.text("a", max_size=6)), st.integers(1, 12))
-def test_batches_are_the_items_in_order_and_each_is_closed_at_once(items, size):
+def test_batches_keep_the_order_and_close_at_the_limit(items, size):
     found = list(iter_batches(iter(items), size))
     assert [item for batch in found for item in batch] == items
     sizes = [[len(item) + 1 for item in batch] for batch in found]

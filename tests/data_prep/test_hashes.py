@@ -1,4 +1,4 @@
-"""Hashes that are remembered, and the files whose hash is not."""
+"""The cache of hashes: reused entries, and files that are hashed again."""
 
 import hashlib
 import os
@@ -21,7 +21,7 @@ from tests.data_prep.corpora import MANY_TASKS, preparation_of, runner_of, write
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """List the files that are read to be hashed."""
+    """Record the names of hashed files."""
     names: list[str] = []
 
     def spy(path: Path, start: int = 0, end: int | None = None) -> str:
@@ -33,7 +33,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def cache(folder: Path, *, later_seconds: float = 3_600) -> HashCache:
-    """A command that is given when the files have lain there for an hour."""
+    """Return the cache of a command that starts an hour after the files were written."""
     return HashCache(path=folder / "hashes.jsonl", now=lambda: time.time() + later_seconds)
 
 
@@ -45,14 +45,14 @@ def test_a_file_is_read_once_by_all_commands_together(tmp_path, read):
     file = tmp_path / "a.txt"
     file.write_bytes(b"abcdef")
     for _ in range(3):
-        one = cache(tmp_path)
-        assert one(file) == one(file) == sha256(b"abcdef")
+        hashed = cache(tmp_path)
+        assert hashed(file) == hashed(file) == sha256(b"abcdef")
     assert read == ["a.txt"]
     assert cache(tmp_path)(file, 2, 4) == sha256(b"cd")
     assert cache(tmp_path)(file, 2, None) == sha256(b"cdef")
 
 
-def test_a_changed_file_of_the_same_size_is_seen_whatever_its_time_says(tmp_path, read):
+def test_a_change_of_equal_size_and_time_is_detected(tmp_path, read):
     file = tmp_path / "a.txt"
     file.write_bytes(b"abc")
     before = file.stat()
@@ -67,7 +67,7 @@ def test_a_changed_file_of_the_same_size_is_seen_whatever_its_time_says(tmp_path
     assert read == ["a.txt", "a.txt"]
 
 
-def test_another_file_in_its_place_is_seen(tmp_path):
+def test_a_replaced_file_is_detected(tmp_path):
     file, other = tmp_path / "a.txt", tmp_path / "b.txt"
     file.write_bytes(b"abc")
     other.write_bytes(b"xyz")
@@ -76,7 +76,7 @@ def test_another_file_in_its_place_is_seen(tmp_path):
     assert cache(tmp_path)(file) == sha256(b"xyz")
 
 
-def test_what_was_changed_just_now_is_not_remembered(tmp_path, read):
+def test_a_recently_changed_file_is_not_cached(tmp_path, read):
     file = tmp_path / "a.txt"
     file.write_bytes(b"abc")
     for _ in range(2):
@@ -84,7 +84,7 @@ def test_what_was_changed_just_now_is_not_remembered(tmp_path, read):
     assert read == ["a.txt", "a.txt"]
 
 
-def test_half_a_line_of_a_killed_command_costs_no_more_than_its_file(tmp_path, read):
+def test_a_truncated_cache_line_affects_only_its_file(tmp_path, read):
     for name in "ab":
         (tmp_path / name).write_bytes(name.encode())
         cache(tmp_path)(tmp_path / name)
@@ -95,7 +95,7 @@ def test_half_a_line_of_a_killed_command_costs_no_more_than_its_file(tmp_path, r
     assert read == ["b"]
 
 
-def test_who_may_not_write_there_reads_the_files(tmp_path, read):
+def test_files_are_read_without_a_writable_cache(tmp_path, read):
     (tmp_path / "file").write_bytes(b"abc")
     for _ in range(2):
         assert cache(tmp_path / "file")(tmp_path / "file") == sha256(b"abc")
@@ -125,7 +125,7 @@ def test_a_second_preparation_hashes_neither_inputs_nor_shards(tmp_path, read):
     assert set(read) > {"de.txt"}
 
 
-def test_a_file_that_is_gone_is_refused_as_without_the_cache(tmp_path):
+def test_a_removed_file_is_refused_as_without_the_cache(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("text")
     source = Source(files=(str(file),))
@@ -137,7 +137,7 @@ def test_a_file_that_is_gone_is_refused_as_without_the_cache(tmp_path):
         opened.inputs[0].hash_input(cache(tmp_path))
 
 
-def test_a_drawn_text_is_drawn_once_for_one_origin_by_all_commands_together(tmp_path):
+def test_a_text_is_drawn_once_per_origin(tmp_path):
     drawn: list[str] = []
 
     def draw(origin: str) -> TextHash:
@@ -150,14 +150,13 @@ def test_a_drawn_text_is_drawn_once_for_one_origin_by_all_commands_together(tmp_
     assert drawn == ["one", "other"]
 
 
-def test_a_line_that_is_no_entry_is_passed_over(tmp_path):
+def test_invalid_cache_lines_are_ignored(tmp_path):
     expected = ("a", 1)
     cache(tmp_path).hash_drawn_text("one", lambda: expected)
     with (tmp_path / "hashes.jsonl").open("a") as file:
         file.write('{"drawn": "two"}\n[]\n3\n{"file": ["a"], "state": []}\n{"drawn": "thr')
-    assert (
-        cache(tmp_path).hash_drawn_text("one", lambda: pytest.fail("drawn again")) == expected
-    )
+    again = cache(tmp_path).hash_drawn_text("one", lambda: pytest.fail("drawn again"))
+    assert again == expected
 
 
 @pytest.mark.long

@@ -1,8 +1,9 @@
-"""Languages by name, without a network."""
+"""Languages are identified without a network."""
 
 import logging
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from datatrove.data import Document
@@ -14,19 +15,15 @@ from data_prep.steps import LABELS, LanguageStep, load_detector
 CORPUS = Path(__file__).resolve().parents[2] / "corpora" / "eu24"
 STORIES = {file.stem: file.read_text("utf-8") for file in sorted(CORPUS.glob("*.txt"))}
 WHERE = "data.preparation.language"
-# 280 of 288 paragraphs of about 170 characters were named right; six of the others are Croatian
-# that was taken for Serbian. One paragraph is left for another build of the model.
+# 280 of 288 paragraphs are right; six of the others are Croatian labeled as Serbian. One error
+# is allowed for another build of the model.
 RIGHT_PARAGRAPHS = 279
 
 
 def make_step(keep="all", minimum=None, lower_case=False) -> LanguageStep:
-    settings = Language(
-        keep=keep,
-        minimum_score=minimum or {"default": 0.0},
-        lower_case=lower_case,
-        except_sources=(),
-    )
-    return LanguageStep(settings, where=WHERE)
+    settings: dict[str, Any] = {"keep": keep, "minimum_score": minimum or {"default": 0.0}}
+    language = Language(lower_case=lower_case, except_sources=(), **settings)
+    return LanguageStep(language, where=WHERE)
 
 
 def identify(text: str, lower_case: bool = False) -> Document:
@@ -35,13 +32,13 @@ def identify(text: str, lower_case: bool = False) -> Document:
     return document
 
 
-def test_the_24_languages_are_told_by_name():
+def test_the_24_languages_are_identified():
     found = {name: identify(text).metadata["language"] for name, text in STORIES.items()}
     assert len(found) == 24
     assert found == {name: name for name in STORIES}
 
 
-def test_paragraphs_are_told_but_for_close_neighbours():
+def test_paragraphs_are_identified_except_similar_languages():
     paragraphs = [(n, part) for n, text in STORIES.items() for part in text.split("\n\n")]
     wrong = [
         (name, language)
@@ -52,9 +49,9 @@ def test_paragraphs_are_told_but_for_close_neighbours():
     assert sum(name == "hr" for name, _ in wrong) > len(wrong) / 2
 
 
-def test_no_download_is_tried(monkeypatch, caplog):
+def test_identification_needs_no_download(monkeypatch, caplog):
     def refuse(*_: object) -> None:
-        raise AssertionError("asked for the network")
+        raise AssertionError("connects")
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(socket, "socket", refuse)
@@ -83,16 +80,13 @@ def test_an_uncertain_document_is_removed_by_the_limit_of_its_language():
     step = make_step(minimum={"default": 0.6, "hr": 0.2})
     assert step(Document(text=STORIES["hr"], id="0")) is None
     assert step(Document(text=STORIES["fr"], id="1")) is None
-    reason = step(Document(text=doubtful, id="2"))
-    assert reason is not None
-    assert reason.startswith("language score: ")
+    assert str(step(Document(text=doubtful, id="2"))).startswith("language score: ")
     strict = make_step(minimum={"default": 0.0, "hr": 0.9})
     reason = strict(Document(text=STORIES["hr"], id="3"))
-    assert reason is not None
-    assert reason.startswith("language score: hr 0.36 < 0.9")
+    assert str(reason).startswith("language score: hr 0.36 < 0.9")
 
 
-def test_both_kinds_of_chinese_are_one_language_to_the_identifier():
+def test_both_kinds_of_chinese_have_one_label():
     simplified = "面包师把面包放进烤箱。村里的人都在等待天亮。因为洪水已经过去了。"
     traditional = "麵包師把麵包放進烤箱。村裡的人都在等待天亮。因為洪水已經過去了。"
     step = make_step(keep=("zhs", "zht"))
@@ -102,20 +96,22 @@ def test_both_kinds_of_chinese_are_one_language_to_the_identifier():
         assert document.metadata["language"] == "zh"
 
 
-def test_the_known_labels_are_all_that_the_model_gives():
+def test_the_known_labels_cover_the_labels_of_the_model():
     best = load_detector().detect(STORIES["en"], k=200)
-    assert {one["lang"] for one in best} <= set(LABELS.split())
+    assert {guess["lang"] for guess in best} <= set(LABELS.split())
     assert len(set(LABELS.split())) == 176
 
 
-@pytest.mark.parametrize("key", ["keep", "minimum_score"])
-def test_a_language_that_cannot_be_told_is_refused(key):
-    settings = (
-        {"keep": ("fr", "fon")} if key == "keep" else {"minimum": {"default": 0, "fon": 1}}
-    )
-    with pytest.raises(
-        RecipeError, match=r"the language identifier .* does not know 'fon'"
-    ) as failure:
+@pytest.mark.parametrize(
+    ("key", "settings"),
+    [
+        ("keep", {"keep": ("fr", "fon")}),
+        ("minimum_score", {"minimum": {"default": 0, "fon": 1}}),
+    ],
+)
+def test_an_unknown_language_is_refused(key, settings):
+    message = r"the language identifier .* does not know 'fon'"
+    with pytest.raises(RecipeError, match=message) as failure:
         make_step(**settings)
     assert failure.value.path == f"{WHERE}.{key}"
     assert "except_sources" in failure.value.remedy

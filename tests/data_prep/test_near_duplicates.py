@@ -1,6 +1,6 @@
 import hashlib
 import random
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from math import sqrt
 
 import networkx
@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from components.config.schema.data import NearDuplicates
 from data_prep.near_duplicates import Groups, _join, find_duplicates, write_signatures
 
-WORDS = [
-    f"{first}{second}{third}"
-    for first in "abcdefgh"
-    for second in "aeiou"
-    for third in "klmnpr"
-]
+WORDS = ["".join(letters) for letters in product("abcdefgh", "aeiou", "klmnpr")]
 NGRAM, BANDS, ROWS = 3, 21, 6
 
 
@@ -26,7 +21,7 @@ def settings(threshold, *, bands=BANDS, rows=ROWS, seed=7):
 
 
 def removed(folder, parts, chosen):
-    """Sign each part into a file of its own and find what to remove from each."""
+    """Write a file of signatures for each part, and find the duplicates of each part."""
     files = [folder / f"{index}.npy" for index in range(len(parts))]
     for file, texts in zip(files, parts, strict=True):
         assert write_signatures(iter(texts), file, chosen) == len(texts)
@@ -38,7 +33,7 @@ def new_text(draw, count=240):
 
 
 def altered(draw, words, changes):
-    """Replace words here and there: each change costs up to NGRAM shingles."""
+    """Replace random words; each change affects up to NGRAM shingles."""
     copy = list(words)
     for place in draw.sample(range(len(copy)), changes):
         copy[place] = draw.choice(WORDS)
@@ -46,17 +41,17 @@ def altered(draw, words, changes):
 
 
 def jaccard(one, other):
-    """Compare the sets of runs themselves, not their hashes."""
-    sets = [
+    """Compare the sets of n-grams, not their hashes."""
+    first, second = (
         {tuple(words[i : i + NGRAM]) for i in range(len(words) - NGRAM + 1)}
         for words in (one, other)
-    ]
-    return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
+    )
+    return len(first & second) / len(first | second)
 
 
 @pytest.fixture(scope="module")
 def pairs():
-    """Pairs of texts with their true similarity, from about 0.3 to 1."""
+    """Return pairs of texts with their true similarity, from about 0.3 to 1."""
     draw = random.Random(3)
     originals = [new_text(draw) for _ in range(1_600)]
     copies = [altered(draw, words, 1 + index % 48) for index, words in enumerate(originals)]
@@ -74,9 +69,8 @@ def test_a_pair_is_found_with_the_probability_of_the_bands(tmp_path, pairs):
     probability = 1 - (1 - similarity**5) ** 10
     for low in np.arange(0.3, 1, 0.1):
         inside = (similarity >= low) & (similarity < low + 0.1)
-        expected, error = (
-            f(probability[inside]) for f in (np.sum, lambda p: sqrt(sum(p * (1 - p))))
-        )
+        chance = probability[inside]
+        expected, error = chance.sum(), sqrt((chance * (1 - chance)).sum())
         assert inside.sum() > 50
         assert abs(found[inside].sum() - expected) <= 4 * error + 0.5
 
@@ -106,8 +100,8 @@ def test_candidates_below_the_threshold_are_not_joined(tmp_path, pairs):
     st.lists(st.integers(0, 3), min_size=1, max_size=14),
     st.sets(st.tuples(st.integers(0, 13), st.integers(0, 13))),
 )
-def test_every_pair_of_a_bucket_that_is_alike_is_joined(buckets, pairs):
-    """Compare with all pairs looked at one by one, whatever "alike" is."""
+def test_every_similar_pair_of_a_bucket_is_joined(buckets, pairs):
+    """Compare with a loop over all pairs, for random relations."""
     documents = np.random.default_rng(len(pairs)).permutation(len(buckets))
     related = np.zeros((14, 14), np.bool_)
     for left, right in pairs:
@@ -129,7 +123,7 @@ def test_every_pair_of_a_bucket_that_is_alike_is_joined(buckets, pairs):
 
 
 @pytest.mark.parametrize("threshold", ["none", 0.8])
-def test_dealing_documents_to_files_makes_no_difference(tmp_path, pairs, threshold):
+def test_the_distribution_over_files_has_no_effect(tmp_path, pairs, threshold):
     texts = [text for pair in zip(*pairs[0], strict=True) for text in pair][:400]
     texts += texts[:5]
     (whole,) = removed(tmp_path, [texts], settings(threshold))
@@ -167,11 +161,10 @@ def test_empty_and_very_short_texts_are_safe(tmp_path):
     assert removed(tmp_path, [[], ["", ""]], settings(0.8)) == [[], []]
 
 
-def test_another_seed_gives_other_signatures_and_the_same_seed_the_same_bytes(tmp_path):
+def test_signatures_depend_only_on_text_and_seed(tmp_path):
     def digest(seed):
-        write_signatures(
-            ["a text", "Ein überall gleicher Text"], tmp_path / "a", settings(0.8, seed=seed)
-        )
+        texts = ["a text", "Ein überall gleicher Text"]
+        write_signatures(texts, tmp_path / "a", settings(0.8, seed=seed))
         return hashlib.sha256((tmp_path / "a").read_bytes()).hexdigest()
 
     assert digest(0) != digest(1)
@@ -214,7 +207,7 @@ def test_groups_are_the_connected_components_and_their_first_stays(calls):
         assert set(groups.find_first(np.array(sorted(part))).tolist()) == {min(part)}
 
 
-def test_a_chain_as_long_as_the_corpus_is_one_group_in_a_moment():
+def test_a_long_chain_is_one_group():
     count = 1 << 18
     groups = Groups(count)
     groups.join_groups(np.arange(count - 1), np.arange(1, count))

@@ -1,4 +1,4 @@
-"""One spelling: idempotent, without controls, and nothing else lost."""
+"""Normalization is idempotent and removes only controls and white space."""
 
 import unicodedata
 
@@ -16,30 +16,30 @@ NOISE = st.text(st.one_of(st.characters(), st.sampled_from(list(" \t\n\r\x00\x85
 
 
 @given(NOISE, FORMS, st.booleans(), st.booleans())
-def test_a_second_time_changes_nothing(text, form, strip, remove):
+def test_normalization_is_idempotent(text, form, strip, remove):
     settings = Normalise(unicode_form=form, strip_line_ends=strip, remove_controls=remove)
     once = normalize_text(text, settings)
     assert normalize_text(once, settings) == once
 
 
 @given(NOISE)
-def test_no_control_and_no_half_character_is_left(text):
+def test_controls_and_surrogates_are_removed(text):
     left = normalize_text(text, ALL)
     assert not [c for c in left if unicodedata.category(c) in {"Cc", "Cs"} and c not in "\n\t"]
     left.encode()
 
 
 @given(NOISE)
-def test_what_can_be_seen_stays(text):
-    # Marks that a space keeps apart have no order; without it they have one.
+def test_visible_characters_are_kept(text):
+    # Marks on both sides of a space are ordered only after the space is removed.
     before, after = (
-        unicodedata.normalize("NFC", "".join(filter(_is_seen, one)))
-        for one in (text, normalize_text(text, ALL))
+        unicodedata.normalize("NFC", "".join(filter(_is_visible, each)))
+        for each in (text, normalize_text(text, ALL))
     )
     assert after == before
 
 
-def _is_seen(char: str) -> bool:
+def _is_visible(char: str) -> bool:
     return not char.isspace() and unicodedata.category(char) not in {"Cc", "Cs"}
 
 
@@ -53,22 +53,19 @@ def _is_seen(char: str) -> bool:
         ("  indented\n\n\nthree lines below", "  indented\n\n\nthree lines below"),
     ],
 )
-def test_each_rule_does_what_it_says(text, expected):
+def test_each_rule_has_its_effect(text, expected):
     assert normalize_text(text, ALL) == expected
 
 
-def test_compatibility_forms_are_taken_apart_only_when_asked_for():
+def test_disabled_rules_have_no_effect():
     apart = Normalise(unicode_form="NFKC", strip_line_ends=False, remove_controls=False)
     assert normalize_text("ﬁ²", apart) == "fi2"
     assert normalize_text("ﬁ²", ALL) == "ﬁ²"
-
-
-def test_what_is_not_asked_for_stays():
     bare = Normalise(unicode_form="NFC", strip_line_ends=False, remove_controls=False)
     assert normalize_text("a \r\n\x00b", bare) == "a \r\n\x00b"
 
 
-def test_a_document_of_nothing_is_removed():
+def test_an_empty_document_is_removed():
     step = NormaliseStep(ALL)
     assert step(Document(text=" \x00\u2029", id="0")) == "normalise: empty"
     assert step(Document(text=" a", id="0")) is None

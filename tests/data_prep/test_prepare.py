@@ -37,27 +37,29 @@ prepare(sources=sources, tokenizer=make_tokenizer(), root=Path(sys.argv[3]), say
 
 
 @pytest.fixture
-def said() -> list[str]:
+def messages() -> list[str]:
     return []
 
 
 @pytest.fixture
 def run(
-    sources: Any, tokenizer: Unigram, tmp_path: Path, said: list[str]
+    sources: Any, tokenizer: Unigram, tmp_path: Path, messages: list[str]
 ) -> Callable[..., Any]:
-    def call(**changes: Any) -> tuple[Path, Manifest]:
-        arguments = {"sources": sources, "tokenizer": tokenizer, "root": tmp_path / "prepared"}
-        return prepare(said=said, **{**arguments, **changes})
-
-    return call
+    settings = {"sources": sources, "tokenizer": tokenizer, "root": tmp_path / "prepared"}
+    return lambda **changes: prepare(messages=messages, **(settings | changes))
 
 
 def state(folder: Path) -> dict[str, tuple[int, int]]:
     return {p.name: (p.stat().st_mtime_ns, p.stat().st_ino) for p in folder.iterdir()}
 
 
-def test_the_token_files_hold_the_texts_and_nothing_else(run, tokenizer, sources):
+def test_token_files_have_exactly_the_texts_and_are_listed(run, tokenizer, sources):
     folder, manifest = run()
+    assert Manifest.from_folder(folder) == manifest
+    assert folder.name == f"mix-{manifest.key[:12]}"
+    assert manifest.tokenizer.settings == tokenizer.get_settings()
+    names = {"manifest.json", *(record.name for record in manifest.list_files())}
+    assert {path.name for path in folder.iterdir()} == names
     paragraphs = Path(sources["first"].files[0]).read_text("utf-8").split("\n\n")
     decoded: list[str] = []
     for record in (*manifest.sources["first"].train, *manifest.sources["first"].held_out):
@@ -70,25 +72,14 @@ def test_the_token_files_hold_the_texts_and_nothing_else(run, tokenizer, sources
     assert manifest.sources["first"].documents == len(paragraphs)
 
 
-def test_the_manifest_on_disk_is_the_one_returned(run, tokenizer):
-    folder, manifest = run()
-    assert Manifest.from_folder(folder) == manifest
-    assert folder.name == f"mix-{manifest.key[:12]}"
-    assert manifest.tokenizer.settings == tokenizer.get_settings()
-    assert sorted(path.name for path in folder.iterdir()) == sorted([
-        "manifest.json",
-        *(record.name for record in manifest.list_files()),
-    ])
-
-
-def test_a_second_preparation_reuses_files_and_tokenizer(run, said, new_tokenizer, tokenizer):
+def test_a_second_preparation_reuses_its_folder(run, messages, new_tokenizer, tokenizer):
     folder, manifest = run()
     before = state(folder)
-    said.clear()
+    messages.clear()
     fresh = new_tokenizer(tokenizer.vocab_size)
     assert run(tokenizer=fresh) == (folder, manifest)
     assert state(folder) == before
-    assert said == [f"data: reusing {folder}"]
+    assert messages == [f"data: reusing {folder}"]
     assert fresh.encode(["abc ä"])[0].tolist() == tokenizer.encode(["abc ä"])[0].tolist()
 
 
@@ -100,7 +91,7 @@ def test_the_same_texts_give_the_same_bytes_elsewhere(run, tmp_path, new_tokeniz
         assert path.read_bytes() == (two / path.name).read_bytes(), path.name
 
 
-def test_whatever_decides_the_content_changes_the_folder(run, new_tokenizer, sources):
+def test_settings_that_change_the_content_change_the_folder(run, new_tokenizer, sources):
     folders = {
         run()[0],
         run(sequence_length=9)[0],
@@ -129,21 +120,17 @@ def test_an_edited_file_is_named_by_the_next_preparation(run):
 
 @contextmanager
 def unfinished(sources: dict[str, Source], root: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start a preparation that goes on when it reads the end of its input."""
+    """Start a preparation that waits for the end of its standard input."""
     files = [source.files[0] for source in sources.values()]
-    with subprocess.Popen(
-        [sys.executable, "-c", FOREVER, *files, str(root)],
-        cwd=REPOSITORY,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    command = [sys.executable, "-c", FOREVER, *files, str(root)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=REPOSITORY, **pipes) as process:
         assert process.stdout
         assert any(line.startswith("first:") for line in process.stdout)
         yield process
 
 
-def test_a_killed_preparation_leaves_nothing_that_looks_complete(run, sources, tmp_path, said):
+def test_a_killed_preparation_leaves_no_complete_folder(run, sources, tmp_path, messages):
     root = tmp_path / "prepared"
     with unfinished(sources, root) as process:
         process.send_signal(signal.SIGKILL)
@@ -151,15 +138,15 @@ def test_a_killed_preparation_leaves_nothing_that_looks_complete(run, sources, t
     assert left.name.endswith(".partial")
     assert not (left / "manifest.json").exists()
     folder, _ = run()
-    assert said[-1] == f"data: prepared {folder}"
+    assert messages[-1] == f"data: prepared {folder}"
     assert list(root.iterdir()) == [folder]
 
 
-def test_a_preparation_that_another_host_left_unfinished_is_named(run, tmp_path, said):
+def test_a_preparation_that_another_host_left_unfinished_is_named(run, tmp_path, messages):
     folder, _ = run()
     folder.rename(left := folder.with_name(f".{folder.name}.other_host-0.partial"))
     run()
-    assert f"data: {left} is unfinished: delete it if no preparation is running" in said
+    assert f"data: {left} is unfinished: delete it if no preparation is running" in messages
 
 
 def test_two_preparations_at_once_share_one_folder(run, sources, tmp_path):
@@ -187,7 +174,7 @@ def test_an_unreadable_line_is_reported_while_the_tokenizer_trains(run, sources,
         run(sources={**sources, "bad": source})
 
 
-def test_too_little_text_names_the_source_and_the_need(run, sources):
+def test_the_error_about_too_little_text_names_the_source(run, sources):
     Path(sources["second"].files[0]).write_text('{"text": "a"}\n{"text": "b"}')
     message = r"data\.sources\.second: has \d training tokens, one sample needs 17\n  add"
     with pytest.raises(RecipeError, match=message):

@@ -1,4 +1,4 @@
-"""Clean text on its way into token files: what the manifest says of it."""
+"""Cleaned text becomes token files; the manifest lists stages and counts."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,6 @@ from command.main import main
 from components.data.manifest import Manifest
 from components.data.unigram import Unigram
 from components.errors import RecipeError
-from data_prep.stages.runner import Executor
 from data_prep.stages.tokens import StagedTokenise
 from data_prep.tokenise import LocalTokenise, Tokenise
 from tests.cluster.programs import Programs
@@ -32,7 +31,7 @@ Prepare = Callable[..., tuple[Path, Manifest]]
 
 @pytest.fixture
 def tokenise(new_tokenizer: Callable[[int], Unigram], tmp_path: Path) -> Prepare:
-    """Clean a small corpus and write its token files, ``how`` and in the folder ``root``."""
+    """Clean a small corpus and write its token files into ``root``."""
     sources = write_corpus(tmp_path / "texts")
 
     def act(how: Tokenise, *, root: str = "prepared", **changes: Any) -> tuple[Path, Manifest]:
@@ -53,7 +52,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_the_manifest_names_the_passes_their_keys_and_counts(tokenise: Prepare) -> None:
+def test_the_manifest_lists_stages_and_counts(tokenise: Prepare) -> None:
     folder, manifest = tokenise(LocalTokenise(), **EXACT)
     assert Manifest.from_folder(folder) == manifest
     assert [*manifest.stages] == ["clean", "duplicates", "keep"]
@@ -62,7 +61,7 @@ def test_the_manifest_names_the_passes_their_keys_and_counts(tokenise: Prepare) 
         assert manifest.sources[name].documents == counts.documents_out < counts.documents_in
 
 
-def test_the_same_text_by_other_stages_is_another_folder(tokenise: Prepare) -> None:
+def test_other_stages_give_another_folder_for_the_same_text(tokenise: Prepare) -> None:
     longest = {"read": {"invalid": "refuse", "longest_bytes": 1_000_000}}
     one, first = tokenise(LocalTokenise())
     two, second = tokenise(LocalTokenise(), **longest)
@@ -71,9 +70,7 @@ def test_the_same_text_by_other_stages_is_another_folder(tokenise: Prepare) -> N
 
 
 @pytest.mark.parametrize("executor", [None, Elements((0, 1, 2))])
-def test_whoever_tokenises_the_folder_is_the_same_byte_for_byte(
-    tokenise: Prepare, tmp_path: Path, executor: Executor | None
-) -> None:
+def test_every_executor_writes_the_same_bytes(tokenise, tmp_path, executor):
     one, manifest = tokenise(LocalTokenise(), **MANY_TASKS)
     how = StagedTokenise(runner=runner_of(tmp_path / "tokens", executor=executor))
     two, same = tokenise(how, root="again", **MANY_TASKS)
@@ -89,23 +86,22 @@ def test_a_given_tokenizer_is_used_and_none_trained(tokenise: Prepare, tmp_path:
     folder, again = tokenise(how, root="given", tokenizer_folder=str(trained))
     assert again.sources == manifest.sources
     assert not list((tmp_path / "tokens").glob("tokenizer-*"))
-    assert (folder / "tokenizer.model").read_bytes() == (
-        trained / "tokenizer.model"
-    ).read_bytes()
+    given, original = (place / "tokenizer.model" for place in (folder, trained))
+    assert given.read_bytes() == original.read_bytes()
 
 
 def test_only_shards_without_tokens_are_done_again(tokenise: Prepare, tmp_path: Path) -> None:
-    said: list[str] = []
-    how = StagedTokenise(runner=runner_of(tmp_path / "tokens", said=said))
+    messages: list[str] = []
+    how = StagedTokenise(runner=runner_of(tmp_path / "tokens", messages=messages))
     first, _ = tokenise(how, **MANY_TASKS)
     (folder,) = (tmp_path / "tokens").glob("tokens-*")
     (folder / "manifest.json").unlink()
     (folder / "000003.train.tokens").unlink()
-    said.clear()
+    messages.clear()
     again, _ = tokenise(how, root="again", **MANY_TASKS)
     assert contents(again) == contents(first)
-    assert said[0].endswith(": already done")  # the tokenizer's training
-    assert f"{folder.name}: 1 of " in said[1]
+    assert messages[0].endswith(": already done")  # the tokenizer's training
+    assert f"{folder.name}: 1 of " in messages[1]
 
 
 def test_an_edited_token_file_of_a_shard_is_refused(tokenise: Prepare, tmp_path: Path) -> None:
@@ -119,9 +115,7 @@ def test_an_edited_token_file_of_a_shard_is_refused(tokenise: Prepare, tmp_path:
     assert list((tmp_path / "again").iterdir()) == []
 
 
-def test_what_a_tokenizer_refuses_comes_out_of_its_pass(
-    tokenise: Prepare, new_tokenizer: Callable[[int], Unigram], tmp_path: Path
-) -> None:
+def test_the_error_of_a_tokenizer_is_raised_by_its_stage(tokenise, new_tokenizer, tmp_path):
     for executor in (None, Elements((0,))):
         how = StagedTokenise(runner=runner_of(tmp_path / "tokens", executor=executor))
         with pytest.raises(RecipeError, match=r"tokenizer\.vocab_size: 50,000 pieces"):
@@ -140,16 +134,10 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [*tiny, source, exact, "preparation=plain", "action=prepare"]
 
 
-def test_the_command_prints_what_each_stage_did(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    language = (
-        "{keep: all, minimum_score: {default: 0.0}, lower_case: false, except_sources: []}"
-    )
-    assert (
-        main([*words, "data.preparation.workers=1", f"data.preparation.language={language}"])
-        == 0
-    )
+def test_the_command_prints_a_table_of_stages(words, capsys):
+    keep = "{keep: all, minimum_score: {default: 0.0}, lower_case: false, except_sources: []}"
+    settings = ["data.preparation.workers=1", f"data.preparation.language={keep}"]
+    assert main([*words, *settings]) == 0
     out = capsys.readouterr().out.splitlines()
     head, cleaned, kept = (line.split() for line in out[:3])
     assert head[:4] == ["stage", "source", "documents", "in"]
@@ -161,12 +149,7 @@ def test_the_command_prints_what_each_stage_did(
     assert manifest["stages"]["keep"]["sources"]["eu"]["documents_out"] == int(kept[3])
 
 
-def test_what_is_left_to_the_queue_is_said_and_is_no_error(
-    words: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_queued_preparation_is_reported_without_error(words, tmp_path, monkeypatch, capsys):
     (tmp_path / "programs").mkdir()
     programs = Programs(tmp_path / "programs")
     monkeypatch.setenv("PATH", programs.path)

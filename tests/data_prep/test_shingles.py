@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from data_prep.shingles import _table, hash_shingles
 
 
-def runs_of(words, ngram):
-    """Say it the plain way: the runs themselves, not their hashes."""
+def ngrams_of(words, ngram):
+    """Return the n-grams instead of their hashes."""
     if not words:
         return []
     width = min(ngram, len(words))
@@ -19,8 +19,8 @@ def runs_of(words, ngram):
 
 
 @given(st.lists(st.text("abä", min_size=1, max_size=3), max_size=40), st.integers(1, 6))
-def test_two_runs_of_words_have_one_hash_just_if_they_are_the_same(words, ngram):
-    expected = runs_of([word.replace("ä", "a") for word in words], ngram)
+def test_hashes_are_equal_only_for_equal_ngrams(words, ngram):
+    expected = ngrams_of([word.replace("ä", "a") for word in words], ngram)
     hashes = hash_shingles(" ".join(words), ngram).tolist()
     assert len(hashes) == len(expected)
     pairs = set(zip(expected, hashes, strict=True))
@@ -40,7 +40,7 @@ def test_case_marks_digits_and_punctuation_make_no_difference(text, same):
     assert hash_shingles(text, 2).tolist() == hash_shingles(same, 2).tolist()
 
 
-def test_words_of_other_letters_are_others():
+def test_words_of_different_letters_have_different_hashes():
     words = ["a", "b", "ab", "ba", "aa", "город", "ß", "ss", "日", "本", "1", "11", "कि", "का"]
     hashes = [hash_shingles(word, 5).tolist() for word in words]
     assert all(len(each) == 1 for each in hashes)
@@ -48,13 +48,13 @@ def test_words_of_other_letters_are_others():
 
 
 def test_a_han_character_and_a_kana_are_words_by_themselves():
-    assert (
-        hash_shingles("日本語のtext語", 1).tolist()
-        == hash_shingles("日 本 語 の text 語", 1).tolist()
+    joined, spaced = (
+        hash_shingles(text, 1) for text in ("日本語のtext語", "日 本 語 の text 語")
     )
+    assert joined.tolist() == spaced.tolist()
 
 
-def test_a_text_shorter_than_a_run_is_one_shingle_and_one_without_words_has_none():
+def test_a_short_text_has_one_shingle_and_an_empty_text_none():
     assert len(hash_shingles("one two three", 5)) == 1
     assert hash_shingles("one two three", 5) != hash_shingles("one two", 5)
     assert [len(hash_shingles(text, 5)) for text in ("", " \n", "-- !")] == [0, 0, 0]
@@ -66,7 +66,7 @@ def test_a_long_text_has_the_words_of_its_parts(space):
     words = ["".join(draw.choices("abcdefgh", k=draw.randint(1, 9))) for _ in range(16_000)]
     expected = [int(hash_shingles(word, 1)[0]) for word in words]
     found = hash_shingles(space.join(words), 1)
-    # Without spaces a piece is cut anywhere: at most one word becomes two.
+    # Without spaces a piece ends anywhere and may split a word.
     same = len(set(expected) - set(found.tolist()))
     assert len(found) - len(expected) <= (0 if space == " " else 3)
     assert same <= (0 if space == " " else 3)
@@ -78,7 +78,7 @@ def test_a_lone_surrogate_is_a_separator():
     assert hash_shingles("a\ud800b", 1).tolist() == hash_shingles("a b", 1).tolist()
 
 
-def test_letters_are_those_of_the_regular_expressions_where_unicode_has_not_changed():
+def test_letters_equal_those_of_regular_expressions():
     word = re.compile(r"\w")
     ranges = [*range(0x20, 0x220), *range(0x3A3, 0x3CA), *range(0x410, 0x450)]
     for point in ranges:

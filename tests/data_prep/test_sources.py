@@ -8,10 +8,12 @@ import pytest
 from components.config.schema.data import Source
 from components.errors import RecipeError
 from data_prep.sources import (
+    choose_split,
     embedded_names,
     find_inputs,
     library_docs,
     library_source,
+    measure_groups,
     open_embedded,
     open_source,
 )
@@ -26,7 +28,7 @@ def test_a_section_of_the_recipe_is_a_source(tmp_path):
 
 
 @pytest.mark.long
-def test_an_embedded_corpus_comes_before_the_files(tmp_path):
+def test_an_embedded_corpus_precedes_files(tmp_path):
     (tmp_path / "a.txt").write_text("mine")
     opened = open_source("mine", Source(files=(f"{tmp_path}/a.txt",), embedded="python/docs"))
     assert [record.name for record in opened.records] == ["python/docs", f"{tmp_path}/a.txt"]
@@ -74,24 +76,30 @@ def test_the_help_topics_are_documents():
 def test_a_library_corpus_states_its_size(name):
     corpus = open_embedded(name, WHERE)
     assert corpus.hash_input().name == name
-    assert corpus.hash_input().bytes == sum(
-        len(d.text.encode()) for d in corpus.iter_documents()
-    )
+    sizes = [len(document.text.encode()) for document in corpus.iter_documents()]
+    assert corpus.hash_input().bytes == sum(sizes)
     assert corpus.hash_input() == open_embedded(name, WHERE).hash_input()
 
 
-def test_a_text_of_a_corpora_folder_is_found_by_its_path(tmp_path):
-    (tmp_path / "eu24").mkdir()
-    (tmp_path / "eu24" / "mt.txt").write_text("Bonġu.\n\nGrazzi.", encoding="utf-8")
-    corpus = open_embedded("eu24/mt", WHERE, tmp_path)
-    assert [document.text for document in corpus.iter_documents()] == ["Bonġu.", "Grazzi."]
-    assert corpus.hash_input().name == "eu24/mt"
-
-
-def test_a_folder_of_corpora_stands_for_all_of_its_texts(tmp_path):
+@pytest.fixture
+def eu24(tmp_path):
     (tmp_path / "eu24").mkdir()
     for name in ("mt", "ga"):
-        (tmp_path / "eu24" / f"{name}.txt").write_text("Bonġu.", encoding="utf-8")
+        (tmp_path / "eu24" / f"{name}.txt").write_text("Bonġu.\n\nGrazzi.", encoding="utf-8")
+    return tmp_path
+
+
+def test_a_text_of_a_corpora_folder_is_found_by_its_path(eu24):
+    corpus = open_embedded("eu24/mt", WHERE, eu24)
+    assert [document.text for document in corpus.iter_documents()] == ["Bonġu.", "Grazzi."]
+    assert corpus.hash_input().name == "eu24/mt"
+    message = r"mine\.embedded: .*'eu24/xx'\n  choose from python/source, python/docs, eu24/ga"
+    with pytest.raises(RecipeError, match=message):
+        open_embedded("eu24/xx", WHERE, eu24)
+
+
+def test_a_folder_of_corpora_gives_all_of_its_texts(eu24):
+    tmp_path = eu24
     assert embedded_names("eu24", tmp_path) == ["eu24/ga", "eu24/mt"]
     assert embedded_names("eu24/mt", tmp_path) == ["eu24/mt"]
     assert embedded_names("python/source", tmp_path) == ["python/source"]
@@ -100,9 +108,12 @@ def test_a_folder_of_corpora_stands_for_all_of_its_texts(tmp_path):
     assert sum(len([*text.iter_documents()]) for text in languages) == 24 * 12
 
 
-def test_an_unknown_corpus_lists_the_known_ones(tmp_path):
-    (tmp_path / "eu24").mkdir()
-    (tmp_path / "eu24" / "mt.txt").write_text("Bonġu.", encoding="utf-8")
-    message = r"mine\.embedded: .*'eu24/xx'\n  choose from python/source, python/docs, eu24/mt"
-    with pytest.raises(RecipeError, match=message):
-        open_embedded("eu24/xx", WHERE, tmp_path)
+def test_documentation_is_held_out_with_the_source_code_that_contains_it():
+    source, docs = (
+        choose_split(measure_groups(documents), 0.05)
+        for documents in (library_source(), library_docs())
+    )
+    modules = {document.group_text for document in library_source()}
+    for document in library_docs():
+        if document.group_text in modules:
+            assert bool(docs.held_out_text(document)) == bool(source.held_out_text(document))

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.read import Document
-from data_prep.sources import HeldOutSplit, library_docs, library_source, measure_groups
+from data_prep.sources import HeldOutSplit, measure_groups
 from data_prep.sources import choose_split as choose
 
 
@@ -16,7 +16,7 @@ FRACTIONS = st.floats(0.001, 0.999)
 
 
 @given(st.lists(st.text(min_size=1), min_size=2), FRACTIONS)
-def test_every_document_stands_on_one_side_and_both_sides_have_some(words, fraction):
+def test_every_document_is_on_one_side_and_neither_side_is_empty(words, fraction):
     documents = [Document(word) for word in words]
     split, count = choose_split(documents, fraction)
     assert count == len(documents)
@@ -36,7 +36,7 @@ def test_about_the_fraction_is_held_out():
     assert held_out == pytest.approx(400, abs=60)  # three standard deviations
 
 
-def test_more_documents_do_not_move_the_others():
+def test_more_documents_do_not_change_the_side_of_others():
     documents = [Document(f"document {number}") for number in range(300)]
     few, _ = choose_split(documents[:150], 0.1)
     many, _ = choose_split(documents, 0.1)
@@ -62,12 +62,3 @@ def test_documents_of_a_group_stay_together():
     split, _ = choose_split(documents, 0.3)
     sides = {(d.group_text, bool(split.held_out_text(d))) for d in documents}
     assert len(sides) == 100
-
-
-def test_documentation_is_held_out_with_the_source_code_that_contains_it():
-    source, _ = choose_split(library_source(), 0.05)
-    docs, _ = choose_split(library_docs(), 0.05)
-    modules = {document.group_text for document in library_source()}
-    for document in library_docs():
-        if document.group_text in modules:
-            assert bool(docs.held_out_text(document)) == bool(source.held_out_text(document))

@@ -24,31 +24,28 @@ def names(preset, work: str, source: str = "web") -> list[str]:
 @pytest.mark.parametrize(
     ("work", "expected"),
     [
-        ("plain", ["normalise"]),
-        ("opengptx", ["normalise", "language", "annotations", "line_shape"]),
-        ("roots", ["normalise", "language", "text_ratios", "personal_data"]),
-        ("olmoe", ["repeated_ngrams"]),
+        ("plain", "normalise"),
+        ("opengptx", "normalise language annotations line_shape"),
+        ("roots", "normalise language text_ratios personal_data"),
+        ("olmoe", "repeated_ngrams"),
         (
             "fineweb",
-            [
-                "normalise", "language", "gopher_repetition", "gopher_quality", "c4", "fineweb",
-                "personal_data",
-            ],
+            "normalise language gopher_repetition gopher_quality c4 fineweb personal_data",
         ),
     ],
-)  # fmt: skip
-def test_a_work_is_its_steps_in_order(work, expected, preset):
-    assert names(preset, work) == expected
+)
+def test_a_work_has_its_steps_in_order(work, expected, preset):
+    assert names(preset, work) == expected.split()
 
 
-def test_a_source_that_is_excepted_keeps_the_other_steps(preset):
+def test_an_excepted_source_keeps_the_other_steps(preset):
     assert names(preset, "roots", "code") == ["normalise"]
     assert names(preset, "roots", "yo") == ["normalise"]
     assert names(preset, "roots", "zhs") == names(preset, "roots")
 
 
 @pytest.mark.parametrize("work", ["plain", "opengptx", "roots", "olmoe", "fineweb"])
-def test_a_good_page_stays_and_steps_survive_a_change_of_process(work, preset):
+def test_a_good_page_is_kept_and_steps_can_be_pickled(work, preset):
     steps = build_steps(preset(work), source="web", where=WHERE)
     moved = pickle.loads(pickle.dumps(steps))
     document, again = Document(text=PAGE, id="0"), Document(text=PAGE, id="0")
@@ -57,7 +54,7 @@ def test_a_good_page_stays_and_steps_survive_a_change_of_process(work, preset):
     assert (document.text, document.metadata) == (again.text, again.metadata)
 
 
-def test_addresses_of_a_page_become_roots_placeholder(preset):
+def test_addresses_are_replaced_by_the_placeholder_of_roots(preset):
     document = Document(text=PAGE, id="0")
     for step in build_steps(preset("roots"), source="en", where=WHERE):
         assert step(document) is None
@@ -67,7 +64,7 @@ def test_addresses_of_a_page_become_roots_placeholder(preset):
     assert document.metadata["language"] == "en"
 
 
-def test_removals_are_counted_by_what_stands_before_the_colon(preset):
+def test_removals_are_counted_by_the_word_before_the_colon(preset):
     spam = "buy now " * 60
     counts: Counter[str] = Counter()
     for work in ("roots", "olmoe", "fineweb"):
@@ -78,7 +75,7 @@ def test_removals_are_counted_by_what_stands_before_the_colon(preset):
     assert counts == {"text_ratios": 1, "repeated_ngrams": 1, "gopher_repetition": 1}
 
 
-def test_no_words_of_the_24_stories_get_lost_under_opengptx(preset):
+def test_opengptx_keeps_all_words_of_the_24_stories(preset):
     steps = build_steps(preset("opengptx"), source="web", where=WHERE)
     for file in CORPUS.glob("*.txt"):
         document = Document(text=file.read_text("utf-8"), id=file.stem)

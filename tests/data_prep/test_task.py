@@ -1,4 +1,4 @@
-"""An element of a job array, as the job script starts it."""
+"""Elements of a job array, started as by the job script."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from tests.data_prep.corpora import EXACT, clean, digest_of, write_corpus
 
 @dataclass(frozen=True)
 class Elements:
-    """A queue that does its elements one by one, those named."""
+    """A queue that runs the chosen elements one by one."""
 
     chosen: tuple[int, ...]
 
@@ -26,7 +26,7 @@ class Elements:
                 main([str(folder.parent), folder.name, str(element)])
 
 
-def test_elements_together_do_what_one_process_does(tmp_path):
+def test_all_array_elements_give_the_result_of_one_process(tmp_path):
     sources = write_corpus(tmp_path / "t")
     expected = digest_of(clean(sources, tmp_path / "one", **EXACT))
     for lost in range(3):
@@ -34,12 +34,11 @@ def test_elements_together_do_what_one_process_does(tmp_path):
         with pytest.raises(RecipeError, match=r"\d of \d+ tasks ended without a result, the f"):
             clean(sources, tmp_path / str(lost), executor=some)
         every = Elements((0, 1, 2))
-        assert digest_of(clean(sources, tmp_path / str(lost), executor=every, **EXACT)) == (
-            expected
-        )
+        result = clean(sources, tmp_path / str(lost), executor=every, **EXACT)
+        assert digest_of(result) == expected
 
 
-def test_what_stops_an_element_is_left_for_the_command_and_tried_anew(tmp_path, capsys):
+def test_the_error_of_an_element_is_raised_and_the_element_repeated(tmp_path, capsys):
     sources = write_corpus(tmp_path / "t")
     bad = tmp_path / "t" / "en1.jsonl"
     good = bad.read_text()
@@ -49,6 +48,5 @@ def test_what_stops_an_element_is_left_for_the_command_and_tried_anew(tmp_path, 
         clean(sources, tmp_path / "s", executor=every)
     assert "en1.jsonl:1 line 1 has no text" in capsys.readouterr().err
     bad.write_text(good)
-    assert digest_of(clean(sources, tmp_path / "s", executor=every)) == digest_of(
-        clean(sources, tmp_path / "one")
-    )
+    expected = digest_of(clean(sources, tmp_path / "one"))
+    assert digest_of(clean(sources, tmp_path / "s", executor=every)) == expected

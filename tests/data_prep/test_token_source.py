@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as Engine
-from tokenizers import models, normalizers, pre_tokenizers, trainers
+from tokenizers import normalizers
 
 from components.config.schema.data import Source
 from components.data.byte_bpe import ByteBPE
@@ -25,13 +24,14 @@ from data_prep.tokenise import (
     sample_texts,
     write_megatron,
 )
+from tests.components.data.engines import declare_engine, train_engine
 from tests.data_prep.corpora import prepare
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "megatron"
 
 
 class Declared:
-    """A tokenizer that is only declared: nothing of it is ever loaded."""
+    """A tokenizer that is declared and never loaded."""
 
     vocab_size, eod_id = 1000, 1
 
@@ -39,10 +39,10 @@ class Declared:
         return {"vocab_size": 1000}
 
 
-def run(root: Path, said: list[str] | None = None, **changes):
+def run(root: Path, messages: list[str] | None = None, **changes):
     sources = {"mine": Source(tokens=(str(GOLDEN / "uint16_whole"),))}
     arguments = {"sources": sources, "tokenizer": Declared(), "held_out_fraction": 0.3}
-    return prepare(said=said, root=root, sequence_length=4, **{**arguments, **changes})
+    return prepare(messages=messages, root=root, sequence_length=4, **{**arguments, **changes})
 
 
 def golden(name: str) -> list[list[int]]:
@@ -59,9 +59,9 @@ def read_all(folder, records):
     return ShardedTokens(records=records, files=files).read_tokens(0, 1 << 40).tolist()
 
 
-def test_nothing_is_copied_and_the_documents_are_parted_in_their_order(tmp_path):
-    said: list[str] = []
-    folder, manifest = run(tmp_path, said)
+def test_documents_are_split_in_order_and_not_copied(tmp_path):
+    messages: list[str] = []
+    folder, manifest = run(tmp_path, messages)
     assert [path.name for path in folder.iterdir()] == ["manifest.json"]
     record, documents = manifest.sources["mine"], golden("uint16_whole")
     assert len(documents) == 7
@@ -70,11 +70,11 @@ def test_nothing_is_copied_and_the_documents_are_parted_in_their_order(tmp_path)
     assert (record.documents, record.train[0].documents) == (7, 5)
     content = (GOLDEN / "uint16_whole.bin").read_bytes()
     assert record.train[0].sha256 == hashlib.sha256(content).hexdigest()
-    assert said[0] == "tokenizer: none; 1,000 ids, 1 ends texts"
+    assert messages[0] == "tokenizer: none; 1,000 ids, 1 ends texts"
     assert Manifest.from_folder(folder) == manifest
 
 
-def test_windows_run_over_the_files_of_a_pattern_as_over_one(tmp_path):
+def test_windows_span_the_files_of_a_pattern(tmp_path):
     for name in ("x0", "x1"):
         for suffix in (".bin", ".idx"):
             shutil.copy(GOLDEN / f"uint16_whole{suffix}", tmp_path / f"{name}{suffix}")
@@ -92,17 +92,16 @@ def test_windows_run_over_the_files_of_a_pattern_as_over_one(tmp_path):
     }
     assert read == {k: joined[4 * k : 4 * k + 5] for k in range((len(joined) - 1) // 4)}
     held_out = HeldOutWindows(
-        folder=folder, manifest=manifest, sequence_length=4, max_windows=99
+        folder=folder, manifest=manifest, sequence_length=4, max_windows=9
     )
-    first = next(held_out.iter_windows("mine")).tolist()
-    assert first == flat(documents[5:])[:5]
+    assert next(held_out.iter_windows("mine")).tolist() == flat(documents[5:])[:5]
 
 
 @pytest.mark.parametrize(
     ("documents", "fraction", "held_out"),
     [(7, 0.3, 2), (1000, 0.05, 50), (10, 0.001, 1), (2, 0.9, 1), (1, 0.5, 0), (0, 0.5, 0)],
 )
-def test_the_held_out_part_is_some_documents_but_never_all(documents, fraction, held_out):
+def test_some_but_never_all_documents_are_held_out(documents, fraction, held_out):
     assert held_out_documents(documents, fraction) == held_out
 
 
@@ -122,7 +121,7 @@ def test_an_id_outside_the_vocabulary_is_refused_with_its_place(tmp_path):
         run(tmp_path, sources={"mine": source})
 
 
-def test_a_document_without_an_end_is_refused_unless_the_recipe_says_so(tmp_path, monkeypatch):
+def test_a_document_without_an_end_is_refused_unless_configured(tmp_path, monkeypatch):
     monkeypatch.setattr("data_prep.tokenise.BLOCK_TOKENS", 2)  # several blocks
     end = len(flat(golden("uint16_whole")[:4])) - 1
     source = edited(tmp_path, lambda tokens: tokens.__setitem__(end, 7))
@@ -146,13 +145,12 @@ def test_files_of_empty_documents_alone_have_nothing_to_train_on(tmp_path):
 
 
 def test_empty_documents_need_no_end(tmp_path):
-    folder, manifest = run(
-        tmp_path, sources={"mine": Source(tokens=(str(GOLDEN / "uint16.idx"),))}
-    )
+    source = Source(tokens=(str(GOLDEN / "uint16.idx"),))
+    folder, manifest = run(tmp_path, sources={"mine": source})
     assert read_all(folder, manifest.sources["mine"].train) == flat(golden("uint16")[:6])
 
 
-def test_an_edited_file_is_named_when_contents_are_compared_and_only_then(tmp_path):
+def test_an_edited_file_is_named_only_if_contents_are_compared(tmp_path):
     source = edited(tmp_path, lambda tokens: None)
     run(tmp_path, sources={"mine": source})
     edited(tmp_path, lambda tokens: tokens.__setitem__(3, 5))
@@ -179,16 +177,15 @@ def test_prepared_files_are_written_for_megatron_and_read(tmp_path, sources, tok
     assert [prefix.name for prefix in prefixes] == ["first.train", "first.held_out"]
     assert write_megatron(folder, manifest) == prefixes  # again, in place
     source = open_token_source("again", Source(tokens=(f"{folder}/first.train",)))
-    measured = source.measure_files(
-        vocab_size=tokenizer.vocab_size, eod_id=tokenizer.eod_id, fraction=0.1
-    )
+    ids = {"vocab_size": tokenizer.vocab_size, "eod_id": tokenizer.eod_id}
+    measured = source.measure_files(fraction=0.1, **ids)
     (ours,) = manifest.sources["first"].train
     assert measured.documents == ours.documents
     assert {record.sha256 for record in (*measured.train, *measured.held_out)} == {ours.sha256}
     assert (folder / "first.train.bin").samefile(folder / "first.train.tokens")
 
 
-def test_without_second_names_the_tokens_are_copied(tmp_path, sources, tokenizer, monkeypatch):
+def test_tokens_are_copied_without_hard_links(tmp_path, sources, tokenizer, monkeypatch):
     def refuse(*_):
         raise PermissionError("no links here")
 
@@ -203,12 +200,12 @@ def test_without_second_names_the_tokens_are_copied(tmp_path, sources, tokenizer
 def test_text_is_encoded_by_a_given_tokenizer(tmp_path, sources, tokenizer, new_tokenizer):
     texts = {"first": sources["first"]}
     trained, manifest = run(tmp_path / "a", sources=texts, tokenizer=tokenizer)
-    said: list[str] = []
+    messages: list[str] = []
     fresh = new_tokenizer(tokenizer.vocab_size)
     given, again = run(
-        tmp_path / "b", said, sources=texts, tokenizer=fresh, tokenizer_folder=str(trained)
+        tmp_path / "b", messages, sources=texts, tokenizer=fresh, tokenizer_folder=str(trained)
     )
-    assert not any(line.startswith("tokenizer:") for line in said)
+    assert not any(line.startswith("tokenizer:") for line in messages)
     assert again.sources["first"].train == manifest.sources["first"].train
     assert again.tokenizer.files == manifest.tokenizer.files
     assert given.name != trained.name
@@ -225,32 +222,18 @@ def test_a_folder_lacking_the_tokenizer_is_refused(tmp_path, sources, tokenizer,
         run(tmp_path / "b", sources=texts, tokenizer=other, tokenizer_folder=str(trained))
 
 
-def test_a_tokenizer_that_training_cannot_use_is_refused_with_the_reason(tmp_path, sources):
-    engine = Engine(models.BPE())
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel()
+def test_a_lossy_tokenizer_is_refused_with_the_reason(tmp_path, sources):
+    engine = train_engine("", 257, prefix=True)
     engine.normalizer = normalizers.Lowercase()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        special_tokens=["<end>"], initial_alphabet=alphabet, vocab_size=257, show_progress=False
-    )
-    engine.train_from_iterator([], trainer)
     engine.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = ByteBPE(
-        vocab_size=257,
-        normalization="none",
-        pattern="x",
-        eod="<end>",
-        first_pieces=["<end>"],
-        longest_space_run=0,
-        last_pieces=[],
-    )
+    tokenizer = ByteBPE(**declare_engine(engine))
     message = r"tokenizer_folder: the tokenizer in .* has the step Lowercase.*\n.*use a byte"
     texts = {"first": sources["first"]}
     with pytest.raises(RecipeError, match=message):
         run(tmp_path / "a", sources=texts, tokenizer=tokenizer, tokenizer_folder=str(tmp_path))
 
 
-def test_a_prefix_with_signed_ids_is_checked_for_negative_ones(tmp_path):
+def test_negative_ids_are_refused(tmp_path):
     np.array([5, -3, 1], np.int32).tofile(tmp_path / "a.bin")
     write_index(tmp_path / "a", np.array([5, 9, 1], np.int32), "int32", eod_id=1)
     with pytest.raises(RecipeError, match=r"a\.bin has id -3 at token 1"):
@@ -258,16 +241,13 @@ def test_a_prefix_with_signed_ids_is_checked_for_negative_ones(tmp_path):
 
 
 @given(st.lists(st.text()), st.integers(0, 500))
-def test_the_sample_is_never_larger_than_asked(texts, sample_bytes):
+def test_the_sample_respects_its_size(texts, sample_bytes):
     sample = sample_texts(texts, sample_bytes)
     assert sum(len(piece.encode()) for piece in sample) <= sample_bytes
 
 
-def test_a_small_text_is_taken_whole():
+def test_a_small_text_is_taken_whole_and_a_large_one_sampled_everywhere():
     assert sorted(sample_texts(["b\nc", "a"], 1000)) == ["a", "b\nc"]
-
-
-def test_a_large_text_is_sampled_from_beginning_to_end():
     lines = [f"line {number:06d} " + "x" * 100 for number in range(5000)]
     sample = "\n".join(sample_texts(["\n".join(lines)], 50_000))
     numbers = sorted(int(line.split()[1]) for line in sample.split("\n"))

@@ -27,9 +27,8 @@ def prepared(tmp_path):
         for name in TRAIN
     }
     tokenizer = TokenizerRecord(settings={}, files=(), vocab_size=VOCAB_SIZE, eod_id=EOD)
-    return tmp_path, Manifest(
-        key="", tokenizer=tokenizer, held_out_fraction=0.1, sources=sources
-    )
+    manifest = Manifest(key="", tokenizer=tokenizer, held_out_fraction=0.1, sources=sources)
+    return tmp_path, manifest
 
 
 def losses(prepared, shares):
@@ -42,7 +41,7 @@ def flat(documents):
 
 
 def reference(shares):
-    """The same by hand: a probability for each id, then the mean of its logarithm."""
+    """Compute the probability of each id, then the mean of its logarithm."""
     tokens = {name: flat(documents) for name, documents in TRAIN.items()}
     total = sum(map(len, tokens.values()))
     drawn = dict.fromkeys(range(VOCAB_SIZE), 0.0)
@@ -57,7 +56,7 @@ def reference(shares):
 
 
 @pytest.mark.parametrize("shares", [{"a": 0.25, "b": 0.75}, {"a": 1.0}, {"a": 0.0, "b": 1.0}])
-def test_the_loss_is_that_of_the_smoothed_frequencies(prepared, shares):
+def test_the_loss_follows_from_smoothed_frequencies(prepared, shares):
     assert losses(prepared, shares) == pytest.approx(reference(shares))
 
 

@@ -1,4 +1,4 @@
-"""One small model section a family, of awkward shapes, and tokenizers to go with them."""
+"""A small model section of each family, with awkward shapes, and their tokenizers."""
 
 import json
 import os
@@ -29,6 +29,7 @@ from tests.components.convert.base_section import (
     experts,
     latent_attention,
     norm_node,
+    part,
     scale_rotation,
 )
 from tests.components.convert.hybrid_section import HYBRIDS, SIGMOID
@@ -44,7 +45,7 @@ PUBLISHED = Path(__file__).resolve().parents[2] / "data" / "hugging_face"
 
 
 def published(name: str) -> dict[str, Any]:
-    """Read a ``config.json`` of the hub, as `tests/data/hugging_face/README.md` says."""
+    """Read a ``config.json`` of the hub, listed in `tests/data/hugging_face/README.md`."""
     config: dict[str, Any] = json.loads((PUBLISHED / f"{name}.json").read_text("utf-8"))
     return config
 
@@ -52,7 +53,7 @@ def published(name: str) -> dict[str, Any]:
 def llama() -> Section:
     """Grouped heads, wider than the model together, and padded rows."""
     grouped = {"num_kv_heads": 2, "head_dim": 10}
-    return base_section(positions=ROTARY, norm=RMS, mlp={}, attention=grouped)
+    return base_section(ROTARY, RMS, attention=grouped)
 
 
 def llama_with_biases() -> Section:
@@ -63,20 +64,16 @@ def llama_with_biases() -> Section:
 
 
 def bloom() -> Section:
-    """Seven heads: the slopes of ALiBi are no power of two's."""
-    section = base_section(
-        positions={"_target_": "components.model.positions.Alibi"},
-        norm=LAYER_NORM,
-        mlp=PLAIN_MLP | {"ffn_dim": 4 * 42},
-        attention={"num_heads": 7, "num_kv_heads": 7, "head_dim": 6, "bias": True},
-    )
+    """Seven heads: ALiBi has other slopes if their number is not a power of two."""
+    heads = {"num_heads": 7, "num_kv_heads": 7, "head_dim": 6, "bias": True}
+    wide = PLAIN_MLP | {"ffn_dim": 4 * 42}
+    section = base_section(part("positions.Alibi"), LAYER_NORM, mlp=wide, attention=heads)
     return section | {"dim": 42, "embedding_norm": LAYER_NORM}
 
 
 def gpt2() -> Section:
-    learned = {"_target_": "components.model.positions.Learned", "num_positions": 29}
-    biased = {"bias": True}
-    return base_section(positions=learned, norm=LAYER_NORM, mlp=PLAIN_MLP, attention=biased)
+    learned = part("positions.Learned", num_positions=29)
+    return base_section(learned, LAYER_NORM, mlp=PLAIN_MLP, attention={"bias": True})
 
 
 def gpt2_with_exact_gelu() -> Section:
@@ -88,38 +85,36 @@ def gpt2_with_exact_gelu() -> Section:
 def olmo() -> Section:
     bare = norm_node(center=True, weight=False, bias=False)
     grouped = {"num_kv_heads": 3}
-    section = base_section(positions=ROTARY, norm=bare, mlp={}, attention=grouped)
+    section = base_section(ROTARY, bare, attention=grouped)
     return section | {"tied_embeddings": False}
 
 
 def olmoe() -> Section:
-    section = base_section(
-        positions=ROTARY, norm=RMS, mlp={}, attention={"num_kv_heads": 3, "qk_norm": RMS}
-    )
+    section = base_section(ROTARY, RMS, attention={"num_kv_heads": 3, "qk_norm": RMS})
     return section | {"mlp": experts(), "tied_embeddings": False}
 
 
 def olmo2() -> Section:
     """Norms after attention and MLP, and over all queries and all keys."""
     whole = {"num_kv_heads": 3, "qk_norm": RMS}
-    section = base_section(positions=ROTARY, norm=RMS, mlp={}, attention=whole)
+    section = base_section(ROTARY, RMS, attention=whole)
     return section | {"tied_embeddings": False, "norm_placement": "after"}
 
 
 def qwen3() -> Section:
     """Grouped heads that are wider than the model together, each normalized by itself."""
     heads = {"num_kv_heads": 2, "head_dim": 10, "qk_norm": RMS, "qk_norm_over": "each_head"}
-    return base_section(positions=ROTARY, norm=RMS, mlp={}, attention=heads)
+    return base_section(ROTARY, RMS, attention=heads)
 
 
 def qwen3_moe() -> Section:
-    """The same with experts, which the routers' weights of a token all sum to 1 for."""
+    """The same with experts; the routing weights of a token sum to 1."""
     return qwen3() | {"mlp": experts(renormalize=True)}
 
 
 def deepseek_v3() -> Section:
     """A dense layer, then two with experts in three groups; heads of three widths."""
-    section = base_section(positions=ROTARY, norm=RMS, mlp={}, attention={})
+    section = base_section(ROTARY, RMS)
     section |= {"attention": latent_attention(), "dense_mlp": section["mlp"]}
     mlp = experts(num_experts=6, renormalize=True, **SIGMOID, weight_scale=2.5)
     return section | {"num_layers": 3, "tied_embeddings": False, "mlp": mlp}
@@ -134,7 +129,7 @@ def deepseek_v3_of_experts_alone() -> Section:
 def gpt_oss() -> Section:
     """Experts with biases and a clamped SwiGLU, sinks, and windows in every second layer."""
     heads = {"num_kv_heads": 2, "head_dim": 10, "bias": True, "sinks": True}
-    section = base_section(positions=ROTARY, norm=RMS, mlp={}, attention=heads)
+    section = base_section(ROTARY, RMS, attention=heads)
     section["attention"] |= {"windows": [5, "full"]}
     clamped = {"bias": True, "renormalize": True, "swiglu_alpha": 1.7, "swiglu_limit": 0.5}
     section |= {"mlp": experts(**clamped, linear_offset=1.0)}
@@ -144,23 +139,20 @@ def gpt_oss() -> Section:
 
 def smollm3() -> Section:
     """The second and the fourth of five layers do not rotate."""
-    some = {"_target_": "components.model.positions.InterleavedRotary", "skip_every": 2}
-    section = base_section(
-        positions=ROTARY | some, norm=RMS, mlp={}, attention={"num_kv_heads": 2}
-    )
-    return section | {"num_layers": 5}
+    positions = part("positions.InterleavedRotary", base=500.0, skip_every=2)
+    return base_section(positions, RMS, attention={"num_kv_heads": 2}) | {"num_layers": 5}
 
 
 def apertus() -> Section:
     """Two maps and xIELU, and each head normalized by itself; rotation is not slowed."""
     heads = {"num_kv_heads": 3, "qk_norm": RMS, "qk_norm_over": "each_head"}
     plain = {"activation": "xielu", "gated": False}
-    section = base_section(positions=ROTARY, norm=RMS, mlp=plain, attention=heads)
+    section = base_section(ROTARY, RMS, mlp=plain, attention=heads)
     return section | {"tied_embeddings": False}
 
 
 def olmo3() -> Section:
-    """Two layers of three see five keys; of four the last one does, too."""
+    """The third of four layers sees all keys, the others see five."""
     section = scale_rotation(olmo2(), "YarnScaling", **YARN)
     section["positions"] |= {"local_base": ROTARY["base"]}
     section["attention"] |= {"windows": [5, 5, "full"]}
@@ -179,24 +171,24 @@ def gemma3() -> Section:
     heads |= {"windows": [5, "full"], "scale_dim": 14}
     gelu = {"activation": "gelu_tanh"}
     local = {"local_base": 100.0}
-    section = base_section(positions=ROTARY | local, norm=RMS, mlp=gelu, attention=heads)
+    section = base_section(ROTARY | local, RMS, mlp=gelu, attention=heads)
     section |= {"norm_placement": "both", "embedding_scale": "sqrt_dim"}
     return section | {"num_layers": 5}
 
 
 def gemma3_slowed() -> Section:
-    """Its scores as wide as the heads, and its layers in an order without an interval."""
+    """Scores as wide as the heads; layers in an order without an interval."""
     section = scale_rotation(gemma3(), "LinearScaling")
     section["attention"] |= {"windows": [5, "full", "full"], "scale_dim": None}
     return section | {"tied_embeddings": False}
 
 
 def nanochat() -> Section:
-    """No norm has weights; grouped heads, two maps, capped logits."""
+    """Norms without weights; grouped heads, two maps, capped logits."""
     bare = norm_node(center=False, weight=False, bias=False)
     heads = {"num_kv_heads": 3, "qk_norm": bare, "qk_norm_over": "each_head"}
     plain = {"activation": "relu_squared", "gated": False}
-    section = base_section(positions=ROTARY, norm=bare, mlp=plain, attention=heads)
+    section = base_section(ROTARY, bare, mlp=plain, attention=heads)
     return section | {"embedding_norm": bare, "logit_cap": 3.0, "tied_embeddings": False}
 
 
@@ -218,7 +210,7 @@ SECTIONS: dict[str, Callable[[], Section]] = {
         *(gemma3, gemma3_slowed, nanochat, nanochat_with_biases),
     )
 }
-# Of five pairs the fastest stays and the next ones are between.
+# The fastest of five pairs stays, and the next ones are interpolated.
 LLAMA3 = {"low_frequency_factor": 0.125, "high_frequency_factor": 2.0, "original_tokens": 12}
 SECTIONS |= {
     "olmoe_renormalized": lambda: olmoe() | {"mlp": experts(renormalize=True)},
@@ -231,14 +223,14 @@ SECTIONS |= {
 
 
 def random_model(section: Mapping[str, Any], *, seed: int = 1) -> nn.Module:
-    """Every parameter random, also norms and biases, so that none can be mistaken."""
+    """Draw every parameter, also norms and biases, so that a swapped one is detected."""
     model: nn.Module = build_node(section, "model")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             mean = 1.0 if "norm" in name and name.endswith("weight") else 0.0
             parameter.copy_(mean + 0.2 * torch.randn(parameter.shape, generator=generator))
-            if mean:  # from 1/2 on a bit is not lost where a class adds 1
+            if mean:  # a class that adds 1 loses no bit of values from 1/2
                 parameter.clamp_(min=0.5)
         for buffer in model.buffers():
             buffer.copy_(torch.randn(buffer.shape, generator=generator))
@@ -286,7 +278,7 @@ def byte_bpe(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 def export_to(
     target: Path, byte_bpe: Trained, model: nn.Module, section: Section, **changes: Any
 ) -> Path:
-    """Write a model as a folder; what a test does not care about is filled in."""
+    """Write a model as a folder, with default options."""
     options: dict[str, Any] = {"tokenizer": byte_bpe[0], "tokenizer_section": byte_bpe[1]}
     options |= {"context_tokens": CONTEXT_TOKENS, "rows": "published", "card": "# card\n"}
     write_folder(target, model=model, section=section, **(options | changes))

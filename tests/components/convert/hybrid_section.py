@@ -1,4 +1,4 @@
-"""Small model sections like those of hybrid models, of awkward shapes."""
+"""Small sections of hybrid models, with awkward shapes."""
 
 import re
 from collections.abc import Mapping
@@ -8,59 +8,58 @@ from torch import Tensor
 
 from tests.components.convert.base_section import (
     RMS,
+    ROTARY,
     YARN,
     Section,
     base_section,
     experts,
     latent_attention,
+    part,
     scale_rotation,
 )
 
 SIGMOID = {"scores": "sigmoid", "num_groups": 3, "top_groups": 2}
 SIGMOID |= {"shared_ffn_dim": 40, "balance_rate": 0.001}
-POSITIONS = {"_target_": "components.model.positions.Positions"}
+BEFORE = {"norm_placement": "before"}
 
 
 def olmo_hybrid() -> Section:
-    """Three layers of four have gated delta nets, in an order without an interval."""
+    """Three of four layers have gated delta nets, in an order without an interval."""
     heads = {"num_kv_heads": 3, "qk_norm": RMS}
-    return base_section(positions=POSITIONS, norm=RMS, mlp={}, attention=heads) | {
-        "num_layers": 4, "tied_embeddings": False, "norm_placement": "after",
+    delta = part("mixers.gated_delta_net.GatedDeltaNet", norm=RMS, decay_range=[0.0, 16.0])
+    delta |= {"num_heads": 4, "num_key_heads": 2, "key_dim": 6, "value_dim": 10, "conv_size": 3}
+    delta |= {"negative_eigenvalues": True, "norm_placement": "before"}
+    return base_section(part("positions.Positions"), RMS, attention=heads) | {
+        "num_layers": 4,
+        "tied_embeddings": False,
+        "norm_placement": "after",
         "pattern": ["delta/mlp", "delta/mlp", "attention/mlp"],
-        "mixers": {
-            "delta": {
-                "_target_": "components.model.mixers.gated_delta_net.GatedDeltaNet",
-                "_partial_": True, "num_heads": 4, "num_key_heads": 2, "key_dim": 6,
-                "value_dim": 10, "conv_size": 3, "norm": RMS, "negative_eigenvalues": True,
-                "norm_placement": "before", "decay_range": [0.0, 16.0],
-            }
-        },
-    }  # fmt: skip
+        "mixers": {"delta": delta},
+    }
 
 
 def olmo_hybrid_rotated() -> Section:
     """The same with RoPE, as before the last stage of its training."""
-    rotary = {"_target_": "components.model.positions.Rotary", "_partial_": True, "base": 5e5}
-    return olmo_hybrid() | {"positions": rotary}
+    return olmo_hybrid() | {"positions": ROTARY | {"base": 5e5}}
 
 
 def qwen3_next() -> Section:
-    """Two groups of three states each, gated heads of which some channels rotate, experts."""
-    section = olmo_hybrid()
-    rotary = {"_target_": "components.model.positions.Rotary", "_partial_": True, "base": 500.0}
+    """Two groups of three states, gated and partly rotated heads, and experts."""
+    section = olmo_hybrid() | BEFORE
     gated = {"head_dim": 10, "num_kv_heads": 2, "output_gate": True}
     delta = section["mixers"]["delta"] | {"num_heads": 6, "negative_eigenvalues": False}
     return section | {
-        "num_layers": 5, "positions": rotary | {"rotary_fraction": 0.4},
+        "num_layers": 5,
+        "positions": ROTARY | {"rotary_fraction": 0.4},
         "attention": section["attention"] | gated | {"qk_norm_over": "each_head"},
         "mlp": experts(shared_ffn_dim=28, shared_gate=True, renormalize=True),
-        "norm_placement": "before", "pattern": ["delta/mlp", "attention/mlp", "delta/mlp"],
+        "pattern": ["delta/mlp", "attention/mlp", "delta/mlp"],
         "mixers": {"delta": _without(delta, "norm_placement", "decay_range")},
-    }  # fmt: skip
+    }
 
 
 def qwen3_next_slowed() -> Section:
-    """With biases of attention, a state for each key, and tied ends."""
+    """With attention biases, a key for each state, and tied embeddings."""
     section = qwen3_next() | {"tied_embeddings": True}
     section["attention"] |= {"bias": True}
     section["mixers"]["delta"] |= {"num_key_heads": 6}
@@ -72,25 +71,22 @@ def _without(section: Section, *keys: str) -> Section:
 
 
 def nemotron_h() -> Section:
-    """Seven layers of one part each; three groups of two heads, and many steps are bounded."""
-    section = olmo_hybrid()
+    """Seven layers of one part each; three groups of two heads, and many bounded steps."""
+    section = olmo_hybrid() | BEFORE
+    mamba = part("mixers.mamba2.Mamba2", num_heads=6, num_key_heads=3, key_dim=5, value_dim=7)
+    mamba |= {"conv_size": 3, "conv_bias": True, "norm": RMS}
+    mamba |= {"step_limits": [0.7, None], "step_range": [0.7, 0.9]}
     return section | {
-        "num_layers": 7, "attention": section["attention"] | {"head_dim": 10, "qk_norm": None},
+        "num_layers": 7,
+        "attention": section["attention"] | {"head_dim": 10, "qk_norm": None},
         "mlp": section["mlp"] | {"activation": "relu_squared", "gated": False},
-        "norm_placement": "before", "pattern": ["mamba", "mlp", "mamba", "attention", "mlp"],
-        "mixers": {
-            "mamba": {
-                "_target_": "components.model.mixers.mamba2.Mamba2", "_partial_": True,
-                "num_heads": 6, "num_key_heads": 3, "key_dim": 5, "value_dim": 7,
-                "conv_size": 3, "conv_bias": True, "norm": RMS, "step_limits": [0.7, None],
-                "step_range": [0.7, 0.9],
-            }
-        },
-    }  # fmt: skip
+        "pattern": ["mamba", "mlp", "mamba", "attention", "mlp"],
+        "mixers": {"mamba": mamba},
+    }
 
 
 def nemotron_h_with_mlp_biases() -> Section:
-    """Without biases of convolutions and a least step."""
+    """Without convolution biases and a least step."""
     section = nemotron_h()
     changes = {"conv_bias": False, "step_limits": [0.0, None], "step_range": [0.001, 0.1]}
     return section | {
@@ -103,25 +99,24 @@ def nemotron_h_with_mlp_biases() -> Section:
 
 def granitemoehybrid() -> Section:
     """Experts, three groups of four heads, bounded steps, multipliers and no positions."""
-    section = olmo_hybrid()
+    section = olmo_hybrid() | BEFORE
     mamba = nemotron_h()["mixers"]["mamba"]
     sizes = {"num_heads": 12, "value_dim": 8, "step_limits": [0.4, 1.1]}
-    experts = _without(qwen3_next()["mlp"], "shared_gate")
+    shared = _without(qwen3_next()["mlp"], "shared_gate") | {"auxiliary_scope": "model"}
+    multipliers = {"embedding_multiplier": 3.0, "branch_multiplier": 0.22}
+    multipliers |= {"output_multiplier": 1 / 6}
     return section | {
         "num_layers": 5,
         "attention": section["attention"] | {"head_dim": 10, "qk_norm": None, "scale_dim": 41},
-        "mlp": experts | {"auxiliary_scope": "model"}, "norm_placement": "before",
-        "parametrization": {
-            "_target_": "components.model.parametrization.Multipliers", "_partial_": True,
-            "embedding_multiplier": 3.0, "branch_multiplier": 0.22, "output_multiplier": 1 / 6,
-        },
+        "mlp": shared,
+        "parametrization": part("parametrization.Multipliers", **multipliers),
         "pattern": ["mamba/mlp", "mamba/mlp", "attention/mlp"],
         "mixers": {"mamba": _without(mamba | sizes, "step_range")},
-    }  # fmt: skip
+    }
 
 
 def granitemoehybrid_with_an_mlp() -> Section:
-    """Rotated, tied, with biases of attention, without multipliers or bounds of steps."""
+    """With RoPE, tied embeddings and attention biases; no multipliers or bounds of steps."""
     section, rotary = granitemoehybrid(), olmo_hybrid_rotated()["positions"]
     mamba = section["mixers"]["mamba"] | {"conv_bias": False, "step_limits": [0.0, None]}
     return _without(section, "parametrization") | {
@@ -142,22 +137,17 @@ def granitemoehybrid_of_attention() -> Section:
 
 def kimi_linear() -> Section:
     """A dense layer with delta attention; experts in groups; heads of four widths."""
-    section = olmo_hybrid()
+    section = olmo_hybrid() | BEFORE
+    delta = part("mixers.kimi_delta.KimiDelta", num_heads=5, key_dim=7, value_dim=7)
     return section | {
-        "norm_placement": "before",
         "attention": latent_attention(
             head_dim=13, rotary_dim=5, value_dim=9, query_rank=None, key_value_rank=11
         ),
-        "dense_mlp": section["mlp"], "num_dense_layers": 1,
+        "dense_mlp": section["mlp"],
+        "num_dense_layers": 1,
         "mlp": experts(num_experts=6, renormalize=True, **SIGMOID, weight_scale=2.446),
-        "mixers": {
-            "delta": {
-                "_target_": "components.model.mixers.kimi_delta.KimiDelta", "_partial_": True,
-                "num_heads": 5, "key_dim": 7, "value_dim": 7, "gate_rank": 7, "conv_size": 3,
-                "norm": RMS,
-            }
-        },
-    }  # fmt: skip
+        "mixers": {"delta": delta | {"gate_rank": 7, "conv_size": 3, "norm": RMS}},
+    }
 
 
 def kimi_linear_of_low_rank() -> Section:

@@ -1,40 +1,22 @@
-"""A tokenizer that a user brings gives the ids of training from the exported folder, too."""
+"""A user's tokenizer gives the same ids in training and from the exported folder."""
 
 import json
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from components.convert.tokenizer import write_tokenizer
 from components.data.byte_bpe import ByteBPE
+from tests.components.data.engines import EOD, declare_engine, train_engine
 
-EOD = "<|endoftext|>"
 SPECIAL = [EOD, "<s>", "</s>", "[CLS]", "[SEP]", "<pad>"]
 TEXTS = [
-    *(
-        "",
-        " ",
-        "a",
-        " a",
-        "Once upon a time",
-        "two  spaces \n\n lines\tand tabs ",
-        "I'll, they",
-    ),
+    *("", " ", "a", " a", "Once upon a time", "I'll, they"),
+    "two  spaces \n\n lines\tand tabs ",
     *("e\u0301 \u00e9 \ufb01", "\u0939\u093f\u0928\u094d\u0926\u0940", "\U0001f600 \u6f22"),
     *(f"one{EOD}two", f"{EOD}", "<s> as text </s>", "[CLS] [SEP]<pad>", "over the<extra>the"),
     *("a <extra> b", "x<whole>y <whole> z", "1234567", "\x00\x1c\ufeff", "the end " * 60),
@@ -55,24 +37,15 @@ POST_PROCESSORS: dict[str, Any] = {
 
 
 def make_engine(
-    *, normalizer: Any = None, prefix: bool = False, split: Any = None, special: bool = True
+    *, normalizer: Any = None, prefix: bool = False, split: Any = None, special: int = True
 ) -> Tokenizer:
     """Train a byte-level BPE with the special pieces first and two added ones last."""
-    engine = Tokenizer(models.BPE())
+    text = "over the bridge the end one two <s> as text"
+    engine = train_engine(text, 330, SPECIAL, prefix=prefix, split=split)
     engine.normalizer = normalizer
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=split is None)
-    engine.pre_tokenizer = (
-        byte_level if split is None else pre_tokenizers.Sequence([split, byte_level])
-    )
-    engine.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=330, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
-    engine.train_from_iterator(["over the bridge the end one two <s> as text"] * 9, trainer)
     engine.add_tokens([
-        AddedToken("<extra>", special=special, normalized=not special),
-        AddedToken("<whole>", special=special, single_word=True),
+        AddedToken("<extra>", special=bool(special), normalized=not special),
+        AddedToken("<whole>", special=bool(special), single_word=True),
     ])
     return engine
 
@@ -80,9 +53,7 @@ def make_engine(
 def save(engine: Tokenizer, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True)
     engine.save(str(folder / "tokenizer.json"))
-    trained_here = {"normalization": "none", "pattern": "x", "longest_space_run": 0}
-    pieces = {"first_pieces": [EOD], "last_pieces": [], "eod": EOD}
-    return {"vocab_size": engine.get_vocab_size()} | trained_here | pieces
+    return declare_engine(engine)
 
 
 def export_tokenizer(folder: Path, section: dict[str, Any], model_type: str = "llama") -> Any:
@@ -101,32 +72,20 @@ def encode_in_training(folder: Path, section: dict[str, Any]) -> list[list[int]]
 
 CUT = pre_tokenizers.Split(Regex(r"\p{N}{1,3}| ?\p{L}+"), "isolated")
 ENGINES: list[dict[str, Any]] = [
-    {"normalizer": normalizer, "prefix": prefix, "split": split, "special": number % 2 == 0}
-    for number, (normalizer, (prefix, split)) in enumerate(
-        product(
-            (None, normalizers.NFC(), normalizers.NFKC()),
-            ((False, None), (True, None), (False, CUT), (False, pre_tokenizers.Digits(True))),
-        )
-    )
+    {"normalizer": normalizer, "prefix": prefix, "split": split, "special": (row + column) % 2}
+    for row, normalizer in enumerate((None, normalizers.NFC(), normalizers.NFKC()))
+    for column, (prefix, split) in enumerate([
+        (False, None),
+        (True, None),
+        (False, CUT),
+        (False, pre_tokenizers.Digits(True)),
+    ])
 ]
-
-
-@pytest.mark.parametrize("name", POST_PROCESSORS)
-def test_an_exported_tokenizer_adds_nothing(name: str, tmp_path) -> None:
-    engine = make_engine()
-    engine.post_processor = POST_PROCESSORS[name]
-    section = save(engine, tmp_path / "tok")
-    trained = encode_in_training(tmp_path / "tok", section)
-    loaded = export_tokenizer(tmp_path / "tok", section)
-    assert [loaded(text)["input_ids"] for text in TEXTS] == trained
-    assert [loaded.encode(text) for text in TEXTS] == trained
-    assert loaded(TEXTS)["input_ids"] == trained
-    exported = Tokenizer.from_file(str(tmp_path / "exported" / "tokenizer.json"))
-    assert [exported.encode(text).ids for text in TEXTS] == trained
 
 
 @pytest.mark.parametrize("number", range(len(ENGINES)))
 def test_every_byte_level_tokenizer_gives_the_ids_of_training(number: int, tmp_path) -> None:
+    """Every post-processor, which would add ids, occurs once or twice."""
     engine = make_engine(**ENGINES[number])
     engine.post_processor = [*POST_PROCESSORS.values()][number % len(POST_PROCESSORS)]
     section = save(engine, tmp_path / "tok")
@@ -134,6 +93,10 @@ def test_every_byte_level_tokenizer_gives_the_ids_of_training(number: int, tmp_p
     model_type = ("llama", "gpt2", "qwen3", "bloom", "gemma3_text", "olmo2")[number % 6]
     loaded = export_tokenizer(tmp_path / "tok", section, model_type)
     assert [loaded(text)["input_ids"] for text in TEXTS] == trained
+    assert [loaded.encode(text) for text in TEXTS] == trained
+    assert loaded(TEXTS)["input_ids"] == trained
+    exported = Tokenizer.from_file(str(tmp_path / "exported" / "tokenizer.json"))
+    assert [exported.encode(text).ids for text in TEXTS] == trained
 
 
 def encode_pairs(loaded: Any, pairs: Sequence[tuple[str, str]]) -> list[tuple[Any, Any]]:
@@ -158,7 +121,7 @@ def test_lm_eval_scores_every_token_of_a_continuation(name: str, tmp_path: Path)
         assert engine.decode(continuation, skip_special_tokens=False) == pair[1]
 
 
-def test_an_earlier_cut_or_padding_is_not_exported(tmp_path: Path) -> None:
+def test_truncation_and_padding_are_not_exported(tmp_path: Path) -> None:
     engine = make_engine()
     expected = [engine.encode(text).ids for text in TEXTS]
     engine.enable_truncation(4)
@@ -169,24 +132,15 @@ def test_an_earlier_cut_or_padding_is_not_exported(tmp_path: Path) -> None:
 
 
 def test_a_piece_of_ordinary_text_gets_no_role(tmp_path: Path) -> None:
-    """``transformers`` would take it from texts whole, where training merges characters."""
-    text = ["<s>x <pad>y <s>"] * 9
-    engine = make_engine(split=pre_tokenizers.Split(Regex(r"\S+"), "isolated"))
-    trainer = trainers.BpeTrainer(
-        vocab_size=290,
-        special_tokens=[EOD],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    learnt = Tokenizer(models.BPE())
-    learnt.pre_tokenizer, learnt.decoder = engine.pre_tokenizer, engine.decoder
-    learnt.train_from_iterator(text, trainer)
-    assert learnt.token_to_id("<s>") is not None
-    section = save(learnt, tmp_path / "tok")
+    """``transformers`` would find a special piece in texts before it merges characters."""
+    words = pre_tokenizers.Split(Regex(r"\S+"), "isolated")
+    engine = train_engine("<s>x <pad>y <s>", 290, [EOD], split=words)
+    assert engine.token_to_id("<s>") is not None
+    section = save(engine, tmp_path / "tok")
     tokenizer = ByteBPE(**section)
     tokenizer.load_file(tmp_path / "tok")
     loaded = export_tokenizer(tmp_path / "tok", section)
     assert loaded.bos_token is None
     spelled = ["<s>x", "a<s>b<s>", "<pad>y<pad>"]
     encoded = [ids.tolist() for ids in tokenizer.encode(spelled)]
-    assert [loaded(one)["input_ids"] for one in spelled] == encoded
+    assert [loaded(text)["input_ids"] for text in spelled] == encoded

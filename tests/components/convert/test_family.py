@@ -1,207 +1,151 @@
-"""The class is chosen by features; where none fits, what stands in the way is named."""
+"""The class is chosen by features. An error names the feature that no class has."""
+
+from typing import Any
 
 import pytest
 
 from components.config.part_nodes import read_decoder
 from components.convert.family import FAMILIES, choose_family
 from components.errors import RecipeError
-from tests.components.convert.base_section import RMS, ROTARY, Section
-from tests.components.convert.conftest import (
-    SECTIONS,
-    apertus,
-    bloom,
-    deepseek_v3,
-    gemma3,
-    gemma3_slowed,
-    gpt2,
-    gpt_oss,
-    llama,
-    mistral,
-    nanochat,
-    olmo,
-    olmo3,
-    olmoe,
-    qwen3_moe,
-)
-from tests.components.convert.hybrid_section import granitemoehybrid as granite
-from tests.components.convert.hybrid_section import (
-    kimi_linear,
-    nemotron_h,
-    olmo_hybrid,
-    olmo_hybrid_rotated,
-    qwen3_next,
-)
+from tests.components.convert.base_section import RMS, ROTARY, Section, part
+from tests.components.convert.conftest import SECTIONS, llama, olmoe
 
-
-@pytest.mark.parametrize("name", SECTIONS)
-def test_each_section_finds_its_class(name: str) -> None:
-    family = choose_family(read_decoder(SECTIONS[name]()))
-    kinds = {one.model_type.removesuffix("_text"): one for one in FAMILIES}
-    assert family is kinds[max(filter(name.startswith, kinds), key=len)]
-
-
-MUP = {"_target_": "components.model.parametrization.MuP", "_partial_": True, "base_dim": 8}
-
-
+MUP = part("parametrization.MuP", base_dim=8)
 DEEPER = {"_target_": "components.model.parametrization.CompleteP", "base_layers": 1}
 
 
-def test_a_parametrization_that_multiplies_nothing_leaves_the_class() -> None:
+@pytest.mark.parametrize("name", SECTIONS)
+def test_each_section_has_its_class(name: str) -> None:
+    family = choose_family(read_decoder(SECTIONS[name]()))
+    kinds = {each.model_type.removesuffix("_text"): each for each in FAMILIES}
+    assert family is kinds[max(filter(name.startswith, kinds), key=len)]
+
+
+def test_a_parametrization_without_factors_keeps_the_class() -> None:
     base = MUP | {"base_dim": llama()["dim"]}
-    plain, first = (
-        choose_family(read_decoder(llama())),
-        read_decoder(llama() | {"parametrization": base}),
-    )
-    assert choose_family(first) is plain
+    unscaled = read_decoder(llama() | {"parametrization": base})
+    assert choose_family(unscaled) is choose_family(read_decoder(llama()))
     for more in ({"output_multiplier": 2.0}, {"embedding_multiplier": 2.0}, DEEPER):
         scaled = read_decoder(llama() | {"parametrization": base | more})
         assert not scaled.is_unscaled, more
 
 
-def changed(section: Section, part: str, key: str, value: object) -> Section:
-    return section | {part: section[part] | {key: value}}
+def changed(name: str, path: str, value: Any) -> Section:
+    """Change a section at a path; ``mixer`` is its only mixer."""
+    section, (*parts, key) = SECTIONS[name](), path.split(".")
+    if parts == ["mixer"]:
+        ((kind, mixer),) = section["mixers"].items()
+        return section | {"mixers": {kind: mixer | {key: value}}}
+    inner = {parts[0]: section[parts[0]] | {key: value}} if parts else {key: value}
+    return section | inner
 
 
-def with_mixer(section: Section, **changes: object) -> Section:
-    ((kind, mixer),) = section["mixers"].items()
-    return section | {"mixers": {kind: mixer | changes}}
-
-
-@pytest.mark.parametrize(
-    ("section", "path", "words"),
-    [
-        (llama() | {"embedding_norm": RMS}, "embedding_norm", "LlamaForCausalLM"),
-        (changed(llama(), "attention", "qk_norm", RMS), "attention.qk_norm", "Llama"),
-        (bloom() | {"embedding_norm": None}, "embedding_norm", "BloomForCausalLM"),
-        (changed(bloom(), "mlp", "ffn_dim", 160), "mlp.ffn_dim", "4 x dim"),
-        (changed(bloom(), "mlp", "activation", "gelu"), "mlp.activation", "gelu_tanh"),
-        (changed(gpt2(), "attention", "bias", False), "attention.bias", "GPT2LMHead"),
-        (
-            changed(gpt2(), "attention", "head_dim", 9),
-            "attention.head_dim",
-            "num_heads, here 9",
-        ),
-        (changed(olmo(), "norm", "eps", 1e-6), "norm.eps", "be 1e-05, here 1e-06"),
-        (changed(olmoe(), "mlp", "routing", "uniform"), "mlp.routing", "learned"),
-        (changed(olmoe(), "norm", "eps", 1e-6), "attention.qk_norm", "OlmoeFor"),
-        (
-            changed(qwen3_moe(), "mlp", "shared_ffn_dim", 8),
-            "mlp.shared_ffn_dim",
-            "must be null",
-        ),
-        (changed(deepseek_v3(), "mlp", "balance_rate", None), "mlp.balance_rate", "bias"),
-        (changed(gpt2(), "norm", "bias", False), "norm.bias", "must be true"),
-        (changed(llama(), "mlp", "activation", "xielu"), "mlp.activation", "one of silu"),
-        (llama() | {"logit_cap": 15.0}, "logit_cap", "must be null, here 15"),
-        (llama() | {"embedding_scale": "sqrt_dim"}, "embedding_scale", "must be none"),
-        (mistral() | {"parametrization": MUP}, "parametrization", "multiplies neither"),
-        (gemma3() | {"parametrization": MUP}, "parametrization", "multiplies neither"),
-        (changed(mistral(), "attention", "scale_dim", 9), "attention.scale_dim", "root"),
-        (changed(llama(), "attention", "output_gate", True), "attention.output_gate", "be fal"),
-        (
-            changed(llama(), "positions", "rotary_fraction", 0.5),
-            "positions.rotary_fraction",
-            "must be 1.0, here 0.5",
-        ),
-        (changed(llama(), "attention", "sinks", True), "attention.sinks", "be false"),
-        (changed(gpt_oss(), "attention", "windows", [5, 4]), "attention.windows", "all"),
-        (changed(gpt_oss(), "mlp", "swiglu_limit", None), "mlp.swiglu_limit", "a limit"),
-        (changed(gpt_oss(), "mlp", "linear_offset", 0.0), "mlp.linear_offset", "be 1.0"),
-        (changed(llama(), "mlp", "swiglu_limit", 7.0), "mlp.swiglu_limit", "be null"),
-        (olmo_hybrid() | {"norm_placement": "before"}, "pattern", "OlmoHybridForCaus"),
-        (
-            changed(olmo_hybrid_rotated(), "positions", "local_base", 9.0),
-            "pattern",
-            "without scaling or local base",
-        ),
-        (
-            nemotron_h() | {"pattern": ["mamba", "attention/mlp"]},
-            "pattern",
-            "each layer is one part",
-        ),
-        (
-            nemotron_h() | {"pattern": ["attention+mamba", "mlp"]},
-            "pattern",
-            "NemotronHForCausalLM",
-        ),
-        (with_mixer(nemotron_h(), norm_before_gate=True), "mixers", "norm after its gate"),
-        (with_mixer(nemotron_h(), norm=None), "mixers", "the model's norm"),
-        (with_mixer(nemotron_h(), norm=RMS | {"eps": 1e-6}), "mixers", "the model's norm"),
-        (with_mixer(nemotron_h(), step_limits=[0.0, 0.1]), "mixers", "without a largest step"),
-        (with_mixer(nemotron_h(), norm_placement="after"), "mixers", "NemotronHForCausalLM"),
-        (
-            nemotron_h() | {"tied_embeddings": True},
-            "tied_embeddings",
-            "must be false, here true",
-        ),
-        (changed(nemotron_h(), "mlp", "gated", True), "mlp.gated", "must be false"),
-        (changed(nemotron_h(), "mlp", "activation", "xielu"), "mlp.activation", "relu"),
-        (changed(nemotron_h(), "attention", "bias", True), "attention.bias", "false"),
-        (
-            nemotron_h() | {"positions": olmo_hybrid_rotated()["positions"]},
-            "positions._target_",
-            "must be Positions, here Rotary",
-        ),
-        (nemotron_h() | {"mlp": olmoe()["mlp"]}, "mlp.gated", "mlp.num_experts"),
-        (changed(qwen3_next(), "mlp", "shared_gate", False), "mlp.shared_gate", "must be true"),
-        (changed(qwen3_next(), "mlp", "activation", "gelu"), "mlp.activation", "of silu"),
-        (
-            changed(qwen3_next(), "positions", "rotary_fraction", 0.5),
-            "positions.rotary_fraction",
-            "without rounding up",
-        ),
-        (
-            with_mixer(qwen3_next(), negative_eigenvalues=True),
-            "pattern",
-            "negative eigenvalues",
-        ),
-        (with_mixer(qwen3_next(), norm=RMS | {"eps": 1e-3}), "pattern", "the model's norm"),
-        (with_mixer(qwen3_next(), norm_placement="both"), "pattern", "Qwen3NextForCausalLM"),
-        (gemma3() | {"norm_placement": "before"}, "norm_placement", "must be both"),
-        (gemma3() | {"embedding_scale": "none"}, "embedding_scale", "Gemma3ForCausalLM"),
-        (gemma3() | {"logit_cap": 30.0}, "logit_cap", "Gemma3ForCausalLM"),
-        (
-            changed(gemma3_slowed(), "positions", "local_base", None),
-            "positions.local_base",
-            "no rotary scaling",
-        ),
-        (gemma3() | {"dim": 44}, "attention.num_heads", "a multiple of the number"),
-        (nanochat() | {"embedding_norm": None}, "embedding_norm", "the model.s norm"),
-        (nanochat() | {"embedding_scale": "sqrt_dim"}, "embedding_scale", "NanoChatFor"),
-        (changed(apertus(), "mlp", "bias", True), "mlp.bias", "ApertusForCausalLM except"),
-        (changed(bloom(), "attention", "windows", [5]), "attention.windows", "Bloom"),
-        (changed(mistral(), "attention", "windows", [5, 4]), "attention.windows", "all"),
-        (with_mixer(kimi_linear(), key_dim=8), "pattern", "have one width"),
-        (with_mixer(kimi_linear(), gate_rank=8), "pattern", "have one width"),
-        (with_mixer(kimi_linear(), norm=RMS | {"eps": 1e-6}), "pattern", "the model's norm"),
-        (with_mixer(kimi_linear(), norm_placement="after"), "pattern", "the model's norm"),
-        (
-            kimi_linear() | {"positions": ROTARY | {"_partial_": True}},
-            "pattern",
-            r"positions\._target_ \(it must be Posit",
-        ),
-        (kimi_linear() | {"tied_embeddings": True}, "tied_embeddings", "it must be fal"),
-        (granite() | {"pattern": ["mamba", "attention/mlp"]}, "pattern", "and then an"),
-        (granite() | {"pattern": ["attention+mamba/mlp"]}, "pattern", "one Mamba-2"),
-        (with_mixer(granite(), value_dim=7), "pattern", "a multiple of model.dim"),
-        (with_mixer(granite(), norm=None), "pattern", "the model's norm"),
-        (with_mixer(granite(), norm_before_gate=True), "pattern", "after its gate"),
-        (changed(granite(), "mlp", "renormalize", False), "mlp.renormalize", "sum to 1"),
-        (changed(granite(), "mlp", "shared_ffn_dim", None), "mlp.shared_ffn_dim", "a sha"),
-        (changed(granite(), "mlp", "shared_gate", True), "mlp.shared_gate", "be false"),
-        (changed(granite(), "mlp", "bias", True), "mlp.bias", "GraniteMoeHybridForCausal"),
-        (changed(granite(), "mlp", "scores", "sigmoid"), "mlp.scores", "must be softmax"),
-        (granite() | {"logit_cap": 9.0}, "logit_cap", "must be null"),
-        # As near as OLMo-3, which is named beside it, is OLMo-2.
-        (changed(olmo3(), "positions", "local_base", 9.0), "attention.windows", "scal"),
-    ],
-)
-def test_a_feature_that_no_class_has_is_named(section: Section, path: str, words: str) -> None:
+def assert_refused(section: Section, path: str, words: str) -> None:
     with pytest.raises(RecipeError, match=words) as caught:
         choose_family(read_decoder(section))
     assert caught.value.path == f"model.{path}"
 
 
-def test_a_mixer_with_the_placement_of_the_class_is_exported() -> None:
-    family = choose_family(read_decoder(with_mixer(kimi_linear(), norm_placement="before")))
-    assert family.model_type == "kimi_linear"
+@pytest.mark.parametrize(
+    ("name", "path", "value", "words"),
+    [
+        ("llama", "embedding_norm", RMS, "LlamaForCausalLM"),
+        ("llama", "attention.qk_norm", RMS, "Llama"),
+        ("bloom", "embedding_norm", None, "BloomForCausalLM"),
+        ("bloom", "mlp.ffn_dim", 160, "4 x dim"),
+        ("bloom", "mlp.activation", "gelu", "gelu_tanh"),
+        ("gpt2", "attention.bias", False, "GPT2LMHead"),
+        ("gpt2", "attention.head_dim", 9, "num_heads, here 9"),
+        ("olmo", "norm.eps", 1e-06, "be 1e-05, here 1e-06"),
+        ("olmoe", "mlp.routing", "uniform", "learned"),
+        ("qwen3_moe", "mlp.shared_ffn_dim", 8, "must be null"),
+        ("deepseek_v3", "mlp.balance_rate", None, "bias"),
+        ("gpt2", "norm.bias", False, "must be true"),
+        ("llama", "mlp.activation", "xielu", "one of silu"),
+        ("llama", "logit_cap", 15.0, "must be null, here 15"),
+        ("llama", "embedding_scale", "sqrt_dim", "must be none"),
+        ("mistral", "parametrization", MUP, "multiplies neither"),
+        ("gemma3", "parametrization", MUP, "multiplies neither"),
+        ("mistral", "attention.scale_dim", 9, "root"),
+        ("llama", "attention.output_gate", True, "be false"),
+        ("llama", "positions.rotary_fraction", 0.5, "must be 1.0, here 0.5"),
+        ("llama", "attention.sinks", True, "be false"),
+        ("gpt_oss", "attention.windows", [5, 4], "all"),
+        ("gpt_oss", "mlp.swiglu_limit", None, "a limit"),
+        ("gpt_oss", "mlp.linear_offset", 0.0, "be 1.0"),
+        ("llama", "mlp.swiglu_limit", 7.0, "be null"),
+        ("nemotron_h", "pattern", ["mamba", "attention/mlp"], "each layer is one part"),
+        ("nemotron_h", "pattern", ["attention+mamba", "mlp"], "NemotronHForCausalLM"),
+        ("nemotron_h", "tied_embeddings", True, "must be false, here true"),
+        ("nemotron_h", "mlp.gated", True, "must be false"),
+        ("nemotron_h", "mlp.activation", "xielu", "relu"),
+        ("nemotron_h", "attention.bias", True, "false"),
+        ("qwen3_next", "mlp.shared_gate", False, "must be true"),
+        ("qwen3_next", "mlp.activation", "gelu", "of silu"),
+        ("qwen3_next", "positions.rotary_fraction", 0.5, "without rounding up"),
+        ("gemma3", "norm_placement", "before", "must be both"),
+        ("gemma3", "embedding_scale", "none", "Gemma3ForCausalLM"),
+        ("gemma3", "logit_cap", 30.0, "Gemma3ForCausalLM"),
+        ("gemma3_slowed", "positions.local_base", None, "no rotary scaling"),
+        ("nanochat", "embedding_norm", None, "the model.s norm"),
+        ("nanochat", "embedding_scale", "sqrt_dim", "NanoChatFor"),
+        ("apertus", "mlp.bias", True, "ApertusForCausalLM except"),
+        ("bloom", "attention.windows", [5], "Bloom"),
+        ("mistral", "attention.windows", [5, 4], "all"),
+        ("kimi_linear", "tied_embeddings", True, "it must be false"),
+        ("granitemoehybrid", "pattern", ["mamba", "attention/mlp"], "and then an"),
+        ("granitemoehybrid", "pattern", ["attention+mamba/mlp"], "one Mamba-2"),
+        ("granitemoehybrid", "mlp.renormalize", False, "sum to 1"),
+        ("granitemoehybrid", "mlp.shared_ffn_dim", None, "a shared"),
+        ("granitemoehybrid", "mlp.shared_gate", True, "be false"),
+        ("granitemoehybrid", "mlp.bias", True, "GraniteMoeHybridForCausalLM"),
+        ("granitemoehybrid", "mlp.scores", "sigmoid", "must be softmax"),
+        ("granitemoehybrid", "logit_cap", 9.0, "must be null"),
+    ],
+)
+def test_a_feature_that_no_class_has_is_named(name, path, value, words):
+    assert_refused(changed(name, path, value), path, words)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "value", "path", "words"),
+    [
+        ("olmoe", "norm.eps", 1e-06, "attention.qk_norm", "OlmoeFor"),
+        ("olmo_hybrid", "norm_placement", "before", "pattern", "OlmoHybridForCausalLM"),
+        (
+            "olmo_hybrid_rotated",
+            "positions.local_base",
+            9.0,
+            "pattern",
+            "scaling or local base",
+        ),
+        ("nemotron_h", "mixer.norm_before_gate", True, "mixers", "norm after its gate"),
+        ("nemotron_h", "mixer.norm", None, "mixers", "the model's norm"),
+        ("nemotron_h", "mixer.norm", RMS | {"eps": 1e-06}, "mixers", "the model's norm"),
+        ("nemotron_h", "mixer.step_limits", [0.0, 0.1], "mixers", "without a largest step"),
+        ("nemotron_h", "mixer.norm_placement", "after", "mixers", "NemotronHForCausalLM"),
+        ("nemotron_h", "positions", ROTARY, "positions._target_", "be Positions, here Rotary"),
+        ("nemotron_h", "mlp", olmoe()["mlp"], "mlp.gated", "mlp.num_experts"),
+        ("qwen3_next", "mixer.negative_eigenvalues", True, "pattern", "negative eigenvalues"),
+        ("qwen3_next", "mixer.norm", RMS | {"eps": 0.001}, "pattern", "the model's norm"),
+        ("qwen3_next", "mixer.norm_placement", "both", "pattern", "Qwen3NextForCausalLM"),
+        ("gemma3", "dim", 44, "attention.num_heads", "a multiple of the number"),
+        ("kimi_linear", "mixer.key_dim", 8, "pattern", "have one width"),
+        ("kimi_linear", "mixer.gate_rank", 8, "pattern", "have one width"),
+        ("kimi_linear", "mixer.norm", RMS | {"eps": 1e-06}, "pattern", "the model's norm"),
+        ("kimi_linear", "mixer.norm_placement", "after", "pattern", "the model's norm"),
+        ("kimi_linear", "positions", ROTARY, "pattern", r"_target_ \(it must be Positions"),
+        ("granitemoehybrid", "mixer.value_dim", 7, "pattern", "a multiple of model.dim"),
+        ("granitemoehybrid", "mixer.norm", None, "pattern", "the model's norm"),
+        ("granitemoehybrid", "mixer.norm_before_gate", True, "pattern", "after its gate"),
+        # OLMo-2 is as near as OLMo-3; the message names both.
+        ("olmo3", "positions.local_base", 9.0, "attention.windows", "scal"),
+    ],
+)
+def test_the_feature_that_a_change_conflicts_with_is_named(name, change, value, path, words):
+    assert_refused(changed(name, change, value), path, words)
+
+
+def test_a_mixer_with_the_norm_placement_of_the_class_is_exported() -> None:
+    section = changed("kimi_linear", "mixer.norm_placement", "before")
+    assert choose_family(read_decoder(section)).model_type == "kimi_linear"

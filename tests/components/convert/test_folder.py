@@ -1,14 +1,15 @@
-"""A folder is whole or not there, and says what it holds."""
+"""A folder is written completely or not at all; its card describes the training."""
 
 import json
 import re
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import nn
 
+from command.arguments import read_point
+from command.composition.compose import compose_recipe
 from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe
 from components.config.schema.sections import AssumedValue
@@ -18,7 +19,7 @@ from components.run.records import HeldOutRecord, Results
 from tests.components.convert.conftest import CONTEXT_TOKENS, Export, bloom, llama, random_model
 
 
-def test_the_configuration_says_what_is_computed(export: Export) -> None:
+def test_an_exported_folder_has_all_files_and_the_configuration(export: Export) -> None:
     folder = export(random_model(llama()), llama())
     assert [file.name for file in folder.parent.iterdir()] == [folder.name]
     files = ("config.json", "generation_config.json", "model.safetensors", "README.md")
@@ -38,7 +39,7 @@ def test_tied_rows_are_stored_once(export: Export) -> None:
     assert "transformer.word_embeddings.weight" in index["weight_map"]
 
 
-def test_a_folder_that_exists_is_left_alone(export: Export, tmp_path: Path) -> None:
+def test_an_existing_folder_is_kept_and_a_failed_export_leaves_none(export, tmp_path):
     model = random_model(llama())
     folder = export(model, llama())
     with pytest.raises(RecipeError, match=r"exported exists\n  set another folder"):
@@ -50,28 +51,23 @@ def test_a_folder_that_exists_is_left_alone(export: Export, tmp_path: Path) -> N
     model.extra = nn.Linear(2, 2)
     with pytest.raises(AssertionError, match=r"no place for \['extra\.bias', 'extra\.weight'"):
         export(model, llama())
-    assert not folder.exists()  # what fails leaves none behind
+    assert not folder.exists()
 
 
 @pytest.fixture(scope="module")
 def recipe() -> Recipe:
-    from command.arguments import read_point
-    from command.composition.compose import compose_recipe
-
     return compose_recipe(read_point(["recipe=teuken7b"]))
 
 
 def results(tokens: int) -> Results:
-    return Results(
-        status="finished", steps=7, tokens=tokens, tokens_per_second=1.0, device="cpu",
-        loss=3.25,
-        held_out=HeldOutRecord(
-            step=5, final=3.5, final_unweighted=4.5, unigram=6.0, unigram_unweighted=7.0
-        ),
-    )  # fmt: skip
+    losses: dict[str, Any] = {"final": 3.5, "final_unweighted": 4.5}
+    losses |= {"unigram": 6.0, "unigram_unweighted": 7.0}
+    counts: dict[str, Any] = {"steps": 7, "tokens": tokens, "tokens_per_second": 1.0}
+    held_out = HeldOutRecord(step=5, **losses)
+    return Results(status="finished", device="cpu", loss=3.25, held_out=held_out, **counts)
 
 
-def test_the_card_says_what_was_trained_and_assumed(recipe: Recipe) -> None:
+def test_the_card_lists_training_and_assumptions(recipe: Recipe) -> None:
     card = write_card(recipe, step=7, tokens=28_672, results=results(28_672))
     for words in (
         *("# teuken7b, miniature", "**This is a miniature**", recipe.description),
@@ -88,7 +84,7 @@ def test_the_card_says_what_was_trained_and_assumed(recipe: Recipe) -> None:
         assert "nats" not in card
 
 
-def test_the_card_tells_no_folder_of_the_machine_that_trained(recipe: Recipe) -> None:
+def test_the_card_has_no_folder_of_the_training_machine(recipe: Recipe) -> None:
     why = "A model on /home/alice/texts/*.txt and ~alice/more/b.txt."
     reason = "as /scratch/alice/notes.md says"
     assumed = {"text": AssumedValue(value="/home/alice/a.txt", reason=reason)}
@@ -99,12 +95,12 @@ def test_the_card_tells_no_folder_of_the_machine_that_trained(recipe: Recipe) ->
         assert words in card.replace("`", "")
 
 
-def test_the_card_shows_a_strangers_markup_as_text(recipe: Recipe) -> None:
+def test_the_card_escapes_markup(recipe: Recipe) -> None:
     markup = "\n## x <img src=//a> ![b](//c) \\<i> \\[d](//e) \u202e"
     assumed = {"text": AssumedValue(value=markup, reason=markup)}
     changed = recipe.model_copy(update={"description": f"why{markup}", "assumed": assumed})
     card = write_card(changed, step=7, tokens=28_672, results=None)
     assert r"why ## x \<img src=//a> !\[b](//c) \\\<i> \\\[d](//e)" in card
-    # An even number of backslashes before a sign would leave it markup.
+    # An even number of backslashes before a character does not escape it.
     assert not re.search(r"(?<!\\)(?:\\\\)*[<\[][!a-z]", card.partition("## Use")[0])
     assert "\u202e" not in card

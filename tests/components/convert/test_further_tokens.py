@@ -1,6 +1,6 @@
-"""What predicts further tokens: under DeepSeek-V3's published names, or left out.
+"""Modules for further tokens have DeepSeek-V3's published names, or are not exported.
 
-The names are those of deepseek-ai/DeepSeek-V3's README_WEIGHTS.md and of its index of weights.
+deepseek-ai/DeepSeek-V3 lists the names in README_WEIGHTS.md and in its index of weights.
 """
 
 import json
@@ -22,7 +22,7 @@ MTP |= {"depth": 1, "loss_weight": 0.3}
 FIRST = "model.layers.3."
 
 
-def test_names_are_published_and_the_class_leaves_them_aside(export: Export) -> None:
+def test_weights_have_published_names_that_the_class_ignores(export: Export) -> None:
     section = deepseek_v3() | {"mtp": MTP}
     model = random_model(section)
     folder = export(model, section)
@@ -36,19 +36,17 @@ def test_names_are_published_and_the_class_leaves_them_aside(export: Export) -> 
     torch.testing.assert_close(theirs(tokens()).logits, logits, atol=1e-5, rtol=1e-5)
     written = load_file(folder / "model.safetensors")
     layer = {name.removeprefix(FIRST) for name in written if name.startswith(FIRST)}
-    like_the_last = {
-        name.removeprefix("model.layers.2.") for name in written if ".layers.2." in name
-    }
+    last = {name.removeprefix("model.layers.2.") for name in written if ".layers.2." in name}
     own = {"enorm", "hnorm", "eh_proj", "embed_tokens", "shared_head.norm", "shared_head.head"}
-    assert layer == like_the_last | {f"{name}.weight" for name in own}
+    assert layer == last | {f"{name}.weight" for name in own}
     shared = {"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head"}
     for copy, original in shared.items():
         assert torch.equal(written[f"{FIRST}{copy}.weight"], written[f"{original}.weight"])
-    projection = model.get_parameter("mtp.3.projection.weight")  # the embedding's columns first
+    projection = model.get_parameter("mtp.3.projection.weight")
     assert torch.equal(written[f"{FIRST}eh_proj.weight"], projection)
 
 
-def test_all_comes_back_or_the_model_alone(export: Export) -> None:
+def test_a_folder_is_read_with_and_without_further_tokens(export: Export) -> None:
     section = deepseek_v3() | {"mtp": MTP}
     model = random_model(section)
     folder = export(model, section)
@@ -62,7 +60,7 @@ def test_all_comes_back_or_the_model_alone(export: Export) -> None:
     assert read_config(folder).section["mtp"] == MTP
 
 
-def test_a_class_without_a_place_gets_the_model_alone(export: Export) -> None:
+def test_a_class_without_further_tokens_gets_the_model_only(export: Export) -> None:
     section = llama() | {"mtp": MTP}
     folder = export(random_model(section), section)
     found: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
@@ -71,7 +69,7 @@ def test_a_class_without_a_place_gets_the_model_alone(export: Export) -> None:
         read_folder(folder, random_model(section), section=section, tokenizer_vocab_size=PIECES)
 
 
-def test_a_folder_that_holds_less_than_it_says_is_refused(export: Export) -> None:
+def test_a_folder_without_its_configured_weights_is_refused(export: Export) -> None:
     section = deepseek_v3()
     folder = export(random_model(section), section)
     config = json.loads((folder / "config.json").read_text())

@@ -1,7 +1,6 @@
-"""What Gemma 3 alone has: weights to which 1 is added, and embeddings times a root."""
+"""Gemma 3 adds 1 to the weights of norms and multiplies embeddings by a root."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,19 +25,15 @@ WIDTH, LOCAL = 1_152, "sliding_attention"
 
 
 def test_weights_in_bfloat16_are_widened_before_1_is_added(export: Export) -> None:
-    """The sum rounded to bfloat16 would lose all but the first 7 bits behind the point."""
+    """A sum in bfloat16 would keep only 7 bits after the binary point."""
     folder, small = export(random_model(gemma3()), gemma3()), torch.arange(48) * 2.0**-12
     name = "layers.1.post_feedforward_layernorm.weight"
-
-    def narrowed(tensors: dict[str, Any]) -> None:
-        tensors[f"model.{name}"] = small.bfloat16()
-
-    edit_tensors(folder, narrowed)
+    edit_tensors(folder, lambda tensors: tensors.update({f"model.{name}": small.bfloat16()}))
     found = read(folder, gemma3()).get_parameter("layers.1.mlp_norm_after.weight")
     assert torch.equal(found, 1 + small.bfloat16().float())
 
 
-def test_what_is_less_than_a_half_comes_back_to_half_a_unit_of_1(export: Export) -> None:
+def test_small_weights_are_restored_within_half_a_unit_of_1(export: Export) -> None:
     model = random_model(gemma3())
     weight = model.get_parameter("final_norm.weight")
     with torch.no_grad():
@@ -48,7 +43,7 @@ def test_what_is_less_than_a_half_comes_back_to_half_a_unit_of_1(export: Export)
     assert 0 < distance <= 2.0**-24
 
 
-def test_a_fresh_norm_is_a_fresh_norm_of_the_class() -> None:
+def test_a_new_norm_equals_a_new_norm_of_the_class() -> None:
     fresh = Gemma3RMSNorm(48)
     assert not fresh.weight.any()
     model = build_node(gemma3(), "model")
@@ -70,27 +65,23 @@ def test_embeddings_are_multiplied_in_the_precision_of_the_class(dtype: torch.dt
 
 
 @pytest.mark.parametrize("config", [GEMMA3, GEMMA3_27B], ids=["1B", "27B"])
-def test_either_spelling_of_rotations_is_the_same_model(config: Section) -> None:
+def test_both_spellings_of_rotations_give_the_same_model(config: Section) -> None:
     features = read_decoder(section_of(config))
     family = choose_family(features)
     newer = AutoConfig.for_model(**config).to_dict()
     assert not newer.keys() & {"rope_theta", "rope_local_base_freq", "rope_scaling"}
-    assert (
-        family.read_hf_config(newer)
-        == family.write_hf_config(features)
-        == family.read_hf_config(config)
-    )
-    again = AutoConfig.for_model("gemma3_text", **family.write_hf_config(features)).to_dict()
+    ours = family.write_hf_config(features)
+    assert family.read_hf_config(newer) == family.read_hf_config(config) == ours
+    again = AutoConfig.for_model("gemma3_text", **ours).to_dict()
     for key in ("rope_parameters", "layer_types", "sliding_window", "query_pre_attn_scalar"):
         assert again[key] == newer[key]
 
 
-def test_layers_in_no_order_have_no_interval(tmp_path: Path) -> None:
+def test_irregular_layers_have_no_interval(tmp_path: Path) -> None:
     types = [LOCAL, "full_attention", "full_attention", *24 * [LOCAL]]
     family = choose_family(read_decoder(section_of(GEMMA3)))
-    assert (
-        family.read_hf_config(GEMMA3 | {"layer_types": types})["sliding_window_pattern"] is None
-    )
+    irregular = family.read_hf_config(GEMMA3 | {"layer_types": types})
+    assert irregular["sliding_window_pattern"] is None
     short = GEMMA3 | {"layer_types": 4 * [LOCAL], "num_hidden_layers": 4}
     assert family.read_hf_config(short)["sliding_window_pattern"] == 5
     slowed = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}

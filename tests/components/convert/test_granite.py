@@ -1,4 +1,4 @@
-"""Granite 4.0 and Nemotron-H: all spellings of their folders, models of muP, and refusals."""
+"""Granite 4.0 and Nemotron-H: spellings of their folders, models with muP, and refusals."""
 
 import json
 from pathlib import Path
@@ -23,6 +23,7 @@ from components.convert.folder import make_config
 from components.convert.hf_shards import SINGLE
 from components.convert.llama import LLAMA
 from components.errors import RecipeError
+from tests.components.convert.base_section import part
 from tests.components.convert.conftest import Export, llama, published, random_model
 from tests.components.convert.hybrid_section import granitemoehybrid, nemotron_h
 from tests.components.convert.test_config_json import Config, imported, put
@@ -33,7 +34,6 @@ DENSE, HYBRID = published("granite_4_0_micro"), published("granite_4_0_h_micro")
 DENSE_PARAMETERS = 3_402_836_480  # "3B", counted in the published weights
 FACTORS = {"residual_multiplier": "branch_multiplier", "logits_scaling": "output_multiplier"}
 FACTORS |= {"embedding_multiplier": "embedding_multiplier"}
-ROOM = "components.model.parametrization"
 
 
 @pytest.mark.parametrize("config", [DENSE, HYBRID], ids=["attention", "hybrid"])
@@ -45,12 +45,10 @@ def test_published_parameters_are_counted_to_the_unit(config: Config, tmp_path: 
     assert (features.total_parameters == DENSE_PARAMETERS) is (config is DENSE)
 
 
-def test_published_keys_are_those_of_the_model(tmp_path: Path) -> None:
+def test_published_keys_equal_the_keys_of_the_model(tmp_path: Path) -> None:
     features = read_decoder(imported(tmp_path, HYBRID))
-    attention = [
-        features.layer_types[features.kind_of(n).text].has_attention for n in range(40)
-    ]
-    assert [n for n in range(40) if attention[n]] == [5, 15, 25, 35]
+    kinds = [features.layer_types[features.kind_of(n).text] for n in range(40)]
+    assert [n for n, kind in enumerate(kinds) if kind.has_attention] == [5, 15, 25, 35]
     mixer = features.mixers["mamba"]
     assert isinstance(mixer, Mamba2Spec)
     assert (mixer.num_heads, mixer.num_key_heads, mixer.key_dim) == (64, 1, 128)
@@ -64,7 +62,7 @@ def test_published_keys_are_those_of_the_model(tmp_path: Path) -> None:
     assert dense.positions.base == 10_000
 
 
-def test_a_configuration_that_transformers_saves_is_understood(tmp_path: Path) -> None:
+def test_a_configuration_saved_by_transformers_is_read(tmp_path: Path) -> None:
     sizes: Config = {"hidden_size": 96, "mamba_n_heads": 6, "mamba_n_groups": 3}
     sizes |= {"layer_types": None}
     GraniteMoeHybridConfig(num_hidden_layers=2, **sizes).save_pretrained(tmp_path)
@@ -108,7 +106,7 @@ def test_a_configuration_that_transformers_saves_is_understood(tmp_path: Path) -
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5: Granite"),
     ],
 )
-def test_what_no_recipe_of_granite_says_is_refused(change, words, tmp_path):
+def test_unsupported_values_of_granite_are_refused(change, words, tmp_path):
     with pytest.raises(RecipeError, match=words):
         imported(tmp_path, HYBRID | change)
 
@@ -116,12 +114,12 @@ def test_what_no_recipe_of_granite_says_is_refused(change, words, tmp_path):
 @pytest.mark.parametrize(
     "parametrization",
     [
-        {"_target_": f"{ROOM}.MuP", "base_dim": 8, "embedding_multiplier": 3.0},
-        {"_target_": f"{ROOM}.CompleteP", "base_dim": 36, "base_layers": 1},
+        part("parametrization.MuP", base_dim=8, embedding_multiplier=3.0),
+        part("parametrization.CompleteP", base_dim=36, base_layers=1),
     ],
 )
-def test_a_parametrization_has_its_factors_in_the_class(parametrization, export, tmp_path):
-    section = llama() | {"parametrization": {"_partial_": True, **parametrization}}
+def test_factors_of_a_parametrization_are_exported(parametrization, export, tmp_path):
+    section = llama() | {"parametrization": parametrization}
     features = read_decoder(section)
     model = random_model(section)
     folder = export(model, section)
@@ -145,9 +143,7 @@ def test_weights_of_a_model_with_other_multipliers_are_refused(export: Export) -
 
 
 def test_a_model_without_multipliers_keeps_its_class():
-    plain = llama() | {
-        "parametrization": {"_target_": f"{ROOM}.Multipliers", "_partial_": True}
-    }
+    plain = llama() | {"parametrization": part("parametrization.Multipliers")}
     assert choose_family(read_decoder(plain)) is LLAMA
     section = llama() | {"dim": 42, "parametrization": granitemoehybrid()["parametrization"]}
     features = read_decoder(section)
@@ -169,7 +165,7 @@ def earlier() -> Config:
     return config | {"time_step_limit": [0.0, float("inf")]}
 
 
-def test_an_earlier_configuration_of_letters_is_read(tmp_path):
+def test_an_older_configuration_of_letters_is_read(tmp_path):
     features = read_decoder(imported(tmp_path, earlier()))
     parts = {"M": "mamba", "-": "mlp", "*": "attention"}
     kinds = [features.kind_of(layer).text for layer in range(features.num_layers)]
@@ -195,7 +191,7 @@ def test_missing_keys_have_the_defaults_of_the_class(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("types", [["mamba", "mlp"], ["linear_attention", "mlp"]])
-def test_both_names_of_layers_are_understood(types: list[str], tmp_path: Path) -> None:
+def test_both_names_of_layers_are_read(types: list[str], tmp_path: Path) -> None:
     section = imported(tmp_path, earlier() | {"layers_block_type": 2 * types})
     assert section["pattern"] == ["mamba", "mlp"]
     assert section["num_layers"] == 4
@@ -217,13 +213,13 @@ def test_both_names_of_layers_are_understood(types: list[str], tmp_path: Path) -
         ({"tie_word_embeddings": True}, "tie_word_embeddings: True, but recipes support onl"),
     ],
 )
-def test_what_no_recipe_of_nemotron_says_is_refused(change, words, tmp_path):
+def test_unsupported_values_of_nemotron_are_refused(change, words, tmp_path):
     with pytest.raises(RecipeError) as refusal:
         imported(tmp_path, earlier() | change)
     assert words in str(refusal.value)
 
 
-def test_the_names_of_earlier_folders_are_understood(export: Export) -> None:
+def test_tensor_names_of_older_folders_are_read(export: Export) -> None:
     section = nemotron_h()
     model = random_model(section)
     folder = export(model, section)

@@ -1,10 +1,11 @@
-"""Several checkpoints become one: their parts, what is averaged, and what is not."""
+"""Merged checkpoints: coefficients, averaged weights, and copied buffers."""
 
 import json
 import math
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,15 +32,11 @@ Tensors = Mapping[str, Tensor]
 
 
 def write(folder: Path, tokens: int, tensors: Tensors, *, ranks: int = 1) -> Path:
-    """Write a checkpoint as so many ranks would, each with its rows in a file of its own."""
-    marker = Marker(
-        kind="tokens",
-        fingerprint=FINGERPRINT,
-        progress=RunProgress(step=tokens, tokens=tokens),
-        held_out_loss=None,
-        files={},
-    )
-    target, files = folder / marker.folder_name, {}
+    """Write a checkpoint of several ranks; each writes its rows to its own file."""
+    progress, files = RunProgress(step=tokens, tokens=tokens), {}
+    given: dict[str, Any] = {"kind": "tokens", "fingerprint": FINGERPRINT}
+    marker = Marker(progress=progress, held_out_loss=None, files={}, **given)
+    target = folder / marker.folder_name
     get_partial_folder(target).mkdir(parents=True)
     for rank in range(ranks):
         pieces, offsets = {}, {}
@@ -48,7 +45,7 @@ def write(folder: Path, tokens: int, tensors: Tensors, *, ranks: int = 1) -> Pat
             if alone and rank:
                 continue
             rows = value if alone else value.tensor_split(ranks)[rank]
-            first = 0 if alone else sum(len(one) for one in value.tensor_split(ranks)[:rank])
+            first = 0 if alone else sum(map(len, value.tensor_split(ranks)[:rank]))
             begin = [first, *[0] * (value.dim() - 1)][: value.dim()]
             key = f"{name}@{','.join(map(str, begin))}" if any(begin) else name
             pieces[key], offsets[key] = rows.contiguous(), {"saved_offsets": begin}
@@ -93,7 +90,7 @@ AVERAGES: list[Average] = ["uniform", "linear", "1-sqrt", "cosine", "exponential
 
 @pytest.mark.parametrize("average", AVERAGES)
 @pytest.mark.parametrize("count", [1, 2, 4, 9])
-def test_parts_are_a_mean_and_updates_count_what_is_left(average: Average, count: int) -> None:
+def test_coefficients_sum_to_one_and_weigh_updates_by_the_decay(average, count):
     """c_k = w_k, c_j = w_j - w_(j+1), c_0 = 1 - w_1: WSM, section 3."""
     parts = compute_coefficients(average, count, None)
     assert sum(parts) == pytest.approx(1.0)
@@ -108,8 +105,8 @@ def test_parts_are_a_mean_and_updates_count_what_is_left(average: Average, count
         assert sum(parts[update:]) == pytest.approx(left.get(average, 1 - done))
 
 
-def test_parts_are_those_of_megatrons_merge_and_of_the_recursion():
-    """Its ``minus-sqrt`` of four checkpoints, ``tools/checkpoint/weighted_merge.py``."""
+def test_coefficients_equal_megatrons_merge_and_the_recursion():
+    """Megatron: ``minus-sqrt`` of 4 checkpoints, ``tools/checkpoint/weighted_merge.py``."""
     expected = [0.5, 0.2071, 0.1589, 0.1340]
     assert compute_coefficients("1-sqrt", 4, None) == pytest.approx(expected, abs=5e-5)
     values = [3.0, -1.0, 4.0, 1.5]
@@ -117,13 +114,12 @@ def test_parts_are_those_of_megatrons_merge_and_of_the_recursion():
     for value in values[1:]:
         mean = 0.8 * mean + 0.2 * value
     parts = compute_coefficients("ema", 4, 0.8)
-    assert sum(part * value for part, value in zip(parts, values, strict=True)) == (
-        pytest.approx(mean)
-    )
+    weighted = [part * value for part, value in zip(parts, values, strict=True)]
+    assert sum(weighted) == pytest.approx(mean)
 
 
-def test_it_is_the_start_less_the_weighted_updates(tmp_path):
-    """The identity of WSM, exact for the updates that were made."""
+def test_a_merge_equals_the_start_plus_weighted_updates(tmp_path):
+    """The identity of WSM, for updates of SGD."""
     torch.manual_seed(0)
     model = nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -144,14 +140,14 @@ def test_it_is_the_start_less_the_weighted_updates(tmp_path):
         torch.testing.assert_close(found[name].double(), expected, rtol=0, atol=1e-7)
 
 
-def test_the_mean_is_torchs_own(tmp_path: Path) -> None:
+def test_the_mean_equals_torchs_averaged_model(tmp_path: Path) -> None:
     weights = [drawn(seed) for seed in range(4)]
     model = nn.Linear(4, 6, bias=False)
     averaged = AveragedModel(model)
-    for place, one in enumerate(weights):
-        model.weight.data.copy_(one["model.matrix.weight"])
+    for place, tensors in enumerate(weights):
+        model.weight.data.copy_(tensors["model.matrix.weight"])
         averaged.update_parameters(model)
-        write(tmp_path, place + 1, one)
+        write(tmp_path, place + 1, tensors)
     found = merged(tmp_path, "uniform", 4)["model.matrix.weight"]
     torch.testing.assert_close(found, averaged.module.weight.data, rtol=0, atol=1e-7)
 
@@ -164,15 +160,15 @@ def test_the_average_of_equal_checkpoints_is_each_of_them(tmp_path: Path) -> Non
     assert all(found[name].equal(drawn(7)[name]) for name in found)
 
 
-def test_the_order_is_that_of_tokens_and_not_of_names(tmp_path: Path) -> None:
+def test_checkpoints_are_ordered_by_tokens_and_not_by_names(tmp_path: Path) -> None:
     for tokens in (9, 10, 11):
         write(tmp_path, tokens, drawn(tokens))
-    last = [one.name[-3:] for one in last_checkpoints(tmp_path, 3, None)]
+    last = [folder.name[-3:] for folder in last_checkpoints(tmp_path, 3, None)]
     assert last == ["009", "010", "011"]
-    assert [one.name[-3:] for one in last_checkpoints(tmp_path, 1, 10)] == ["010"]
+    assert [folder.name[-3:] for folder in last_checkpoints(tmp_path, 1, 10)] == ["010"]
 
 
-def test_how_many_ranks_wrote_them_changes_no_bit(tmp_path: Path) -> None:
+def test_the_number_of_writing_ranks_changes_no_bit(tmp_path: Path) -> None:
     for seed, mixed in enumerate((1, 3, 2)):
         write(tmp_path / "one", seed + 1, drawn(seed))
         write(tmp_path / "more", seed + 1, drawn(seed), ranks=mixed)
@@ -183,18 +179,17 @@ def test_how_many_ranks_wrote_them_changes_no_bit(tmp_path: Path) -> None:
 def test_rounded_weights_and_masters_are_averaged_in_float32(tmp_path):
     weights = [drawn(seed, torch.bfloat16) for seed in range(3)]
     masters = [drawn(seed)["model.experts.weight"].flatten(0, 1) for seed in range(3)]
-    for place, (one, master) in enumerate(zip(weights, masters, strict=True)):
-        finer = {"optimizer.state.experts.weight.master": master}
-        write(tmp_path, place + 1, one | finer)
+    for place, (rounded, master) in enumerate(zip(weights, masters, strict=True)):
+        write(tmp_path, place + 1, rounded | {"optimizer.state.experts.weight.master": master})
     found = merged(tmp_path)
-    matrices = torch.stack([one["model.matrix.weight"].float() for one in weights])
+    matrices = torch.stack([rounded["model.matrix.weight"].float() for rounded in weights])
     torch.testing.assert_close(found["model.matrix.weight"], matrices.mean(0))
     torch.testing.assert_close(
         found["model.experts.weight"].flatten(0, 1), torch.stack(masters).mean(0)
     )
 
 
-def test_buffers_and_whole_numbers_are_the_newests(tmp_path: Path) -> None:
+def test_buffers_and_integers_come_from_the_newest_checkpoint(tmp_path: Path) -> None:
     for seed in range(3):
         write(tmp_path, seed + 1, drawn(seed))
     found = merged(tmp_path, buffers=frozenset({"router.bias"}))
@@ -202,7 +197,7 @@ def test_buffers_and_whole_numbers_are_the_newests(tmp_path: Path) -> None:
     assert int(found["model.seen"]) == 2
 
 
-def test_what_cannot_be_merged_is_refused(tmp_path: Path) -> None:
+def test_missing_and_different_checkpoints_are_refused(tmp_path: Path) -> None:
     write(tmp_path, 1, drawn(1))
     with pytest.raises(RecipeError, match="last: 3 checkpoints requested, but only 1"):
         merged(tmp_path)

@@ -10,7 +10,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from components.build import build_node
 from components.config.part_nodes import read_decoder
 from components.convert.family import choose_family
-from tests.components.convert.base_section import Section
+from tests.components.convert.base_section import (
+    RMS,
+    ROTARY,
+    Section,
+    base_section,
+    experts,
+    latent_attention,
+    part,
+)
 from tests.components.convert.conftest import published
 
 Config = dict[str, Any]
@@ -30,7 +38,7 @@ OLMO3_32B = OLMO3 | {key: OLMO2_32B[key] for key in SIZES}
 OLMO3_32B |= {"layer_types": 2 * OLMO3["layer_types"]}
 OLMOE = published("olmoe_1b_7b")
 MISTRAL = published("mistral_7b")
-# The smallest of the same series (arXiv 2505.09388, table 1), whose ends are tied.
+# The smallest of the same series (arXiv 2505.09388, table 1), with tied embeddings.
 QWEN3_06B = QWEN3 | dict(zip(SIZES, (1_024, 3_072, 28, 16, 8), strict=True))
 QWEN3_06B |= {"tie_word_embeddings": True}
 APERTUS = published("apertus_8b")
@@ -71,7 +79,7 @@ COUNTS: dict[str, tuple[Config, int]] = {
     "Gemma 3 27B": (GEMMA3_27B, 27_009_346_304),
 }
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
-PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
+PARTS: dict[str, Section] = {  # what each series has apart from sizes
     "olmo2": {"norm_placement": "after", "qk_norm_over": "all_heads"},
     "olmoe": {"qk_norm_over": "all_heads"},
     "qwen3": {"qk_norm_over": "each_head"},
@@ -93,58 +101,60 @@ PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
 
 
 def section_of(config: Config) -> Section:
-    parts = PARTS.get(config["model_type"], {})
+    series = PARTS.get(config["model_type"], {})
     if is_gemma := config["model_type"] == "gemma3_text":
-        config = GEMMA3 | config  # what a file does not say is the same in all
-    norm = {"center": False, "weight": True, "bias": False, "eps": config["rms_norm_eps"]}
-    norm |= {"_target_": "components.model.norms.Norm", "_partial_": True}
-    positions = {"_target_": "components.model.positions.Rotary", "_partial_": True}
-    positions["base"] = float(config["rope_theta"])
+        config = GEMMA3 | config  # its files leave out what is the same in all sizes
+    norm = RMS | {"eps": config["rms_norm_eps"]}
+    mlp: Section = {"ffn_dim": config["intermediate_size"], **series.get("mlp", {})}
+    attention = attention_of(config, norm if "qk_norm_over" in series else None)
+    section = base_section(positions_of(config), norm, mlp=mlp, attention=attention)
+    if "kv_lora_rank" in config:
+        section["attention"] = latent_of(config, norm)
+    if config.get("first_k_dense_replace"):
+        section |= {"dense_mlp": section["mlp"]}
+        section |= {"num_dense_layers": config["first_k_dense_replace"]}
+    if "num_experts_per_tok" in config:
+        section["mlp"] = experts_of(config)
+    section |= {"dim": config["hidden_size"], "num_layers": config["num_hidden_layers"]}
+    section |= dict.fromkeys(("vocab_size", "padded_vocab_size"), config["vocab_size"])
+    section |= {"tied_embeddings": config.get("tie_word_embeddings", is_gemma)}
+    placed = ("norm_placement", "embedding_scale")
+    return section | {key: series[key] for key in placed if key in series}
+
+
+def positions_of(config: Config) -> Section:
+    positions = ROTARY | {"base": float(config["rope_theta"])}
     if every := config.get("no_rope_layer_interval"):
-        positions |= {"_target_": "components.model.positions.InterleavedRotary"}
-        positions["skip_every"] = every
+        positions |= part("positions.InterleavedRotary", skip_every=every)
     if scaling := config.get("rope_scaling"):
         positions["scaling"] = scaling_of(scaling)
         if config["model_type"] == "olmo3":
             positions["local_base"] = positions["base"]
     if base := config.get("rope_local_base_freq"):
         positions["local_base"] = float(base)
+    return positions
+
+
+def attention_of(config: Config, qk_norm: Section | None) -> Section:
+    series = PARTS.get(config["model_type"], {})
     window = config.get("sliding_window")
-    types = config.get("layer_types", ["sliding_attention" if window else "full_attention"])
-    if is_gemma:
-        types = 5 * ["sliding_attention"] + ["full_attention"]
+    kinds = config.get("layer_types", ["sliding_attention" if window else "full_attention"])
+    if config["model_type"] == "gemma3_text":
+        kinds = 5 * ["sliding_attention"] + ["full_attention"]
     heads = config["num_attention_heads"]
     width = config.get("head_dim", config["hidden_size"] // heads)
     divisor = config.get("query_pre_attn_scalar", width)
     return {
-        "_target_": "components.model.decoder.Decoder", "dim": config["hidden_size"],
-        "num_layers": config["num_hidden_layers"], "vocab_size": config["vocab_size"],
-        "padded_vocab_size": config["vocab_size"],
-        "tied_embeddings": config.get("tie_word_embeddings", is_gemma), "embedding_norm": None,
-        "dropout": 0.0, "positions": positions, "norm": norm,
-        "norm_placement": parts.get("norm_placement", "before"),
-        "embedding_scale": parts.get("embedding_scale", "none"),
-        "attention": latent_of(config, norm)
-        if "kv_lora_rank" in config
-        else {
-            "_target_": "components.model.attention.Attention", "_partial_": True,
-            "num_heads": heads, "num_kv_heads": config["num_key_value_heads"],
-            "head_dim": width, "scale_dim": None if divisor == width else divisor,
-            "bias": config.get("attention_bias", False),
-            "qk_norm": norm if "qk_norm_over" in parts else None,
-            "qk_norm_over": parts.get("qk_norm_over", "all_heads"), "layer_scaling": False,
-            "dropout": 0.0, "backends": ["flash"], **parts.get("attention", {}),
-            "windows": [window if kind == "sliding_attention" else "full" for kind in types],
-        },
-        "mlp": experts_of(config) if "num_experts_per_tok" in config else mlp_of(config),
-        "dense_mlp": mlp_of(config) if config.get("first_k_dense_replace") else None,
-        "num_dense_layers": config.get("first_k_dense_replace", 1),
-        "initialization": {
-            "_target_": "components.model.initialization.Normal", "std": 0.02,
-            "residual": "plain", "padding_row": None,
-        },
-        "init_from": "none",
-    }  # fmt: skip
+        "num_heads": heads,
+        "num_kv_heads": config["num_key_value_heads"],
+        "head_dim": width,
+        "scale_dim": None if divisor == width else divisor,
+        "bias": config.get("attention_bias", False),
+        "qk_norm": qk_norm,
+        "qk_norm_over": series.get("qk_norm_over", "all_heads"),
+        "windows": [window if kind == "sliding_attention" else "full" for kind in kinds],
+        **series.get("attention", {}),
+    }
 
 
 def scaling_of(config: Config) -> Section:
@@ -167,46 +177,39 @@ def scaling_of(config: Config) -> Section:
 
 def latent_of(config: Config, norm: Section) -> Section:
     rotary = config["qk_rope_head_dim"]
-    return {
-        "_target_": "components.model.latent_attention.LatentAttention", "_partial_": True,
-        "num_heads": config["num_attention_heads"],
-        "num_kv_heads": config["num_key_value_heads"],
-        "head_dim": config["qk_nope_head_dim"] + rotary, "rotary_dim": rotary,
-        "value_dim": config["v_head_dim"], "query_rank": config["q_lora_rank"],
-        "key_value_rank": config["kv_lora_rank"], "latent_norm": norm, "dropout": 0.0,
-        "backends": ["flex"],
-    }  # fmt: skip
-
-
-def mlp_of(config: Config) -> Section:
-    return {
-        "_target_": "components.model.mlp.MLP", "_partial_": True,
-        "ffn_dim": config["intermediate_size"], "activation": "silu", "gated": True,
-        "bias": False, **PARTS.get(config["model_type"], {}).get("mlp", {}),
-    }  # fmt: skip
+    return latent_attention(
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config["num_key_value_heads"],
+        head_dim=config["qk_nope_head_dim"] + rotary,
+        rotary_dim=rotary,
+        value_dim=config["v_head_dim"],
+        query_rank=config["q_lora_rank"],
+        key_value_rank=config["kv_lora_rank"],
+        latent_norm=norm,
+    )
 
 
 def experts_of(config: Config) -> Section:
-    return {
-        "_target_": "components.model.moe.Experts", "_partial_": True,
-        "num_experts": next(config[name] for name in EXPERTS if name in config),
-        "top_k": config["num_experts_per_tok"],
-        "ffn_dim": config.get("moe_intermediate_size") or config["intermediate_size"],
-        "activation": "silu", "gated": True, "renormalize": config.get("norm_topk_prob", True),
-        "routing": "learned", "auxiliary_loss": config.get("router_aux_loss_coef", 0.0),
-        "auxiliary_scope": "layer", "z_loss": 0.0, "path": "auto",
+    return experts(
+        num_experts=next(config[name] for name in EXPERTS if name in config),
+        top_k=config["num_experts_per_tok"],
+        ffn_dim=config.get("moe_intermediate_size") or config["intermediate_size"],
+        renormalize=config.get("norm_topk_prob", True),
+        auxiliary_loss=config.get("router_aux_loss_coef", 0.0),
         **PARTS.get(config["model_type"], {}).get("mlp", {}),
         **(deepseek_of(config) if "n_shared_experts" in config else {}),
-    }  # fmt: skip
+    )
 
 
 def deepseek_of(config: Config) -> Section:
     return {
-        "scores": "sigmoid", "weight_scale": config["routed_scaling_factor"],
-        "num_groups": config["n_group"], "top_groups": config["topk_group"],
+        "scores": "sigmoid",
+        "weight_scale": config["routed_scaling_factor"],
+        "num_groups": config["n_group"],
+        "top_groups": config["topk_group"],
         "shared_ffn_dim": config["n_shared_experts"] * config["moe_intermediate_size"],
         "balance_rate": 0.001,
-    }  # fmt: skip
+    }
 
 
 def theirs_of(config: Config) -> Any:
@@ -230,7 +233,7 @@ def test_parameters_are_counted_to_the_unit(model: str) -> None:
 
 @pytest.mark.parametrize(
     ("config", "active", "idle"),
-    # Published are 1.3 B, 3.3 B and 37 B; the rest are experts that a token does not go to.
+    # Published: 1.3 B, 3.3 B and 37 B. The idle rest are experts that the token does not use.
     [
         (OLMOE, 1_282_017_280, 16 * 56 * 3 * 2_048 * 1_024),
         (QWEN3_MOE, 3_353_032_704, 48 * 120 * 3 * 2_048 * 768),
@@ -238,14 +241,14 @@ def test_parameters_are_counted_to_the_unit(model: str) -> None:
     ],
     ids=["olmoe", "qwen3", "deepseek"],
 )
-def test_parameters_that_a_token_meets_are_counted(config, active, idle):
+def test_active_parameters_are_counted(config, active, idle):
     shape = read_decoder(section_of(config))
     assert shape.active_parameters == active
     assert shape.total_parameters - idle == active
 
 
 @pytest.mark.parametrize("model", COUNTS)
-def test_a_published_configuration_states_our_model(model: str) -> None:
+def test_a_published_configuration_describes_our_model(model: str) -> None:
     config, _ = COUNTS[model]
     features = read_decoder(section_of(config))
     family = choose_family(features)
@@ -253,7 +256,7 @@ def test_a_published_configuration_states_our_model(model: str) -> None:
     assert family.read_hf_config(config) == family.write_hf_config(features)
 
 
-def test_layers_without_rotation_follow_from_their_interval() -> None:
+def test_layers_without_rotation_are_read_from_their_interval() -> None:
     config = {key: value for key, value in SMOLLM3.items() if key != "no_rope_layers"}
     features = read_decoder(section_of(SMOLLM3))
     family = choose_family(features)
@@ -264,7 +267,7 @@ def test_layers_without_rotation_follow_from_their_interval() -> None:
     assert family.read_hf_config(other) != family.write_hf_config(features)
 
 
-def test_windows_follow_from_their_interval_and_rotations_from_either_spelling() -> None:
+def test_windows_and_rotations_of_olmo3_are_read_in_every_spelling() -> None:
     features = read_decoder(section_of(OLMO3))
     family = choose_family(features)
     ours = family.write_hf_config(features)
@@ -285,7 +288,7 @@ def test_windows_follow_from_their_interval_and_rotations_from_either_spelling()
     assert family.read_hf_config(OLMO3 | hot) != ours
 
 
-def test_a_scaling_that_is_not_said_is_the_class_s_own_and_null_is_none() -> None:
+def test_a_missing_scaling_is_the_default_and_null_is_none() -> None:
     kept = {key: value for key, value in APERTUS.items() if key != "rope_scaling"}
     slowed, plain = (section_of(config) for config in (APERTUS, kept))
     family = choose_family(read_decoder(slowed))

@@ -28,13 +28,13 @@ from tests.components.convert.conftest import (
 from tests.components.convert.hybrid_section import rename_tensors
 from tests.components.convert.test_reading import assert_same_bits, read
 
-# Both sum the same float32 numbers, in another order.
+# Both sides sum the same float32 numbers in a different order.
 LOGITS_TOLERANCE = 1e-5
 GRADIENT_TOLERANCE = 1e-4
 
 
 def tokens() -> Tensor:
-    """Ids from 4 on: Llama's class gives the row of its padding token, 3, no gradient."""
+    """Draw ids from 4: Llama's class computes no gradient for its padding token, 3."""
     return torch.randint(4, PIECES, (2, CONTEXT_TOKENS), generator=torch.manual_seed(5))
 
 
@@ -86,7 +86,7 @@ def test_the_folder_has_exactly_the_tensors_of_the_class(exported: Exported) -> 
 
 
 def test_a_round_trip_keeps_every_bit(exported: Exported, tmp_path: Path) -> None:
-    """Also written anew by the other side: other keys, other spellings, stacked experts."""
+    """``transformers`` saves other keys, other spellings and stacked experts."""
     section, rows = exported.section, exported.section["vocab_size"]
     assert (exported.folder / INDEX).exists()
     assert_same_bits(read(exported.folder, section), exported.model, rows=rows)
@@ -94,7 +94,7 @@ def test_a_round_trip_keeps_every_bit(exported: Exported, tmp_path: Path) -> Non
     assert_same_bits(read(tmp_path, section), exported.model, rows=rows)
 
 
-def test_text_and_ids_pass_both_ways(exported: Exported) -> None:
+def test_the_tokenizer_of_a_folder_encodes_and_decodes(exported: Exported) -> None:
     tokenizer = AutoTokenizer.from_pretrained(exported.folder)
     text = "Der Müller wiegt 12 Säcke,\n  dann schläft er."
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
@@ -134,18 +134,18 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
 def mapped_gradients(
     gradients: dict[str, Tensor], features: DecoderSpec, *, rows: int
 ) -> dict[str, Tensor]:
-    """Map gradients as weights are, but for numbers that are added to these."""
+    """Map gradients like weights, without the numbers that are added to weights."""
     family = choose_family(features)
     wide = {name: value.double() for name, value in gradients.items()}
     none = {name: torch.zeros_like(value) for name, value in wide.items()}
     moved, at_zero = (
-        dict(their_tensors(one, family, features, rows=rows)) for one in (wide, none)
+        dict(their_tensors(tensors, family, features, rows=rows)) for tensors in (wide, none)
     )
     return {name: value - at_zero[name] for name, value in moved.items()}
 
 
 def in_memory(tensors: dict[str, Tensor], section: Section) -> dict[str, Tensor]:
-    """Stack experts as ``transformers`` 5 has them once they are loaded."""
+    """Stack experts as ``transformers`` 5 does when it loads them."""
     tensors = rename_tensors(tensors)
     single = re.compile(r"\.experts\.\d+\.")
     stacked = {name: value for name, value in tensors.items() if not single.search(name)}

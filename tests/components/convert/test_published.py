@@ -1,6 +1,5 @@
-"""Every recipe has a class; the configurations on the hub are understood as its model."""
+"""Recipes and miniatures have a class; configurations on the hub describe their models."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,37 +11,28 @@ from components.config.model_spec.decoder import DecoderSpec
 from components.config.part_nodes import read_decoder
 from components.convert.family import choose_family
 from components.errors import RecipeError
+from tests.components.convert.conftest import published
 
-# Latent attention with slowed rotations; experts without norms of queries and keys.
+Config = dict[str, Any]
+# Latent attention with scaled rotations; experts without norms of queries and keys.
 NO_CLASS = ("dsv3_1t", "euromoe_2b6_a0b6")
-ROOT = Path(__file__).resolve().parents[3]
-# Excerpts of config.json as published, in the spelling of their time.
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "teuken7b": {  # openGPT-X/Teuken-7B-instruct-commercial-v0.4
-        "model_type": "llama", "hidden_size": 4_096, "intermediate_size": 13_440,
-        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 2,
-        "hidden_act": "silu", "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
-        "rope_scaling": None, "attention_bias": False, "mlp_bias": False,
-        "tie_word_embeddings": True, "vocab_size": 250_680, "pretraining_tp": 1,
-    },
-    "bloom7b1": {  # bigscience/bloom-7b1
-        "model_type": "bloom", "hidden_size": 4_096, "n_layer": 30, "n_head": 32,
-        "vocab_size": 250_880, "masked_softmax_fusion": True, "seq_length": 2_048,
-    },
-    "mula7b_a1b": {  # allenai/OLMoE-1B-7B-0924, whose shape it has
-        "model_type": "olmoe", "hidden_size": 2_048, "intermediate_size": 1_024,
-        "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 16,
-        "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False,
-        "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "rope_scaling": None, "clip_qkv": None,
-        "tie_word_embeddings": False, "vocab_size": 50_304,
-    },
-}  # fmt: skip
+# Excerpts of published config.json files.
+# openGPT-X/Teuken-7B-instruct-commercial-v0.4
+TEUKEN: Config = {"model_type": "llama", "hidden_size": 4_096, "intermediate_size": 13_440}
+TEUKEN |= {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 2}
+TEUKEN |= {"hidden_act": "silu", "rms_norm_eps": 1e-05, "vocab_size": 250_680}
+TEUKEN |= {"rope_theta": 10000.0, "rope_scaling": None, "pretraining_tp": 1}
+TEUKEN |= {"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True}
+# bigscience/bloom-7b1
+BLOOM: Config = {"model_type": "bloom", "hidden_size": 4_096, "n_layer": 30, "n_head": 32}
+BLOOM |= {"vocab_size": 250_880, "masked_softmax_fusion": True, "seq_length": 2_048}
+OLMOE = published("olmoe_1b_7b")  # the shape of mula7b_a1b
+PUBLISHED = {"teuken7b": TEUKEN, "bloom7b1": BLOOM, "mula7b_a1b": OLMOE}
 
 
 def features(recipe: str, scale: str) -> DecoderSpec:
-    return read_decoder(
-        compose_recipe(read_point([f"recipe={recipe}", f"scale={scale}"])).model
-    )
+    recipe_at_scale = compose_recipe(read_point([f"recipe={recipe}", f"scale={scale}"]))
+    return read_decoder(recipe_at_scale.model)
 
 
 @pytest.mark.quick("teuken7b", "bloom560m")
@@ -61,7 +51,7 @@ def test_a_model_without_a_class_is_refused(recipe: str, scale: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", PUBLISHED)
-def test_a_published_configuration_states_the_recipes_model(recipe: str) -> None:
+def test_a_published_configuration_describes_the_recipes_model(recipe: str) -> None:
     config = PUBLISHED[recipe]
     wanted = features(recipe, "full")
     family = choose_family(wanted)

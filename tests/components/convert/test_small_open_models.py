@@ -1,6 +1,6 @@
-"""Published configurations made small: they compute what the classes compute.
+"""Shrunk published configurations compute what their classes compute.
 
-``transformers`` has no class of opensci models: they are Qwen3 with more biases.
+``transformers`` has no class for opensci models, which are Qwen3 with more biases.
 """
 
 import re
@@ -46,7 +46,7 @@ SMALL: dict[str, Config] = {
     "olmo2": OLMO2 | SMALLER | {"num_hidden_layers": 3},
     "smollm3": SMOLLM3 | SMALLER | {"num_hidden_layers": 5},
     "qwen3": QWEN3 | SMALLER | {"num_hidden_layers": 3, "head_dim": 8},
-    # Windows and the length before it was made longer are less than the 64 tokens read.
+    # Windows and the original length are shorter than the 64 tokens of a row.
     "olmo3": OLMO3
     | SMALLER
     | FEWER
@@ -54,7 +54,7 @@ SMALL: dict[str, Config] = {
     | {"layer_types": OLMO3["layer_types"][:5]}
     | {"rope_scaling": OLMO3["rope_scaling"] | {"original_max_position_embeddings": 16}},
     "mistral": MISTRAL | SMALLER | FEWER | {"num_hidden_layers": 3, "sliding_window": 11},
-    # Seven layers, of which the sixth sees all.
+    # The sixth of seven layers sees all keys.
     "gemma3_1b": GEMMA3
     | SMALLER
     | {"num_hidden_layers": 7, "head_dim": 8, "query_pre_attn_scalar": 8}
@@ -78,7 +78,7 @@ SMALL: dict[str, Config] = {
 
 
 @pytest.mark.parametrize("model", SMALL)
-def test_made_small_it_computes_what_the_class_computes(model: str) -> None:
+def test_logits_and_gradients_of_shrunk_models_equal_their_class(model: str) -> None:
     config = SMALL[model]
     section = section_of(config)
     features = read_decoder(section)
@@ -122,14 +122,14 @@ def reference(config: dict[str, Any]) -> Qwen3ForCausalLM:
     return model
 
 
-def test_the_published_configuration_of_opensci_states_our_model() -> None:
+def test_the_published_configuration_of_opensci_describes_our_model() -> None:
     features = read_decoder(section_of(OPENSCI))
     family = choose_family(features)
     assert family.model_type == "opensci"
     assert family.read_hf_config(OPENSCI) == family.write_hf_config(features)
 
 
-def test_opensci_computes_what_qwen3_with_more_biases_does() -> None:
+def test_opensci_equals_qwen3_with_more_biases() -> None:
     config = OPENSCI | TINY
     model, theirs = random_model(section_of(config)), reference(config)
     features = read_decoder(section_of(config))

@@ -1,4 +1,4 @@
-"""The exported tokenizer gives the ids that training saw, through ``transformers`` too."""
+"""The exported tokenizer gives the ids of training, also in ``transformers``."""
 
 import json
 import unicodedata
@@ -13,16 +13,14 @@ from transformers import AutoTokenizer
 from components.convert.tokenizer import convert_sentencepiece, count_pieces, write_tokenizer
 from components.data.unigram import Unigram
 from components.errors import RecipeError
-from tests.components.convert.base_section import Section
 from tests.components.convert.conftest import (
+    Trained,
     corpus,
     llama,
     random_model,
     unigram_section,
     without_target,
 )
-
-Trained = tuple[Path, Section]
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +69,9 @@ def test_merged_pieces_are_converted_too(tmp_path: Path) -> None:
         assert converted.decode(encoded, skip_special_tokens=False) == reference.decode(encoded)
 
 
-def test_after_a_special_piece_text_begins_anew_as_in_training(reference, converted):
+def test_text_after_a_special_piece_starts_like_a_document(reference, converted):
     """Training encodes each document by itself and puts the piece between them."""
-    eod, placeholder = (
-        reference.piece_to_id("<eod>"),
-        reference.piece_to_id("<placeholder_tok_2>"),
-    )
+    eod, placeholder = map(reference.piece_to_id, ("<eod>", "<placeholder_tok_2>"))
     expected = [*reference.encode("Brot."), eod, *reference.encode("Wein."), placeholder]
     assert ids(converted, "Brot.<eod>Wein.<placeholder_tok_2>") == expected
 
@@ -97,7 +92,7 @@ def test_a_folder_loads_offline_with_the_same_ids(unigram, reference, export):
 
 @pytest.mark.parametrize(("kind", "fallback"), [("unigram", True), ("bpe", False)])
 def test_a_model_with_control_pieces_gives_the_ids_of_training(kind, fallback, tmp_path):
-    """As Llama 2's: a text that spells a control piece is plain text to SentencePiece."""
+    """As in Llama 2: SentencePiece encodes a control piece in a text as plain text."""
     (tmp_path / "out").mkdir()
     with (tmp_path / "tokenizer.model").open("wb") as written:
         SentencePieceTrainer.Train(
@@ -128,10 +123,10 @@ def test_a_model_with_control_pieces_gives_the_ids_of_training(kind, fallback, t
 def test_a_byte_level_tokenizer_is_copied(unigram, byte_bpe, tmp_path):
     source, section = byte_bpe
     found = write_tokenizer(source, section, tmp_path, context_tokens=64)
-    copied, kept = ((one / "tokenizer.json").read_bytes() for one in (tmp_path, source))
-    assert copied == kept
+    copied, original = (folder / "tokenizer.json" for folder in (tmp_path, source))
+    assert copied.read_bytes() == original.read_bytes()
     assert found == {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 3}
-    assert [count_pieces(one) for one in (unigram[0], source)] == [1_200, 300]
+    assert [count_pieces(folder) for folder in (unigram[0], source)] == [1_200, 300]
     (tmp_path / "empty").mkdir()
     assert count_pieces(tmp_path / "empty") is None
     with pytest.raises(RecipeError, match=r"neither tokenizer\.model nor tokenizer\.json"):
@@ -141,6 +136,6 @@ def test_a_byte_level_tokenizer_is_copied(unigram, byte_bpe, tmp_path):
 @pytest.mark.parametrize(
     "change", [{"normalization_rule_name": "nmt_nfkc"}, {"remove_extra_whitespaces": True}]
 )
-def test_a_normalization_that_has_no_equal_is_refused(change, unigram):
+def test_an_unsupported_normalization_is_refused(change, unigram):
     with pytest.raises(RecipeError, match="cannot be converted exactly"):
         convert_sentencepiece(unigram[0] / "tokenizer.model", unigram[1] | change)

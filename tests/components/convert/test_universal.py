@@ -21,21 +21,21 @@ from components.convert.reading import read_folder
 from components.convert.universal import UniversalReader
 from components.errors import RecipeError
 from components.train.local_checks import check_builds
-from tests.components.convert.base_section import Section
+from tests.components.convert.base_section import Section, part
 from tests.components.convert.conftest import PIECES, ROOT, bloom, gpt2, llama, random_model
 from tests.components.convert.universal_cases import SECTIONS
 from tests.components.convert.universal_reference import reference
 
 pytestmark = pytest.mark.long
 
-# Both sum the same float32 numbers, in another order.
+# Both sides sum the same float32 numbers in a different order.
 TOLERANCE = 1e-5
 EMBEDDING = "tied_modules.embed.word_embeddings.weight"
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Let DeepSpeed train and convert, in a process of its own, which it changes for good."""
+    """Train and convert with DeepSpeed in a separate process, because it changes globals."""
     folder = tmp_path_factory.mktemp("universal")
     subprocess.run(
         [sys.executable, "-m", "tests.components.convert.universal_cases", str(folder)],
@@ -69,7 +69,7 @@ def rename(folder: Path, old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize("name", SECTIONS)
-def test_logits_are_those_of_transformers(name: str, written: Path) -> None:
+def test_logits_equal_transformers(name: str, written: Path) -> None:
     section = SECTIONS[name]()
     trained = load_file(written / name / "trained.safetensors")
     theirs = reference(name, section, trained)
@@ -84,7 +84,7 @@ def test_logits_are_those_of_transformers(name: str, written: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SECTIONS)
-def test_every_bit_is_that_of_the_hugging_face_folder(name, written, tmp_path):
+def test_weights_equal_the_hugging_face_folder_bit_by_bit(name, written, tmp_path):
     section = SECTIONS[name]() | ({"vocab_size": PIECES} if name == "bloom" else {})
     trained = load_file(written / name / "trained.safetensors")
     reference(name, section, trained).save_pretrained(tmp_path)
@@ -93,7 +93,7 @@ def test_every_bit_is_that_of_the_hugging_face_folder(name, written, tmp_path):
     assert all(torch.equal(value, expected[key]) for key, value in found.named_parameters())
 
 
-def test_a_recipe_begins_with_it(written: Path, folder) -> None:
+def test_a_recipe_starts_from_a_universal_checkpoint(written: Path, folder) -> None:
     words = [
         *("recipe=bloom560m", "scale=parity", "model.dim=42", "model.num_layers=2"),
         *("model.attention.num_heads=7", "model.attention.num_kv_heads=7"),
@@ -109,19 +109,20 @@ def test_a_recipe_begins_with_it(written: Path, folder) -> None:
         check_builds(compose_recipe(read_point([*words, spoilt])))
 
 
-def test_places_are_read_from_the_names(folder: Path) -> None:
-    """As with other parts between those that have parameters; 10 comes after 9."""
+def test_layer_numbers_are_read_from_the_names(folder: Path) -> None:
+    """Other parts may be between numbered ones; 10 comes after 9."""
     expected = dict(read(folder, bloom()).named_parameters())
-    for part in sorted((folder / "zero").iterdir(), reverse=True):
-        place, _, rest = part.name.partition(".")
+    for weight in sorted((folder / "zero").iterdir(), reverse=True):
+        place, _, rest = weight.name.partition(".")
         if place.isdigit():
-            part.rename(part.with_name(f"{int(place) + (6 if place in '34' else 40)}.{rest}"))
+            number = int(place) + (6 if place in "34" else 40)
+            weight.rename(weight.with_name(f"{number}.{rest}"))
     found = read(folder, bloom())
     assert all(torch.equal(value, expected[key]) for key, value in found.named_parameters())
 
 
 @pytest.mark.parametrize("rows", [300, 303, 320])
-def test_rows_may_be_cut_to_the_pieces_or_padded_for_training(rows: int, folder: Path) -> None:
+def test_rows_may_be_cut_to_the_pieces_or_padded(rows: int, folder: Path) -> None:
     table = torch.randn(rows, 42, generator=torch.manual_seed(1))
     edit(folder, EMBEDDING, lambda held: held | {"param": table})
     found = read(folder, bloom()).get_parameter("embedding.weight")
@@ -138,21 +139,22 @@ def test_only_weights_are_opened(folder: Path) -> None:
 
 def test_a_file_in_the_older_format_of_torch_is_read(folder: Path) -> None:
     expected = UniversalReader(folder).read_tensor("3.mlp.dense_h_to_4h.weight").clone()
-    edit(
-        folder,
-        "3.mlp.dense_h_to_4h.weight",
-        lambda held: held,
-        _use_new_zipfile_serialization=False,
-    )
+    options = {"_use_new_zipfile_serialization": False}
+    edit(folder, "3.mlp.dense_h_to_4h.weight", lambda held: held, **options)
     found = read(folder, bloom()).get_parameter("layers.0.mlp.up.weight")
     assert torch.equal(found, expected)
 
 
 class Foreign:
-    """What a pickle could run."""
+    """A class that a pickle could run."""
+
+
+def write_bytes(raw: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / "zero/6.bias/fp32.pt").write_bytes(raw)
 
 
 BIAS = "6.bias"
+CANNOT_BE_READ = r"6\.bias/fp32\.pt: cannot be read"
 LONG = "4.mlp.dense_4h_to_h"
 
 
@@ -160,9 +162,7 @@ LONG = "4.mlp.dense_4h_to_h"
     ("spoil", "message"),
     [
         (
-            lambda folder: edit(
-                folder, EMBEDDING, lambda x: x | {"param": torch.zeros(310, 42)}
-            ),
+            lambda folder: edit(folder, EMBEDDING, lambda _: {"param": torch.zeros(310, 42)}),
             "310 vocabulary rows, the recipe has 300 or",
         ),
         (
@@ -177,21 +177,17 @@ LONG = "4.mlp.dense_4h_to_h"
             lambda folder: edit(folder, BIAS, lambda held: held["param"].flatten()),
             r"has no tensor under 'param'",
         ),
-        *(
-            (lambda folder, raw=raw: (folder / "zero/6.bias/fp32.pt").write_bytes(raw), damaged)
-            for raw in (b"", b"PK\x03\x04", b"no tensor")
-            for damaged in (r"6\.bias/fp32\.pt: cannot be read",)
-        ),
+        *((write_bytes(raw), CANNOT_BE_READ) for raw in (b"", b"PK\x03\x04", b"no tensor")),
     ],
 )
-def test_a_spoilt_folder_is_refused(spoil, message, folder: Path) -> None:
+def test_a_damaged_folder_is_refused(spoil, message, folder: Path) -> None:
     spoil(folder)
     with pytest.raises(RecipeError, match=message):
         read(folder, bloom())
 
 
-def test_parts_that_the_recipe_has_not_are_named(written: Path, folder: Path) -> None:
-    """Tied or not, with learned positions or not: that is seen in the names."""
+def test_differences_from_the_recipe_are_named(written: Path, folder: Path) -> None:
+    """Names show whether embeddings are tied and positions learned."""
     with pytest.raises(RecipeError, match=r"model\.init_from: .* 2 blocks, the recipe has 3"):
         read(written / "bloom/universal", bloom() | {"num_layers": 3})
     other = {"vocab_size": 303, "positions": gpt2()["positions"], "embedding_norm": None}
@@ -203,24 +199,23 @@ def test_parts_that_the_recipe_has_not_are_named(written: Path, folder: Path) ->
         read(written / "gpt2/universal", gpt2() | {"tied_embeddings": False})
     with pytest.raises(RecipeError, match=r"differs in model\.positions, model\.norm, .*mlp"):
         read(folder, llama())
-    mup = {"_target_": "components.model.parametrization.MuP", "_partial_": True}
-    mup["base_dim"] = 1
-    scaled = bloom() | {"embedding_scale": "sqrt_dim", "parametrization": mup}
-    # Factors leave no trace in names and shapes.
+    mup = {"parametrization": part("parametrization.MuP", base_dim=1)}
+    scaled = bloom() | {"embedding_scale": "sqrt_dim"} | mup
+    # Names and shapes do not depend on factors.
     scaled["attention"] |= {"scale_dim": 9, "output_gate": True, "sinks": True}
     lacking = r"in model\.embedding_scale, .*parametrization, .*\.scale_dim, .*_gate, .*\.sinks"
     with pytest.raises(RecipeError, match=lacking):
         read(folder, scaled)
 
 
-def test_other_models_that_deepspeed_converted_are_refused(folder: Path) -> None:
+def test_checkpoints_of_other_models_are_refused(folder: Path) -> None:
     shutil.rmtree(folder / "zero")
     (folder / "zero").mkdir()
     with pytest.raises(RecipeError, match=r"without blocks .*it has no tensors"):
         read(folder, bloom())
-    part = folder / "zero/transformer.h.0.input_layernorm.weight"
-    part.mkdir()
-    torch.save({"param": torch.ones(42)}, part / "fp32.pt")
+    weight = folder / "zero/transformer.h.0.input_layernorm.weight"
+    weight.mkdir()
+    torch.save({"param": torch.ones(42)}, weight / "fp32.pt")
     with pytest.raises(RecipeError, match=r"it has transformer\.h\.0\.input_layernorm"):
         read(folder, bloom())
 
@@ -251,7 +246,9 @@ def test_a_pickle_that_breaks_its_reader_is_refused(pickled, is_zip, tmp_path):
         file.write_bytes(b"".join(pickle.dumps(part, 2) for part in parts) + pickled)
     with pytest.raises(RecipeError, match=r"cannot be read: it is damaged") as caught:
         UniversalReader(tmp_path).read_tensor("a")
-    assert "weights_only" not in str(caught.value)  # torch would advise to run it
+    assert "weights_only" not in str(
+        caught.value
+    )  # torch would suggest to load it without the check
 
 
 @pytest.mark.parametrize(

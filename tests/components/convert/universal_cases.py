@@ -2,9 +2,8 @@
 
     python -m tests.components.convert.universal_cases FOLDER
 
-writes ``FOLDER/NAME/universal``, and beside it the float32 weights that DeepSpeed trained. The
-places in the pipeline are numbered by DeepSpeed; what is computed is only as deep as a step of
-the optimizer needs, and no attention.
+writes ``FOLDER/NAME/universal`` and the float32 weights that DeepSpeed trained. DeepSpeed
+numbers the layers of the pipeline. The forward pass has no attention: it only gives gradients.
 """
 
 import os
@@ -23,7 +22,7 @@ from torch.nn import functional as F
 from tests.components.convert.base_section import Section
 from tests.components.convert.conftest import PIECES, bloom, gpt2, gpt2_with_exact_gelu
 
-# BigScience's fork turns the data between embedding and blocks, which takes two places.
+# BigScience's fork transposes hidden states before and after the blocks, as two more layers.
 TURNS = {"bloom": True, "gpt2": False, "gpt2_with_exact_gelu": False}
 SECTIONS: dict[str, Callable[[], Section]] = {
     "bloom": bloom,
@@ -31,7 +30,7 @@ SECTIONS: dict[str, Callable[[], Section]] = {
     "gpt2_with_exact_gelu": gpt2_with_exact_gelu,
 }
 EMBEDDING = r"tied_modules.embed.word_embeddings.weight"
-# As Megatron-DeepSpeed has them; rows beyond the tokenizer's are cut where that is asked for.
+# The values of Megatron-DeepSpeed; CUTTING removes rows beyond those of the tokenizer.
 INFORMATION = {
     "universal_checkpoint_version": 0.2,
     "parameter_with_row_parallelism_patterns": [
@@ -51,7 +50,7 @@ class Embedding(nn.Module):
         super().__init__()
         rows, dim = section["padded_vocab_size"], section["dim"]
         self.word_embeddings = nn.Embedding(rows, dim)
-        self.norms = section["embedding_norm"] is not None
+        self.norms = section.get("embedding_norm") is not None
         if self.norms:
             self.word_embeddings.norm = nn.LayerNorm(dim)
         places = section["positions"].get("num_positions")
@@ -104,7 +103,7 @@ class Head(nn.Module):
 
 
 def pipeline(section: Section, *, turns: bool) -> Any:
-    """Build the module as GPTModelPipe lists its parts, all in one stage."""
+    """Build the layers of GPTModelPipe in one stage."""
     from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 
     def tied(**forward: Any) -> Any:
@@ -134,7 +133,7 @@ def _loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def train(module: Any, folder: Path, information: dict[str, Any]) -> None:
-    """Take a step in bfloat16 under ZeRO 1, then save what DeepSpeed would go on with."""
+    """Take a step in bfloat16 with ZeRO 1, then save a checkpoint of DeepSpeed."""
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param
 
@@ -178,14 +177,14 @@ def convert(folder: Path) -> None:
 
 
 def write_all(folder: Path) -> None:
-    """Start DeepSpeed once for all pipelines: it takes longer than a step does."""
+    """Start DeepSpeed once for all pipelines, because that takes longer than a step."""
     os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0"}
     import deepspeed
 
-    deepspeed.ops.__compatible_ops__ = {}  # it would compile one of its own
+    deepspeed.ops.__compatible_ops__ = {}  # it would compile an operator
     store = (folder / "store").as_uri()
     dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    deepspeed.init_distributed("gloo")  # takes the group that there is
+    deepspeed.init_distributed("gloo")  # uses the existing group
     for name, make in SECTIONS.items():
         (folder / name).mkdir()
         cutting = CUTTING if name == "bloom" else {}

@@ -1,4 +1,4 @@
-"""What transformers makes of a pipeline's weights, by names and orders written down anew."""
+"""Fill classes of transformers with a pipeline's weights, by independent names and orders."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ GPT2_NAMES = {
 
 
 def reference(name: str, section: Section, trained: dict[str, Tensor]) -> Any:
-    """Fill the class of ``transformers``; Bloom's weights are those that the converter cut."""
+    """Fill the class of ``transformers``; the converter has cut Bloom's embedding rows."""
     is_bloom = name == "bloom"
     rows = PIECES if is_bloom else section["padded_vocab_size"]
     model: Any = (reference_bloom if is_bloom else reference_gpt2)(section, rows)
@@ -39,7 +39,7 @@ def reference(name: str, section: Section, trained: dict[str, Tensor]) -> Any:
 
 
 def inner_name(key: str, name: str, num_layers: int) -> str:
-    """Count the blocks from 0 and call the last norm by its name."""
+    """Number the blocks from 0 and name the last norm."""
     place, _, rest = key.removeprefix("tied_modules.").partition(".")
     if rest.startswith(("word_embeddings", "position_embeddings", "lm_head")):
         return rest
@@ -87,9 +87,11 @@ def gpt2_key(key: str) -> str:
 
 
 def gpt2_value(key: str, value: Tensor, section: Section) -> Tensor:
-    """Put the outputs of one kind together; a weight is stored transposed."""
+    """Group queries, keys and values; GPT-2 stores weights transposed."""
     if "query_key_value" in key:
-        heads = value.split(section["attention"]["head_dim"])  # q, k, v of one, of the next
+        heads = value.split(
+            section["attention"]["head_dim"]
+        )  # q, k, v of the first head, of the second
         value = torch.cat([part for kind in range(3) for part in heads[kind::3]])
     is_map = key.endswith(".weight") and ("self_attention" in key or "mlp" in key)
     return value.T if is_map else value

@@ -1,4 +1,4 @@
-"""A prepared folder whose tokens say where they stand: ``a`` counts from 0, ``b`` from 500."""
+"""A prepared folder with consecutive tokens: source ``a`` from 0, ``b`` from 500."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ EOD_ID, VOCAB_SIZE = 999, 1000
 
 @pytest.fixture
 def prepared(tmp_path: Path) -> tuple[Path, Manifest]:
-    """Hold 102 and 52 training tokens, 11 and 5 held-out ones, end-of-document included."""
+    """Write 102 and 52 training tokens, 11 and 5 held-out ones, with ends of documents."""
     (tmp_path / "tokenizer.model").write_bytes(b"pieces")
     tokenizer = TokenizerRecord(
         settings={"vocab_size": VOCAB_SIZE, "splitting": {"split_digits": True}},
@@ -35,12 +35,8 @@ def write_source(
     folder: Path, name: str, first: int, num_train: int, num_held_out: int
 ) -> SourceRecord:
     def write(side: str, count: int) -> TokenFileRecord:
-        return write_token_file(
-            folder / f"{name}.{side}.tokens",
-            [range(first, first + count)],
-            eod_id=EOD_ID,
-            vocab_size=VOCAB_SIZE,
-        )
+        file, documents = folder / f"{name}.{side}.tokens", [range(first, first + count)]
+        return write_token_file(file, documents, eod_id=EOD_ID, vocab_size=VOCAB_SIZE)
 
     return SourceRecord(
         inputs=(FileRecord(f"{name}.txt", "00", 7),),

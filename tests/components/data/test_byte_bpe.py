@@ -80,26 +80,25 @@ def test_each_family_has_its_published_size_and_end_of_document(name, vocab_size
     ],
 )
 def test_special_pieces_have_their_published_ids(name, ids, tmp_path):
-    """Negative ids count from the end: the vocabulary is smaller here than the published."""
+    """Negative ids count from the end, because the test vocabulary is smaller."""
     tokenizer = make(name)
     tokenizer.train_on_texts(words(), tmp_path)
     for piece, wanted in ids.items():
         assert tokenizer.encode([piece])[0].tolist() == [wanted % tokenizer.vocab_size]
         assert tokenizer.decode(tokenizer.encode([piece])[0]) == piece
-    bytes_begin = len(settings_of(name)["first_pieces"])
-    first = tokenizer.encode(["!"])[0].tolist()  # of the bytes in GPT-2's alphabet
-    assert first == [bytes_begin]
+    first_byte = len(settings_of(name)["first_pieces"])  # "!" in GPT-2's alphabet
+    assert tokenizer.encode(["!"])[0].tolist() == [first_byte]
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
-def test_any_text_comes_back(trained, text):
+def test_any_text_is_decoded_unchanged(trained, text):
     (ids,) = trained.encode([text])
     assert max(ids, default=0) < trained.vocab_size
     if trained.get_settings()["normalization"] == "none":
         assert trained.decode(ids) == text
 
 
-def test_composed_and_decomposed_letters_are_one_only_where_normalised(tmp_path):
+def test_composed_and_decomposed_letters_are_equal_only_with_normalization(tmp_path):
     for normalization, alike in (("nfc", True), ("none", False)):
         tokenizer = make(normalization=normalization)
         tokenizer.train_on_texts(words(), tmp_path)
@@ -133,8 +132,8 @@ def test_the_pattern_of_bloom_keeps_digits_together_and_punctuation_apart(tmp_pa
     assert [tokenizer.decode([token]) for token in ids[:3]] == ["12", ",", "12"]
 
 
-def test_the_merges_are_those_of_the_plain_algorithm(tmp_path):
-    """Count all neighbours, merge the most frequent pair, begin again."""
+def test_merges_equal_the_plain_algorithm(tmp_path):
+    """Count all pairs of neighbors, merge the most frequent pair, and repeat."""
     texts = words()[:40]
     tokenizer = make(vocab_size=257 + 60)
     tokenizer.train_on_texts(texts, tmp_path)
@@ -149,7 +148,7 @@ def _merges(texts: list[str], count: int) -> list[str]:
         for text in texts
         for piece, _ in cut.pre_tokenize_str(text)
     )
-    # GPT-2's order of the bytes: those that print, then the others. The lower id wins a tie.
+    # GPT-2's order of bytes: printing ones, then the others. The lower id wins a tie.
     printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
     order = [*printing, *(byte for byte in range(256) if byte not in printing)]
     ids = {bytes([byte]): number for number, byte in enumerate(order)}
@@ -192,8 +191,8 @@ def test_a_loaded_tokenizer_encodes_as_the_trained_one(tmp_path):
     trained.train_on_texts(words(), tmp_path)
     loaded.load_file(tmp_path)
     texts = words(seed=1)
-    for one, other in zip(loaded.encode(texts), trained.encode(texts), strict=True):
-        assert one.tolist() == other.tolist()
+    for ids, expected in zip(loaded.encode(texts), trained.encode(texts), strict=True):
+        assert ids.tolist() == expected.tolist()
 
 
 def test_training_and_a_fork_afterwards_are_silent(tmp_path, capfd):
@@ -207,7 +206,7 @@ def test_training_and_a_fork_afterwards_are_silent(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_failure_of_the_reader_is_not_disguised(tmp_path):
+def test_an_error_of_the_reader_is_raised_unchanged(tmp_path):
     def read():
         yield "abc"
         raise RecipeError("data.sources.a.files", "is not UTF-8")
@@ -216,10 +215,10 @@ def test_a_failure_of_the_reader_is_not_disguised(tmp_path):
         make().train_on_texts(read(), tmp_path)
 
 
-def test_too_many_pieces_name_the_largest_number(family, tmp_path):
+def test_an_error_about_too_many_pieces_names_the_largest_number(family, tmp_path):
     with pytest.raises(RecipeError, match=r"vocab_size: 9,000 pieces.*at most (\d+)") as caught:
         make(family, vocab_size=9000).train_on_texts(words(), tmp_path)
-    # `tokenizer_sample_bytes: all` cannot be raised.
+    # The remedy also fits `tokenizer_sample_bytes: all`.
     assert "add files" in caught.value.remedy
     assert "tokenizer_sample_bytes if it is a number" in caught.value.remedy
     largest = int(caught.value.remedy.split("=")[1].split(",")[0])
@@ -240,12 +239,12 @@ def test_too_many_pieces_name_the_largest_number(family, tmp_path):
         ({"pattern": "("}, r"pattern: cannot be read: .*parenthesis"),
     ],
 )
-def test_settings_without_a_meaning_are_refused(changes, message):
+def test_invalid_settings_are_refused(changes, message):
     with pytest.raises(RecipeError, match=rf"tokenizer\.{message}"):
         make(**changes)
 
 
-def test_a_missing_or_other_file_is_refused(tmp_path):
+def test_a_missing_or_different_file_is_refused(tmp_path):
     with pytest.raises(RecipeError, match=r"tokenizer\.json: does not exist\n  delete"):
         make().load_file(tmp_path)
     for content in ("", "not a tokenizer", "{}"):

@@ -1,4 +1,4 @@
-"""A new recipe's tokenizer cuts words of scripts with combining marks as BLOOM's does.
+"""The tokenizer of a new recipe splits words with combining marks like BLOOM's.
 
 The texts are article 1 of the Universal Declaration of Human Rights.
 """
@@ -37,15 +37,14 @@ TEXTS = {
 
 
 def settings(option: str) -> dict[str, Any]:
-    tree: dict[str, Any] = yaml.safe_load(
-        (ROOT / "conf" / "tokenizer" / f"{option}.yaml").read_text("utf-8")
-    )
+    file = ROOT / "conf" / "tokenizer" / f"{option}.yaml"
+    tree: dict[str, Any] = yaml.safe_load(file.read_text("utf-8"))
     del tree["_target_"]
     return tree
 
 
 def tokens_per_word(option: str, text: str, folder: Path) -> float:
-    """Train with as many pieces as the text supports, and count on the same text."""
+    """Train as many pieces as the text supports, and count the tokens of the same text."""
     try:
         ByteBPE(**settings(option) | {"vocab_size": 9_000}).train_on_texts([text], folder)
     except RecipeError as error:
@@ -56,12 +55,12 @@ def tokens_per_word(option: str, text: str, folder: Path) -> float:
 
 
 @pytest.mark.parametrize("script", TEXTS)
-def test_a_word_costs_no_more_tokens_than_by_the_pattern_of_bloom(script, tmp_path):
+def test_words_need_no_more_tokens_than_with_the_pattern_of_bloom(script, tmp_path):
     ours, blooms, gpt2s = (
         tokens_per_word(option, TEXTS[script], tmp_path)
         for option in ("bpe", "bpe_bloom", "bpe_gpt2")
     )
-    assert ours <= blooms + 0.1  # a mark at the end of a sentence
+    assert ours <= blooms + 0.1  # punctuation at the end of a sentence
     assert gpt2s > 1.1 * ours
 
 
@@ -72,8 +71,6 @@ def test_text_without_marks_and_joiners_is_cut_as_by_gpt2() -> None:
     )
     texts = [file.read_text("utf-8") for file in sorted(ROOT.glob("corpora/eu24/*.txt"))]
     assert len(texts) == 24
-    for text in (
-        *texts,
-        "they'd 12 345 x1 -> {}; \u2764\ufe0f \U0001f469\u200d\U0001f4bb\n\n  end",
-    ):
+    mixed = "they'd 12 345 x1 -> {}; \u2764\ufe0f \U0001f469\u200d\U0001f4bb\n\n  end"
+    for text in (*texts, mixed):
         assert ours.pre_tokenize_str(text) == gpt2s.pre_tokenize_str(text)

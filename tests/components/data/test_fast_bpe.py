@@ -14,32 +14,32 @@ from components.data.byte_bpe import open_fast
 from tests.components.data.test_byte_bpe import FAMILIES, ROOT, make, words
 
 ABSENT = find_spec("fastokens") is None
-pytestmark = pytest.mark.skipif(ABSENT, reason="fastokens is not here: all works without it")
+pytestmark = pytest.mark.skipif(ABSENT, reason="fastokens is optional and not installed")
 LANGUAGES = sorted((ROOT / "corpora" / "eu24").glob("*.txt"))
 
 
 def real_texts() -> list[str]:
-    """The 24 languages, beginnings of the repository's own code, and what is hard."""
+    """Return texts in 24 languages, code of this repository, and random words."""
     code = [path.read_text("utf-8")[:2_000] for path in sorted(ROOT.glob("data_prep/*.py"))]
     return [*(path.read_text("utf-8") for path in LANGUAGES), *code, *words()]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def both(request, tmp_path_factory) -> tuple[Any, Engine]:
-    """Give fastokens' encoder and `tokenizers`, of 2,000 pieces of real text."""
+    """Return the encoders of fastokens and `tokenizers`, with 2,000 pieces."""
     folder = tmp_path_factory.mktemp(request.param)
     make(request.param, vocab_size=2_000).train_on_texts(real_texts(), folder)
     content = (folder / "tokenizer.json").read_text("utf-8")
     engine = Engine.from_str(content)
     encode = open_fast(content, engine)
-    assert encode is not None, "it reads every family of ours"
+    assert encode is not None, "fastokens reads every family"
     return encode, engine
 
 
 def same(both: tuple[Any, Engine], texts: list[str]) -> bool:
     encode, engine = both
     expected = engine.encode_batch_fast(texts, add_special_tokens=False)
-    return [ids.tolist() for ids in encode(texts)] == [one.ids for one in expected]
+    return [ids.tolist() for ids in encode(texts)] == [encoding.ids for encoding in expected]
 
 
 def test_real_text_and_all_code_points_get_the_ids_of_the_engine(both):
@@ -72,7 +72,7 @@ def test_long_texts_get_the_ids_of_the_engine(both):
     assert same(both, [part * 20_000 for part in parts])
 
 
-def test_half_a_character_is_refused_as_the_engine_does(both):
+def test_a_lone_surrogate_is_refused_as_by_the_engine(both):
     encode, engine = both
     with pytest.raises(UnicodeEncodeError, match="surrogates not allowed"):
         encode(["a\ud800"])
@@ -80,8 +80,8 @@ def test_half_a_character_is_refused_as_the_engine_does(both):
         engine.encode_batch_fast(["a\ud800"])
 
 
-def test_a_tokenizer_that_it_would_read_otherwise_is_left_to_the_engine(tmp_path: Path):
-    """Here one file says two things: the engine's own has no merges."""
+def test_an_unsupported_tokenizer_is_left_to_the_engine(tmp_path: Path):
+    """Here the file has merges and the engine has none."""
     make("bpe_gpt2").train_on_texts(words(), tmp_path)
     content = (tmp_path / "tokenizer.json").read_text("utf-8")
     tree = json.loads(content)
@@ -91,7 +91,7 @@ def test_a_tokenizer_that_it_would_read_otherwise_is_left_to_the_engine(tmp_path
     assert open_fast("{}", Engine.from_str(content)) is None
 
 
-def test_without_it_the_ids_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_ids_are_the_same_without_fastokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with_it, without = make("bpe_neox_dolma"), make("bpe_neox_dolma")
     with_it.train_on_texts(words(), tmp_path)
     monkeypatch.setattr(byte_bpe, "fastokens", None)

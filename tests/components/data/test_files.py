@@ -74,12 +74,10 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, record):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
-def test_what_is_no_file_is_not_replaced(make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_only_regular_files_are_replaced(make, tmp_path):
     make(tmp_path / "page.html")
-    with (
-        pytest.raises(RecipeError, match=r"page\.html: is not a regular file"),
-        replace_atomically(tmp_path / "page.html"),
-    ):
+    refused = pytest.raises(RecipeError, match=r"page\.html: is not a regular file")
+    with refused, replace_atomically(tmp_path / "page.html"):
         pytest.fail("opened")
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
     assert not (tmp_path / "page.html").is_file()
@@ -100,11 +98,11 @@ def _create_folder(path: Path) -> None:
         (partial / "content").write_bytes(b"whole")
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of what was open just then
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of files that were open
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("write", [_replace, _create, _create_folder])
 def test_a_signal_after_any_call_leaves_no_partial_file(write, tmp_path):
-    """Python runs the handler of a signal where a function begins and where a C call ends."""
+    """Python runs a signal handler when a function starts and when a C call returns."""
     for moment in count(1):
         moments, folder = count(1), tmp_path / str(moment)
         folder.mkdir()
@@ -203,7 +201,7 @@ def test_errors_of_other_files_keep_their_names(tmp_path: Path) -> None:
 
 
 def start_writing(target: Path, how: str) -> subprocess.Popen[str]:
-    """Start a process that writes; it says what is there, and waits."""
+    """Start a writer that prints the names of the files in its folder, then waits."""
     program = f"""
 import os, sys
 from pathlib import Path
@@ -218,7 +216,7 @@ with {how.format("Path(sys.argv[1])")}:
 
 @pytest.mark.parametrize("is_unlocked", [False, True])
 @pytest.mark.parametrize("how", WRITERS)
-def test_a_writer_removes_what_a_killed_one_left_alone(how, is_unlocked, tmp_path, monkeypatch):
+def test_a_writer_removes_only_files_of_killed_writers(how, is_unlocked, tmp_path, monkeypatch):
     target = tmp_path / "plan.html"
 
     def write() -> None:
@@ -243,7 +241,7 @@ def test_a_writer_removes_what_a_killed_one_left_alone(how, is_unlocked, tmp_pat
     assert sorted(file.name for file in tmp_path.iterdir()) == expected
 
 
-def test_a_folder_that_was_written_meanwhile_stays(tmp_path: Path) -> None:
+def test_a_concurrently_written_folder_is_kept(tmp_path: Path) -> None:
     def write_twice() -> None:
         with create_folder(tmp_path / "hf") as first, create_folder(tmp_path / "hf") as second:
             write_text(first)
@@ -256,7 +254,7 @@ def test_a_folder_that_was_written_meanwhile_stays(tmp_path: Path) -> None:
     assert tell_error(failed.value, []) is Status.WRONG_INPUT
 
 
-def test_a_long_name_is_written_and_a_hidden_link_is_left_alone(tmp_path: Path) -> None:
+def test_a_long_name_is_written_and_a_hidden_link_is_kept(tmp_path: Path) -> None:
     file = tmp_path / ("ü" * 125 + ".html")
     write_atomically(file, MANY)
     assert list(tmp_path.iterdir()) == [file]
@@ -267,7 +265,7 @@ def test_a_long_name_is_written_and_a_hidden_link_is_left_alone(tmp_path: Path) 
     assert (hidden.is_symlink(), hidden.read_text()) == (True, "own")
 
 
-def test_an_error_of_the_file_system_is_no_fault_of_ours() -> None:
+def test_file_system_errors_are_reported_as_wrong_input() -> None:
     for number in (errno.EIO, errno.ESTALE, errno.EROFS, errno.ENOSPC):
         error = OSError(number, os.strerror(number), "x")
         assert tell_error(error, []) is Status.WRONG_INPUT

@@ -19,7 +19,7 @@ TOKENIZERS = [
 
 
 @given(st.text("ab1 \n.ä", max_size=300), st.integers(2, 40))
-def test_the_parts_are_the_text_and_none_is_longer(text, part_characters):
+def test_parts_join_to_the_text_and_respect_the_limit(text, part_characters):
     parts = list(cut_text(text, part_characters))
     assert "".join(parts) == text
     assert max(map(len, parts)) <= part_characters
@@ -47,7 +47,7 @@ def test_a_text_in_parts_has_the_ids_of_the_whole(make, tmp_path, monkeypatch):
     assert short.tolist() == tokenizer.encode(["abc abc"])[0].tolist()
 
 
-def test_a_text_without_any_space_is_encoded_too(tmp_path, monkeypatch):
+def test_a_long_text_without_spaces_is_encoded(tmp_path, monkeypatch):
     tokenizer = byte_bpe.make()
     tokenizer.train_on_texts(byte_bpe.words(), tmp_path)
     monkeypatch.setattr(tokenizers, "PART_CHARACTERS", PART)

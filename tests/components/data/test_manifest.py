@@ -1,4 +1,4 @@
-"""Manifests: what was written is read; one from somebody else is refused or read correctly."""
+"""Manifests are read as written; a hostile manifest is refused or read correctly."""
 
 import copy
 import dataclasses
@@ -20,7 +20,7 @@ from components.errors import RecipeError
 from tests.components.data.conftest import VOCAB_SIZE
 
 
-def test_what_was_written_is_read(prepared):
+def test_written_tokens_are_read_back(prepared):
     folder, manifest = prepared
     manifest.save_manifest(folder)
     assert Manifest.from_folder(folder) == manifest
@@ -32,7 +32,7 @@ def test_what_was_written_is_read(prepared):
 
 
 def saved_tree(folder: Path, manifest: Manifest) -> Any:
-    """Save the manifest, and return what its file has, to be edited."""
+    """Save the manifest and return the tree of its file."""
     manifest.save_manifest(folder)
     return json.loads((folder / "manifest.json").read_text())
 
@@ -56,7 +56,7 @@ def test_each_kind_of_damage_is_named(prepared, name):
 @pytest.mark.parametrize(
     "content", ["", "[]", '{"format_version": 2, "key": 2}', "\ufeff", "[" * 100_000]
 )
-def test_something_else_in_its_place_is_refused(tmp_path, content):
+def test_an_invalid_manifest_is_refused(tmp_path, content):
     (tmp_path / "manifest.json").write_text(content, encoding="utf-8")
     with pytest.raises(RecipeError, match=r"manifest\.json: is not a manifest"):
         Manifest.from_folder(tmp_path)
@@ -103,7 +103,7 @@ def read_everything(folder: Path, names: tuple[str, ...] = ("a", "b")) -> list[i
     return read
 
 
-def test_a_manifest_with_any_value_replaced_is_refused_or_right(prepared) -> None:
+def test_a_manifest_with_a_hostile_value_is_refused_or_read_correctly(prepared) -> None:
     folder, manifest = prepared
     manifest.save_manifest(folder)
     file = folder / "manifest.json"
@@ -164,14 +164,15 @@ def test_a_link_inside_the_folder_is_read(prepared) -> None:
 @pytest.mark.parametrize(
     ("tokens", "root", "is_read"),
     [
-        *((("in/place/m",), None, True), (("in/place/m.bin",), None, True)),
-        *((("in/*",), None, True), (("place/m",), "*", True)),
-        *((("m",), None, False), ((), None, False)),
+        (("in/place/m",), None, True),
+        (("in/place/m.bin",), None, True),
+        (("in/*",), None, True),
+        (("place/m",), "*", True),
+        (("m",), None, False),
+        ((), None, False),
     ],
 )
-def test_files_outside_are_read_if_the_recipe_names_them(
-    prepared, monkeypatch, tokens, root, is_read
-) -> None:
+def test_only_named_files_outside_are_read(prepared, monkeypatch, tokens, root, is_read):
     folder, manifest = prepared
     monkeypatch.chdir(folder)
     tree = saved_tree(folder, manifest)
@@ -217,7 +218,7 @@ def test_damaged_rows_are_refused_when_one_is_read(prepared, suffix, numbers) ->
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 7, b"\0" * 8, b"\0" * 15])
 @pytest.mark.parametrize("suffix", ["pieces", "rows"])
-def test_files_of_rows_that_are_cut_are_refused(prepared, suffix, content) -> None:
+def test_truncated_files_of_rows_are_refused(prepared, suffix, content) -> None:
     folder, manifest = prepared
     pack_source(folder, "a", manifest.sources["a"], length=20, eod_id=999)
     (folder / "packed" / f"a-20.{suffix}").write_bytes(content)

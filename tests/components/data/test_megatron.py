@@ -30,7 +30,7 @@ def golden(name: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", ["uint16", "int32", "uint16_whole", "int32_whole"])
-def test_what_megatron_wrote_is_read_token_by_token(name):
+def test_files_of_megatron_are_read_token_by_token(name):
     index = read_index(str(GOLDEN / name), WHERE)
     assert index.width == name.removesuffix("_whole")
     assert documents_of(index) == golden(name)
@@ -39,7 +39,7 @@ def test_what_megatron_wrote_is_read_token_by_token(name):
 
 
 @pytest.mark.parametrize("width", ["uint16", "int32"])
-def test_what_we_write_is_what_megatron_writes_byte_by_byte(tmp_path, width):
+def test_written_files_equal_megatrons_byte_by_byte(tmp_path, width):
     documents = [document[:-1] for document in golden(f"{width}_whole")]
     path = tmp_path / f"{width}_whole.bin"
     record = write_token_file(path, documents, eod_id=EOD, vocab_size=VOCAB_SIZES[width])
@@ -50,7 +50,7 @@ def test_what_we_write_is_what_megatron_writes_byte_by_byte(tmp_path, width):
         assert written == (GOLDEN / f"{width}_whole{suffix}").read_bytes()
 
 
-def test_ends_of_some_documents_are_those_of_all(monkeypatch, tmp_path):
+def test_document_ends_are_equal_in_blocks_and_without_documents(monkeypatch, tmp_path):
     index = read_index(str(GOLDEN / "uint16"), WHERE)
     ends = index.document_ends(0, index.num_documents).tolist()
     assert index.document_ends(2, 5).tolist() == ends[2:5]
@@ -94,7 +94,7 @@ BORDERS = FIRST_BYTES + 8 * SEQUENCES
     ],
 )
 @pytest.mark.parametrize("block", [1 << 20, 2])
-def test_an_index_that_is_not_sound_is_refused(tmp_path, monkeypatch, damage, message, block):
+def test_a_damaged_index_is_refused(tmp_path, monkeypatch, damage, message, block):
     monkeypatch.setattr("components.data.megatron.BLOCK", block)
     shutil.copy(GOLDEN / "uint16.bin", tmp_path / "a.bin")
     (tmp_path / "a.idx").write_bytes(damage((GOLDEN / "uint16.idx").read_bytes()))
@@ -109,14 +109,14 @@ def test_an_index_that_is_not_sound_is_refused(tmp_path, monkeypatch, damage, me
         (b"\1" * 106, "is too long"),
     ],
 )
-def test_tokens_of_another_size_than_the_index_says_are_refused(tmp_path, content, message):
+def test_tokens_of_another_size_than_the_index_are_refused(tmp_path, content, message):
     shutil.copy(GOLDEN / "uint16.idx", tmp_path / "a.idx")
     (tmp_path / "a.bin").write_bytes(content)
     with pytest.raises(RecipeError, match=message):
         read_index(str(tmp_path / "a"), WHERE)
 
 
-def test_an_index_alone_is_refused_and_so_are_tokens_alone(tmp_path):
+def test_an_index_without_tokens_and_tokens_without_index_are_refused(tmp_path):
     shutil.copy(GOLDEN / "uint16.idx", tmp_path / "a.idx")
     shutil.copy(GOLDEN / "uint16.bin", tmp_path / "b.bin")
     with pytest.raises(RecipeError, match=r"a\.bin is missing\n  set a prefix"):

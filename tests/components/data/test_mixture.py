@@ -18,7 +18,7 @@ def test_temperatures_of_one_three_and_infinity():
     assert shares == pytest.approx({"a": 0.5, "b": 0.5})
 
 
-def one(**shares: float) -> list[Phase]:
+def one_phase(**shares: float) -> list[Phase]:
     return [Phase(first_sample=0, shares=shares, path="data.shares")]
 
 
@@ -27,13 +27,14 @@ def limited(phases, samples, most_epochs, total, on_exhausted="redistribute"):
     return limit_repeats(phases, on_exhausted=on_exhausted, **given)
 
 
-def test_a_surplus_goes_to_the_others_as_they_share_the_rest():
-    phases = one(a=0.9, b=0.1)
+def test_a_surplus_is_divided_by_the_other_shares():
+    phases = one_phase(a=0.9, b=0.1)
     assert limited(phases, {"a": 50, "b": 50}, {"a": 2, "b": 1}, 100) == tuple(phases)
-    (phase,) = limited(one(a=0.5, b=0.4, c=0.1), {"a": 101, "b": 900, "c": 900}, {"a": 2}, 1000)
+    three = one_phase(a=0.5, b=0.4, c=0.1)
+    (phase,) = limited(three, {"a": 101, "b": 900, "c": 900}, {"a": 2}, 1000)
     assert phase.shares == pytest.approx({"a": 0.2, "b": 0.64, "c": 0.16})
     samples = {"a": 101, "b": 451, "c": 10_000}
-    (phase,) = limited(one(a=0.5, b=0.4, c=0.1), samples, {"a": 2, "b": 1}, 1000)
+    (phase,) = limited(three, samples, {"a": 2, "b": 1}, 1000)
     assert phase.shares == pytest.approx({"a": 0.2, "b": 0.449, "c": 0.351})
 
 
@@ -44,7 +45,7 @@ def test_a_surplus_goes_to_the_others_as_they_share_the_rest():
     st.lists(st.integers(1, 4), min_size=6, max_size=6),
     st.integers(50, 1500),
 )
-def test_no_source_is_drawn_more_often_than_it_may(weights, sizes, epochs, total):
+def test_no_source_exceeds_its_limit_of_epochs(weights, sizes, epochs, total):
     names = [f"s{i}" for i in range(len(weights))]
     shares = {n: w / sum(weights) for n, w in zip(names, weights, strict=True)}
     turned = dict(zip(names, reversed(shares.values()), strict=True))
@@ -71,10 +72,10 @@ def test_a_source_that_would_repeat_too_often_is_refused():
         r" budget\n  set its share to at most 0\.400000.*data\.on_exhausted=redistribute"
     )
     with pytest.raises(RecipeError, match=message):
-        limited(one(a=0.5, b=0.5), {"a": 100, "b": 900}, {"a": 4}, 1000, "refuse")
+        limited(one_phase(a=0.5, b=0.5), {"a": 100, "b": 900}, {"a": 4}, 1000, "refuse")
     message = r"data\.shares: all sources reach most_epochs"
     with pytest.raises(RecipeError, match=message):
-        limited(one(a=0.5, b=0.5), {"a": 100, "b": 100}, {"a": 4, "b": 4}, 1000)
+        limited(one_phase(a=0.5, b=0.5), {"a": 100, "b": 100}, {"a": 4, "b": 4}, 1000)
     phases = [
         Phase(first_sample=0, shares={"a": 0.1, "b": 0.9}, path="data.shares"),
         Phase(first_sample=800, shares={"a": 1.0, "b": 0.0}, path="data.phases.end.shares"),

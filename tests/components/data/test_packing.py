@@ -1,4 +1,4 @@
-"""Best-fit packing: pieces are kept whole and all, rows are few, and read as documents are."""
+"""Best-fit packing loses no token, cuts only long documents and makes few rows."""
 
 from collections import Counter
 from itertools import chain
@@ -34,9 +34,9 @@ def tokens_of(folder: Path, source: SourceRecord) -> ShardedTokens:
 
 
 def plainly(lengths: list[int], length: int) -> list[list[int]]:
-    """Look at all rows for each piece, the longest first; of equal rooms the oldest."""
+    """Try all rows for each piece, the longest first; the oldest of equal rows wins."""
     rows: list[tuple[int, int, list[int]]] = []  # room, since when, pieces
-    for turn, piece in enumerate(sorted(range(len(lengths)), key=lambda one: -lengths[one])):
+    for turn, piece in enumerate(sorted(range(len(lengths)), key=lambda i: -lengths[i])):
         fitting = [row for row in rows if row[0] >= lengths[piece]]
         if fitting:
             chosen = min(fitting, key=lambda row: row[:2])
@@ -54,9 +54,9 @@ def test_each_piece_goes_where_it_leaves_the_least_room(lengths: list[int]) -> N
     assert sorted(chain.from_iterable(rows)) == list(range(len(lengths)))
     fewest = -(-sum(lengths) // 40)
     assert fewest <= len(rows) or not lengths
-    # At most 11/9 of the fewest that there can be and 6/9 (Dosa 2007); those are unknown, but
-    # no two rows are both half empty.
-    assert sum(40 - sum(lengths[one] for one in row) >= 20 for row in rows) <= 1
+    # Dosa (2007) bounds the rows by 11/9 of the unknown optimum and 6/9. No two rows are half
+    # empty.
+    assert sum(40 - sum(lengths[piece] for piece in row) >= 20 for row in rows) <= 1
 
 
 def test_the_example_of_the_paper_fills_four_rows() -> None:
@@ -64,13 +64,12 @@ def test_the_example_of_the_paper_fills_four_rows() -> None:
     pieces = cut_documents(np.cumsum([14, 7, 5, 2, 3]), 0, 8)
     assert pieces[:, 1].tolist() == [8, 6, 7, 5, 2, 3]
     rows = best_fit(pieces[:, 1].tolist(), 8)
-    assert [[int(pieces[one, 1]) for one in row] for row in rows] == [[8], [7], [6, 2], [5, 3]]
+    sizes = [[int(pieces[piece, 1]) for piece in row] for row in rows]
+    assert sizes == [[8], [7], [6, 2], [5, 3]]
 
 
 @given(documents_of, st.integers(2, 12), st.integers(1, 9))
-def test_pieces_are_all_there_once_and_long_ones_are_cut(
-    tmp_path_factory, documents, length, group
-) -> None:
+def test_each_token_is_packed_once(tmp_path_factory, documents, length, group):
     folder = tmp_path_factory.mktemp("packed")
     source = written(folder, documents[: len(documents) // 2], documents[len(documents) // 2 :])
     tokens = tokens_of(folder, source)
@@ -85,12 +84,12 @@ def test_pieces_are_all_there_once_and_long_ones_are_cut(
     assert Counter(map(tuple, pieces.tolist())) == expected
     rows = np.split(pieces, np.cumsum(np.concatenate([one for _, one in found]))[:-1])
     assert all(row[:, 1].sum() <= length for row in rows)
-    # What is packed together are neighbours.
+    # Neighboring documents are packed together.
     assert len(found) == -(-len(documents) // group)
 
 
 @given(documents_of, st.integers(2, 12))
-def test_a_row_has_its_documents_their_ends_and_padding(tmp_path_factory, documents, length):
+def test_a_row_has_documents_ends_and_padding(tmp_path_factory, documents, length):
     folder = tmp_path_factory.mktemp("packed")
     source = written(folder, documents)
     tokens = tokens_of(folder, source)
@@ -106,14 +105,13 @@ def test_a_row_has_its_documents_their_ends_and_padding(tmp_path_factory, docume
             seen.update(range(start, start + size))
             last = start + size
         assert read[: len(joined)] == joined
-        goes_on = len(joined) == length and joined[-1] != EOD
-        assert read[len(joined) :] == (
-            [whole[last]] if goes_on else [EOD] * (length + 1 - len(joined))
-        )
+        is_cut = len(joined) == length and joined[-1] != EOD
+        rest = [whole[last]] if is_cut else [EOD] * (length + 1 - len(joined))
+        assert read[len(joined) :] == rest
     assert seen == Counter(range(len(whole)))
 
 
-def test_a_text_without_an_end_is_packed_to_its_last_token(tmp_path: Path) -> None:
+def test_a_document_without_an_end_is_packed_to_its_last_token(tmp_path: Path) -> None:
     source = written(tmp_path, [[5, 6], [7]])
     tokens = tokens_of(tmp_path, source)
     pieces, counts = next(pack_tokens(tokens, length=8, eod_id=9))
@@ -121,7 +119,7 @@ def test_a_text_without_an_end_is_packed_to_its_last_token(tmp_path: Path) -> No
     assert counts.tolist() == [1]
 
 
-def test_rows_are_kept_and_those_of_other_tokens_are_refused(tmp_path: Path) -> None:
+def test_rows_are_reused_and_rows_of_other_tokens_are_refused(tmp_path: Path) -> None:
     source = written(tmp_path, [[1] * 9, [2] * 3, [3] * 4])
     with pytest.raises(RecipeError, match="a is not packed in rows of 8 tokens"):
         open_rows(tmp_path, "a", source, length=8)
@@ -136,6 +134,6 @@ def test_rows_are_kept_and_those_of_other_tokens_are_refused(tmp_path: Path) -> 
         open_rows(tmp_path, "a", other, length=8)
 
 
-def test_a_source_without_documents_has_no_row(tmp_path: Path) -> None:
+def test_a_source_without_documents_has_no_rows(tmp_path: Path) -> None:
     source = written(tmp_path, [])
     assert len(pack_source(tmp_path, "a", source, length=8, eod_id=EOD)) == 0

@@ -1,4 +1,4 @@
-"""Samples of ranks, held-out windows, and Goldfish loss beside the published code's rule."""
+"""Samples of ranks, held-out windows, and the loss mask of the published Goldfish loss."""
 
 import math
 import pickle
@@ -110,7 +110,7 @@ def test_held_out_windows_cover_the_text_and_the_last_is_shorter(prepared):
     assert few["a"] == [whole[0], whole[2]]
 
 
-def test_what_runs_on_a_login_node_does_not_import_torch():
+def test_code_for_login_nodes_does_not_import_torch():
     script = """
 import sys
 import components.data.order, components.data.manifest, components.data.unigram
@@ -160,14 +160,16 @@ def test_the_dropped_share_is_one_in_k() -> None:
     assert share == pytest.approx(0.25, abs=4 * spread)
 
 
-def test_windows_whose_product_is_zero_share_the_tables_first_number() -> None:
-    rows = 2 * tokens(4, 2_049, vocabulary=60_000)  # of fifty even ids 64 bits are left with 0
+def test_windows_with_product_zero_use_the_first_number_of_the_table() -> None:
+    rows = 2 * tokens(
+        4, 2_049, vocabulary=60_000
+    )  # the product of fifty even ids is 0 in 64 bits
     assert table()[0] == pytest.approx(0.2337, abs=1e-4)
     assert PUBLISHED(rows).double().mean() > 0.999
     assert not mask(4, 65)(rows)[:, 64:].any()
 
 
-def test_the_same_passage_drops_the_same_tokens_wherever_it_stands() -> None:
+def test_a_passage_drops_the_same_tokens_at_every_position() -> None:
     passage, before = tokens(200), tokens(700, seed=1)
     found = []
     for first in (0, 37, 500):
@@ -178,8 +180,8 @@ def test_the_same_passage_drops_the_same_tokens_wherever_it_stands() -> None:
     assert torch.equal(found[0], found[2])
 
 
-def test_what_follows_an_end_of_document_does_not_count() -> None:
-    """As Megatron's ``--eod-mask-loss``: by the token that is read, not by the target."""
+def test_the_token_after_an_end_of_document_does_not_count() -> None:
+    """As in Megatron's ``--eod-mask-loss``: the input token decides, not the target."""
     rows = torch.tensor([[5, EOD, 7, 8, EOD, EOD]])
     only = LossMask(one_in=0, window_tokens=0, after_eod=False, eod_id=EOD)
     assert only(rows).tolist() == [[True, False, True, True, False]]

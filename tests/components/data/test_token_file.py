@@ -1,4 +1,4 @@
-"""Token files, and shards of them that are read as one."""
+"""Token files, and shards that are read like one file."""
 
 import dataclasses
 import hashlib
@@ -56,7 +56,7 @@ def test_a_file_is_little_endian_ids_and_nothing_else(tmp_path, vocab_size, lett
 
 
 @given(st.lists(st.lists(st.integers(0, 99_999)), min_size=1), st.booleans())
-def test_what_was_written_is_read(tmp_path_factory, documents, wide):
+def test_written_tokens_are_read_back(tmp_path_factory, documents, wide):
     vocab_size = 100_000 if wide else 1000
     documents = [[token % vocab_size for token in document] for document in documents]
     folder = tmp_path_factory.mktemp("tokens")
@@ -74,7 +74,7 @@ def write(folder, name, tokens, width="uint16", first_token=0) -> TokenFileRecor
 
 
 def sharded(folder, sizes, files: OpenFiles) -> ShardedTokens:
-    """Shards that count on from one another, of changing widths and beginnings."""
+    """Write shards with consecutive tokens, and with various widths and offsets."""
     widths = ("uint16", "uint32", "int32")
     first, records = 0, []
     for number, size in enumerate(sizes):
@@ -88,15 +88,14 @@ def sharded(folder, sizes, files: OpenFiles) -> ShardedTokens:
     st.lists(st.integers(0, 9), max_size=12),
     st.lists(st.tuples(st.integers(0, 99), st.integers(0, 40))),
 )
-def test_any_stretch_is_that_of_the_joined_files(tmp_path_factory, sizes, stretches):
+def test_any_range_equals_the_range_of_the_joined_files(tmp_path_factory, sizes, stretches):
     folder = tmp_path_factory.mktemp("shards")
     tokens = sharded(folder, sizes, OpenFiles(folder=folder, most_open=3))
     joined = list(range(sum(sizes)))
     assert len(tokens) == len(joined)
     for start, length in stretches:
-        assert (
-            tokens.read_tokens(start, start + length).tolist() == joined[start : start + length]
-        )
+        end = start + length
+        assert tokens.read_tokens(start, end).tolist() == joined[start:end]
 
 
 def mapped(folder) -> int:
@@ -113,7 +112,7 @@ def test_no_more_files_are_open_than_allowed(tmp_path):
         assert mapped(tmp_path) == 3
 
 
-def test_a_file_read_again_and_again_stays_open(tmp_path):
+def test_a_frequently_read_file_stays_open(tmp_path):
     files = OpenFiles(folder=tmp_path, most_open=2)
     records = [write(tmp_path, str(number), [number] * 3) for number in range(4)]
     first = files.tokens(records[0])
@@ -160,15 +159,15 @@ def test_cutting_files_into_shards_changes_no_window(prepared, size):
         for manifest in (whole, cut)
     )
     assert all(one[p].tolist() == two[p].tolist() for p in range(60))
-    held_out = (
-        HeldOutWindows(folder=folder, manifest=one, sequence_length=4, max_windows=99)
-        for one in (whole, cut)
-    )
-    ours, theirs = ([row.tolist() for row in one.iter_windows("a")] for one in held_out)
-    assert ours == theirs
+    held_out = [
+        HeldOutWindows(folder=folder, manifest=manifest, sequence_length=4, max_windows=99)
+        for manifest in (whole, cut)
+    ]
+    rows = [[row.tolist() for row in windows.iter_windows("a")] for windows in held_out]
+    assert rows[0] == rows[1]
 
 
-def test_four_trillion_tokens_give_a_batch_at_once(tmp_path):
+def test_a_batch_of_four_trillion_tokens_is_read_quickly(tmp_path):
     files, tokens = 3000, 1_333_333_333
     records = []
     for number in range(files):
@@ -178,13 +177,11 @@ def test_four_trillion_tokens_give_a_batch_at_once(tmp_path):
             file.truncate(2 * tokens)  # sparse: takes no room
         records.append(TokenFileRecord(path.name, "", 2 * tokens, tokens, 1, "uint16"))
     tokenizer = TokenizerRecord(settings={}, files=(), vocab_size=1000, eod_id=0)
-    source = SourceRecord(
-        inputs=(), documents=1, train=tuple(records), held_out=tuple(records[:1])
-    )
-    Manifest(
-        key="", tokenizer=tokenizer, held_out_fraction=0.1, sources={"a": source}
-    ).save_manifest(tmp_path)
-    began = time.process_time()  # the host may be busy; nothing here waits
+    train, held_out = tuple(records), tuple(records[:1])
+    sources = {"a": SourceRecord(inputs=(), documents=1, train=train, held_out=held_out)}
+    manifest = Manifest("", tokenizer, held_out_fraction=0.1, sources=sources)
+    manifest.save_manifest(tmp_path)
+    began = time.process_time()  # the time of this process, as the host may be busy
     manifest = Manifest.from_folder(tmp_path)
     windows = windows_per_source(manifest, 4096)
     phase = Phase(first_sample=0, shares={"a": 1.0}, path="data.shares")

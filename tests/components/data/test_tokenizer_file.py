@@ -1,4 +1,4 @@
-"""Tokenizers of others: opened in a child process first, and taken if they lose no text."""
+"""Received tokenizers are opened in a child process first; lossy ones are refused."""
 
 import copy
 import json
@@ -8,16 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    trainers,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 
 from components.data import tokenizer_file
 from components.data.byte_bpe import ByteBPE
@@ -30,12 +21,13 @@ from components.data.tokenizer_file import (
     refuse_panics,
 )
 from components.errors import RecipeError
+from tests.components.data.engines import EOD, declare_engine, train_engine
 from tests.components.data.test_byte_bpe import make, words
 
 
 def doubling(times: int, pattern: dict[str, str]) -> dict[str, Any]:
-    one = {"type": "Replace", "pattern": pattern, "content": "aa"}
-    return {"type": "Sequence", "normalizers": [one] * times}
+    step = {"type": "Replace", "pattern": pattern, "content": "aa"}
+    return {"type": "Sequence", "normalizers": [step] * times}
 
 
 def replace_by(text: str, content: str) -> dict[str, Any]:
@@ -49,6 +41,7 @@ def split(pattern: str) -> dict[str, Any]:
 
 CUT = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
 ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "special": False}
+NESTED = [doubling(30, {"String": "a"}), doubling(30, {"Regex": "a"})]
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "a panic while it encodes": ({"truncation": CUT | {"max_length": 1, "stride": 5}}, ""),
     "replacements that double a letter each": (
@@ -56,12 +49,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
         "its replacements can turn",
     ),
     "replacements in a sequence inside of another": (
-        {
-            "normalizer": {
-                "type": "Sequence",
-                "normalizers": [doubling(30, {"String": "a"}), doubling(30, {"Regex": "a"})],
-            }
-        },
+        {"normalizer": {"type": "Sequence", "normalizers": NESTED}},
         "its replacements can turn",
     ),
     "a long replacement": (
@@ -81,7 +69,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a part of another type": ({"normalizer": [1, 2]}, ""),
     "no model": ({"model": None}, ""),
-    "merges of pieces that are not there": (
+    "merges of missing pieces": (
         {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}},
         "",
     ),
@@ -115,7 +103,7 @@ def test_a_valid_tokenizer_is_opened_in_a_child_once(valid, tmp_path, monkeypatc
     assert open_engine(file, "fetch it").get_vocab_size() == 400
 
 
-def test_a_tokenizer_that_was_trained_here_needs_no_child_process(tmp_path, monkeypatch):
+def test_a_tokenizer_trained_here_needs_no_child_process(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "run", None)
     tokenizer = make()
     tokenizer.train_on_texts(words(seed=7), tmp_path)
@@ -123,7 +111,7 @@ def test_a_tokenizer_that_was_trained_here_needs_no_child_process(tmp_path, monk
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xff\x01", b"\0" * 1000])
-def test_bytes_that_are_no_sentencepiece_model_are_refused(tmp_path, content) -> None:
+def test_invalid_sentencepiece_models_are_refused(tmp_path, content) -> None:
     (tmp_path / "tokenizer.model").write_bytes(content)
     with pytest.raises(RecipeError, match="is not a SentencePiece model"):
         open_pieces(tmp_path / "tokenizer.model", "fetch it")
@@ -163,8 +151,8 @@ def test_a_panic_is_an_error_and_other_exceptions_pass() -> None:
     [
         (None, 1),
         ({"type": "NFC"}, 1),
-        ({"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}, 1),
-        ({"type": "Replace", "pattern": {"String": "``"}, "content": '"'}, 1),
+        (replace_by(" ", "\u2581"), 1),
+        (replace_by("``", '"'), 1),
         ({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "\u2581"}, 2),
         (doubling(3, {"String": "a"}), 8),
     ],
@@ -187,25 +175,11 @@ def test_patterns_that_backtrack_do_not_hang(valid, tmp_path, suffix) -> None:
         pass
 
 
-EOD = "<|endoftext|>"
-Change = Callable[[Any], object]
-
-
 def make_engine() -> Tokenizer:
-    engine = Tokenizer(models.BPE())
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    engine.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=280,
-        special_tokens=[EOD],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    engine.train_from_iterator(["over the bridge the end"] * 9, trainer)
-    return engine
+    return train_engine("over the bridge the end")
 
 
-def edit(change: Change) -> Tokenizer:
+def edit(change: Callable[[Any], object]) -> Tokenizer:
     tree = json.loads(make_engine().to_str())
     change(tree)
     return Tokenizer.from_str(json.dumps(tree))
@@ -238,10 +212,12 @@ def give_same_id(tree: Any) -> None:
     vocab["~"] = vocab["}"]
 
 
-PAD = {
-    "strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
-    "pad_type_id": 0, "pad_token": EOD,
-}  # fmt: skip
+PAD: dict[str, Any] = {
+    "strategy": {"Fixed": 8},
+    "direction": "Right",
+    "pad_to_multiple_of": None,
+}
+PAD |= {"pad_id": 0, "pad_type_id": 0, "pad_token": EOD}
 SPACES = pre_tokenizers.WhitespaceSplit()
 SPACE_BEFORE = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False)
 
@@ -316,7 +292,7 @@ def with_piece(piece: str) -> Tokenizer:
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_a_tokenizer_that_spells_every_text_is_taken(name: str) -> None:
+def test_a_tokenizer_that_encodes_every_text_is_accepted(name: str) -> None:
     check_engine("tok", TAKEN[name]())
 
 
@@ -324,7 +300,7 @@ def test_a_tokenizer_that_spells_every_text_is_taken(name: str) -> None:
     "eod", ["e", "the", "\u0120the", ".", "\n", "...", "end of text", "\u0939\u093f", "don't"]
 )
 @pytest.mark.parametrize("is_added", [True, False])
-def test_a_word_of_the_text_ends_no_document(eod: str, is_added: bool) -> None:
+def test_an_ordinary_word_is_refused_as_end_of_document(eod: str, is_added: bool) -> None:
     engine = make_engine()
     if is_added:
         engine.add_special_tokens([eod])
@@ -333,7 +309,7 @@ def test_a_word_of_the_text_ends_no_document(eod: str, is_added: bool) -> None:
 
 
 @pytest.mark.parametrize("eod", ["</s>", "[EOS]", "<|im_end|>", "<\uff5cend\u2581of\uff5c>"])
-def test_a_special_piece_ends_a_document(eod: str) -> None:
+def test_a_special_piece_is_accepted_as_end_of_document(eod: str) -> None:
     engine = make_engine()
     with pytest.raises(RecipeError, match="a piece of ordinary text"):
         check_end("tok", engine, eod)
@@ -341,17 +317,8 @@ def test_a_special_piece_ends_a_document(eod: str) -> None:
     check_end("tok", engine, eod)
 
 
-def test_what_training_loads_is_checked(tmp_path: Path) -> None:
+def test_training_refuses_a_lossy_tokenizer(tmp_path: Path) -> None:
     engine = put("normalizer", normalizers.Lowercase())
     engine.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = ByteBPE(
-        vocab_size=engine.get_vocab_size(),
-        normalization="none",
-        pattern="x",
-        first_pieces=[EOD],
-        longest_space_run=0,
-        last_pieces=[],
-        eod=EOD,
-    )
     with pytest.raises(RecipeError, match="the step Lowercase"):
-        tokenizer.load_file(tmp_path)
+        ByteBPE(**declare_engine(engine)).load_file(tmp_path)

@@ -2,6 +2,7 @@ import random
 import re
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -35,11 +36,13 @@ def trained(tmp_path_factory) -> Unigram:
 
 def test_the_recipe_has_the_published_options():
     settings = yaml.safe_load(SETTINGS.read_text())
-    assert settings["vocab_size"] == 250_680
-    assert settings["character_coverage"] == 0.9999
-    assert settings["byte_fallback"] is True
-    assert settings["remove_extra_whitespaces"] is False
-    assert settings["normalization_rule_name"] == "nfkc"
+    expected: dict[str, Any] = {
+        "vocab_size": 250_680,
+        "character_coverage": 0.9999,
+        "byte_fallback": True,
+    }
+    expected |= {"remove_extra_whitespaces": False, "normalization_rule_name": "nfkc"}
+    assert {key: settings[key] for key in expected} == expected
     assert set(settings["splitting"].values()) == {True}
     assert settings["sentences"]["max_sentence_length"] == 4096
     assert settings["sentences"]["input_sentence_size"] == 0
@@ -60,19 +63,15 @@ def test_the_special_pieces_have_their_published_ids(trained):
 
 
 @given(st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=40))
-def test_text_comes_back_normalised(trained, text):
-    """Plain letters, control characters and anything else, by way of bytes.
-
-    SentencePiece writes spaces as U+2581, so that character cannot come back.
-    """
-    text = text.replace("\u2581", "")
+def test_decoded_text_is_the_normalized_text(trained, text):
+    text = text.replace("\u2581", "")  # SentencePiece's character for a space
     (ids,) = trained.encode([text])
     assert max(ids, default=0) < trained.vocab_size
     if unicodedata.is_normalized("NFKC", text):
         assert trained.decode(ids) == text
 
 
-def test_code_is_kept_and_compatible_characters_are_normalised(trained):
+def test_code_is_kept_and_compatibility_characters_are_normalized(trained):
     text = "def f():\n\tif 1:\n        return  2  # ää\n"
     assert trained.decode(trained.encode([text])[0]) == text
     assert trained.decode(trained.encode(["\ufb01n\u2168"])[0]) == "finIX"
@@ -84,9 +83,8 @@ def test_the_same_text_gives_the_same_bytes(tmp_path, num_threads, sample):
     sentences = {**make().get_settings()["sentences"], "input_sentence_size": sample}
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        make(num_threads=num_threads, sentences=sentences).train_on_texts(
-            words(), tmp_path / name
-        )
+        tokenizer = make(num_threads=num_threads, sentences=sentences)
+        tokenizer.train_on_texts(words(), tmp_path / name)
     one, two = (tmp_path / name / "tokenizer.model" for name in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()
 
@@ -96,8 +94,8 @@ def test_a_loaded_tokenizer_encodes_as_the_trained_one(tmp_path):
     trained.train_on_texts(words(), tmp_path)
     loaded.load_file(tmp_path)
     texts = words(seed=1)
-    for one, other in zip(loaded.encode(texts), trained.encode(texts), strict=True):
-        assert one.tolist() == other.tolist()
+    for ids, expected in zip(loaded.encode(texts), trained.encode(texts), strict=True):
+        assert ids.tolist() == expected.tolist()
 
 
 def test_training_and_loading_are_silent(tmp_path, capfd):
@@ -113,7 +111,7 @@ def test_training_and_loading_are_silent(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_failure_of_the_reader_is_not_disguised(tmp_path):
+def test_an_error_of_the_reader_is_raised_unchanged(tmp_path):
     def read():
         yield "abc"
         raise RecipeError("data.sources.a.files", "is not UTF-8")
@@ -122,7 +120,7 @@ def test_a_failure_of_the_reader_is_not_disguised(tmp_path):
         make().train_on_texts(read(), tmp_path)
 
 
-def test_too_many_pieces_name_the_largest_number(tmp_path):
+def test_an_error_about_too_many_pieces_names_the_largest_number(tmp_path):
     with pytest.raises(RecipeError, match=r"vocab_size: 9,000 pieces.*at most (\d+)") as caught:
         make(vocab_size=9000).train_on_texts(words(), tmp_path)
     largest = int(caught.value.remedy.split("=")[1].split(",")[0])
@@ -159,7 +157,7 @@ def test_a_missing_or_unknown_nested_setting_is_named(group):
         make(**{group: settings})
 
 
-def test_a_missing_or_other_model_is_refused(tmp_path):
+def test_a_missing_or_different_model_is_refused(tmp_path):
     with pytest.raises(RecipeError, match=r"tokenizer\.model: does not exist\n  delete"):
         make().load_file(tmp_path)
     for content in (b"", b"not a model"):

@@ -1,4 +1,4 @@
-"""How many ranks share the questions of an evaluation, and what is heard of one that fails."""
+"""The number of ranks of an evaluation, and the errors of failed ranks."""
 
 import json
 from pathlib import Path
@@ -7,14 +7,15 @@ import pytest
 
 from components.errors import RecipeError
 from components.evaluate import ranks
-from components.evaluate.ranks import ask_ranks, failure_of, ranks_here
+from components.evaluate.ranks import ask_ranks, be_a_rank, failure_of, ranks_here
+from tests.components.evaluate.failing_rank import fail
 
 
 @pytest.mark.parametrize(
     ("kind", "asked", "expected"),
     [("cpu", None, 1), ("cpu", 2, 2), ("cuda", None, 4), ("cuda", 3, 3)],
 )
-def test_each_device_has_a_rank_and_a_cpu_is_one(kind, asked, expected, monkeypatch) -> None:
+def test_there_is_one_rank_per_device(kind, asked, expected, monkeypatch):
     monkeypatch.setattr(ranks, "device_type", lambda named: kind)
     monkeypatch.setattr(ranks, "count_devices", lambda kind: 4)
     assert ranks_here(asked) == expected
@@ -23,7 +24,7 @@ def test_each_device_has_a_rank_and_a_cpu_is_one(kind, asked, expected, monkeypa
             ranks_here(5)
 
 
-def test_what_a_user_can_mend_is_raised_again_and_all_else_is_told(tmp_path: Path) -> None:
+def test_a_users_error_is_raised_again_and_others_with_their_traceback(tmp_path: Path) -> None:
     file = tmp_path / "failure.json"
     assert "exited with status 9" in str(failure_of(file, 9))
     for message, kind in (
@@ -36,6 +37,21 @@ def test_what_a_user_can_mend_is_raised_again_and_all_else_is_told(tmp_path: Pat
     assert str(found) == "rank 1: KeyError: 'x'\nline 7\n"
 
 
-def test_a_rank_that_fails_is_told_with_its_traceback() -> None:
+def test_a_failed_rank_writes_its_error_and_no_answer(tmp_path, monkeypatch) -> None:
+    work, error = tmp_path / "work", tmp_path / "error.json"
+    work.write_text("no_such_key")
+    monkeypatch.setattr("sys.argv", ["rank", str(work), str(tmp_path / "answer")])
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(error))
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(KeyError, match="no_such_key"):
+        be_a_rank(fail)
+    assert "no_such_key" in json.loads(error.read_text())["message"]["message"]
+    assert not (tmp_path / "answer").exists()
+    be_a_rank(lambda content: {"bytes": len(content)})
+    assert json.loads((tmp_path / "answer").read_bytes()) == {"bytes": 11}
+
+
+@pytest.mark.long
+def test_the_error_of_a_failed_rank_has_its_message() -> None:
     with pytest.raises(ChildProcessError, match=r"(?s)rank \d: .*no_such_key"):
-        ask_ranks("tests.components.evaluate.failing_rank", "no_such_key", 1)
+        ask_ranks("tests.components.evaluate.failing_rank", "no_such_key", 2)

@@ -1,4 +1,4 @@
-"""Data of a list: fetched by their names, recorded, and refused where they are not these."""
+"""Data of a task list is fetched by name and recorded; missing data is refused."""
 
 import json
 import os
@@ -13,25 +13,22 @@ import pytest
 from components.errors import RecipeError
 from components.evaluate.task_list import TaskList
 
-pytestmark = pytest.mark.skipif(  # lm-eval is optional
-    find_spec("lm_eval") is None, reason="lm-eval is not installed: requirements/evaluate.lock"
-)
+ABSENT = find_spec("lm_eval") is None
+pytestmark = pytest.mark.skipif(ABSENT, reason="lm-eval is optional and not installed")
 CHOICES = {"text": ["dog"], "label": ["A"]}
 ROW = json.dumps({"question": "Who barks?", "choices": CHOICES, "answerKey": "A"})
 
 
 def listed(dataset: str, *, asked: str = "arc_easy", config: str = "<config>") -> TaskList:
-    task = {
-        "asks": {asked: config}, "dataset": dataset, "split": "test", "version": 1.0,
-        "num_fewshot": 0, "metric": "acc", "source": "none",
-    }  # fmt: skip
+    task = {"asks": {asked: config}, "dataset": dataset, "split": "test", "version": 1.0}
+    task |= {"num_fewshot": 0, "metric": "acc", "source": "none"}
     tree = {"name": "mine", "description": "", "harness": "", "each": {}, "words": {}}
     return TaskList.model_validate(tree | {"tasks": {"arc": task}})
 
 
 @pytest.fixture
 def manager() -> Any:
-    """lm-eval's tasks of ARC alone, which are soon indexed."""
+    """Index only lm-eval's tasks of ARC, which is fast."""
     import lm_eval.tasks
 
     folder = Path(lm_eval.tasks.__file__).with_name("arc")
@@ -53,30 +50,30 @@ def hub(tmp_path: Path) -> Path:
 def test_each_split_is_fetched_once_and_recorded(hub: Path, tmp_path: Path, manager) -> None:
     from components.evaluate.task_list import fetch_task_data, open_staged
 
-    said: list[str] = []
+    lines: list[str] = []
     for _ in range(2):
-        place = fetch_task_data(listed(str(hub)), tmp_path / "prepared", manager, said.append)
+        place = fetch_task_data(listed(str(hub)), tmp_path / "prepared", manager, lines.append)
         assert place == tmp_path / "prepared" / "tasks-mine"
-        assert len(said) == 1
-        (hub / "test.jsonl").unlink(missing_ok=True)  # what is here is not asked for again
-    names = [Path(one).name for one in open_staged(listed(str(hub)), place).names]
+        assert len(lines) == 1
+        (hub / "test.jsonl").unlink(missing_ok=True)  # fetched data is reused
+    names = [Path(file).name for file in open_staged(listed(str(hub)), place).names]
     assert names == ["train.parquet", "validation.parquet", "test.parquet"]
     assert len([*place.iterdir()]) == 2  # one data set and the record: no cache is left
 
 
-def test_a_missing_data_set_says_how_to_go_on(hub: Path, tmp_path: Path, manager: Any) -> None:
+def test_the_error_of_a_missing_data_set_has_a_remedy(hub, tmp_path, manager):
     from components.evaluate.task_list import fetch_task_data
 
-    for asked, message in (
+    for tasks, message in (
         (listed(str(hub), config="ARC-None"), r"tasks: .*hub, ARC-None: .*\n.*it continues"),
         (listed("nobody/none"), r"tasks: nobody/none: .*\n.*with a network"),
         (listed(str(hub), asked="arc_hard"), "lm-eval has no task 'arc_hard' in this version"),
     ):
         with pytest.raises(RecipeError, match=message):
-            fetch_task_data(asked, tmp_path / "prepared", manager, print)
+            fetch_task_data(tasks, tmp_path / "prepared", manager, print)
 
 
-def test_a_task_reads_only_what_was_staged(hub: Path, tmp_path: Path, manager: Any) -> None:
+def test_a_task_reads_only_staged_data(hub: Path, tmp_path: Path, manager: Any) -> None:
     from components.evaluate.task_list import fetch_task_data, open_staged, patch_datasets
 
     task_list = listed(str(hub))

@@ -1,4 +1,4 @@
-"""The loss of a stretch of text: what counts, who sees whom, and how many bytes tokens are."""
+"""The loss of a text: predicted tokens, separated documents, and bytes of tokens."""
 
 import math
 import unicodedata
@@ -9,15 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    models,
-    normalizers,
-    pre_tokenizers,
-    trainers,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 from torch import Tensor, nn
 
 from command.arguments import ROOT, read_point
@@ -26,6 +18,7 @@ from components.build import build_node
 from components.data.unigram import Unigram
 from components.evaluate.text_loss import Judge, LossTally, read_text_bytes
 from tests.components.convert.conftest import corpus, unigram_section, without_target
+from tests.components.data.engines import EOD, train_engine
 
 END = 3
 WORDS = ("recipe=teuken7b", "scale=mini", "model.dim=32", "model.num_layers=2")
@@ -43,10 +36,9 @@ def decoder() -> nn.Module:
 
 
 def judge(decoder: nn.Module, *, parts: bool) -> Judge:
-    return Judge(
-        decoder=decoder, device=torch.device("cpu"), dtype=torch.float32, eod_id=END,
-        parts_documents=parts, most_rows=2, text_bytes=None,
-    )  # fmt: skip
+    options: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
+    options |= {"eod_id": END, "most_rows": 2, "text_bytes": None}
+    return Judge(decoder=decoder, parts_documents=parts, **options)
 
 
 def windows(ids: Tensor, length: int) -> Iterator[Tensor]:
@@ -68,19 +60,19 @@ def test_every_token_but_the_first_is_predicted_once_from_its_window(decoder) ->
     assert found.nats == pytest.approx(sum(parts), rel=1e-5)
 
 
-def test_a_document_is_judged_alone_where_the_recipe_parts_them(decoder) -> None:
+def test_documents_are_evaluated_separately_if_the_recipe_separates_them(decoder) -> None:
     first, second = torch.randint(4, 200, (9,)), torch.randint(4, 200, (12,))
     end = torch.tensor([END])
     packed = torch.cat([first, end, second])
     found = judge(decoder, parts=True).tally_windows([packed])
-    # The end of the first belongs to it, so what it says of the second's start is its own.
+    # The end of the first document is part of it and predicts the start of the second.
     apart = sums(decoder, torch.cat([first, end, second[:1]])) + sums(decoder, second)
     assert found.nats == pytest.approx(apart, rel=1e-4)
     together = judge(decoder, parts=False).tally_windows([packed])
     assert together.nats != pytest.approx(apart, rel=1e-3)
 
 
-def test_documents_are_counted_of_which_a_token_was_predicted(decoder) -> None:
+def test_documents_with_a_predicted_token_are_counted(decoder) -> None:
     own = judge(decoder, parts=False)
     ids = torch.tensor([7, 8, END, 9, 9, END, 5, 6])
     assert own.tally_windows(windows(ids, 3)).documents == 3  # the last one is cut off
@@ -104,7 +96,6 @@ def test_sums_make_the_figures() -> None:
     assert (nothing["loss"], nothing["perplexity"], nothing["bits_per_byte"]) == (None,) * 3
 
 
-EOD = "<|endoftext|>"
 TEXTS = [
     *("over the bridge", "x", "I'll see, 12345", "\n\nbegins with a line", "a  b   c\t\r\n d "),
     *("\u0939\u093f\u0928\u094d\u0926\u0940", "\U0001f600\U0001f44d\U0001f3fd", "\u6f22\u5b57"),
@@ -114,15 +105,8 @@ CUT = pre_tokenizers.Split(Regex(r"\p{N}{1,3}| ?\p{L}+"), "isolated")
 
 
 def byte_level(*, prefix: bool = False, split: Any = None, normalizer: Any = None) -> Tokenizer:
-    engine = Tokenizer(models.BPE())
-    last = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=split is None)
-    engine.pre_tokenizer = pre_tokenizers.Sequence([split, last]) if split else last
+    engine = train_engine("over the bridge the end", 290, prefix=prefix, split=split)
     engine.normalizer = normalizer
-    trainer = trainers.BpeTrainer(
-        vocab_size=290, special_tokens=[EOD], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
-    engine.train_from_iterator(["over the bridge the end"] * 9, trainer)
     engine.add_tokens([AddedToken("<extra>", normalized=False)])
     return engine
 
@@ -136,7 +120,7 @@ ENGINES = {
 
 
 def count(folder: Path, documents: Sequence[Sequence[int]], eod_id: int) -> int:
-    """Count all of the documents: an end of a document before the first is read alone."""
+    """Count the bytes of all documents in windows, after an end of a document."""
     text_bytes = read_text_bytes(folder, eod_id=eod_id)
     assert text_bytes is not None
     packed = np.array([eod_id, *(i for ids in documents for i in (*ids, eod_id))], np.int64)
@@ -145,7 +129,7 @@ def count(folder: Path, documents: Sequence[Sequence[int]], eod_id: int) -> int:
 
 
 def raw_bytes(texts: list[str]) -> int:
-    """Count without the end of a document, which is no text even where it is spelled."""
+    """Count bytes without the end-of-document piece, which is never text."""
     return sum(len(text.replace(EOD, "").encode()) for text in texts)
 
 
@@ -153,7 +137,7 @@ def raw_bytes(texts: list[str]) -> int:
 def test_bytes_of_a_byte_level_tokenizer(name: str, tmp_path: Path) -> None:
     engine = ENGINES[name]
     engine.save(str(tmp_path / "tokenizer.json"))
-    # After a piece that a text spells, a prefix would come again.
+    # A prefix would be added again after a special piece in a text.
     texts = [text for text in TEXTS if name in {"plain", "cut by a pattern"} or "<" not in text]
     for some in (texts, *([text] for text in texts)):
         ids = [engine.encode(text, add_special_tokens=False).ids for text in some]
@@ -189,20 +173,20 @@ def trained(recipe: str, folder: Path, **settings: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("recipe", "vocab_size", "form", "lost"),
-    # To the unigram <eod> in a text is an end of document, behind which there is no prefix.
+    # The unigram tokenizer reads <eod> in a text as an end, and adds no prefix after it.
     [("teuken7b", 700, "NFKC", len("<eod>") + 1), ("gpt3b6", 400, None, 0)],
     ids=["unigram", "byte BPE"],
 )
-def test_bytes_are_those_of_normalized_text(recipe, vocab_size, form, lost, tmp_path) -> None:
+def test_bytes_equal_the_normalized_text(recipe, vocab_size, form, lost, tmp_path) -> None:
     tokenizer = trained(recipe, tmp_path, vocab_size=vocab_size)
     documents = [*EU_TEXTS, ODD]
     ids = [ids.tolist() for ids in tokenizer.encode(documents)]
-    texts = [unicodedata.normalize(form, one) if form else one for one in documents]
-    spelled = sum(len(one.encode()) for one in texts)
+    texts = [unicodedata.normalize(form, text) if form else text for text in documents]
+    spelled = sum(len(text.encode()) for text in texts)
     assert count(tmp_path, ids, tokenizer.eod_id) == spelled - lost
 
 
-def test_nobody_can_count_where_a_piece_stands_for_any_text(tmp_path: Path) -> None:
+def test_bytes_are_unknown_if_a_piece_stands_for_any_text(tmp_path: Path) -> None:
     assert read_text_bytes(tmp_path, eod_id=0) is None
     trained("teuken7b", tmp_path, vocab_size=500, byte_fallback=False)
     assert read_text_bytes(tmp_path, eod_id=4) is None

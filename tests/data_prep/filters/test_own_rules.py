@@ -1,4 +1,4 @@
-"""OSCAR's warnings as Ungoliant computes them, repeated n-grams, words without a download."""
+"""OSCAR's warnings as in Ungoliant, repeated n-grams, and words without a download."""
 
 import random
 import re
@@ -53,7 +53,7 @@ def by_shape(preset):
         ({"categories": ["press"]}, None),
     ],
 )
-def test_an_annotated_document_is_removed_as_opengptx_read_it(metadata, reason, by_annotation):
+def test_annotated_documents_are_removed_as_by_opengptx(metadata, reason, by_annotation):
     document = Document(text="any", id="0", metadata=metadata)
     assert by_annotation(document) == reason
 
@@ -84,13 +84,13 @@ def test_a_line_of_an_edge_is_measured_in_bytes(by_shape):
     assert found == [None, "line_shape: header, 2 of 2 lines short"]
 
 
-def test_marks_on_letters_are_no_noise(by_shape):
+def test_marks_on_letters_do_not_count_as_noise(by_shape):
     hindi = "\n".join(["हिन्दी में लिखी हुई एक लम्बी पंक्ति " * 4] * 5)
     assert by_shape(Document(text=hindi, id="0")) is None
 
 
 def plainly(tokens: list[int], size: int) -> int:
-    """Try every start, and count how often the span there follows itself."""
+    """Count the repetitions of the span at every start."""
     best = 1
     for start in range(len(tokens) - size + 1):
         times, span = 1, tokens[start : start + size]
@@ -101,7 +101,7 @@ def plainly(tokens: list[int], size: int) -> int:
 
 
 @given(st.lists(st.integers(0, 2), max_size=60), st.integers(1, 13))
-def test_times_in_a_row_are_those_of_the_plain_count(tokens, size):
+def test_repetitions_in_a_row_equal_a_plain_count(tokens, size):
     assert times_in_a_row(np.array(tokens, np.int64), size) == plainly(tokens, size)
 
 
@@ -149,7 +149,7 @@ def test_the_published_rule_on_planted_texts(text, reason):
 
 
 @pytest.mark.long
-def test_prose_stays_until_a_repetition_is_put_into_it():
+def test_prose_is_kept_until_a_repetition_is_planted():
     draw = random.Random(3)
     for document in library_docs()[:100]:
         assert judge(document.text) is None
@@ -181,18 +181,18 @@ def test_words_and_marks_are_cut_in_every_script(text, expected):
 
 
 @given(st.text())
-def test_nothing_but_white_space_is_lost(text):
+def test_only_white_space_is_lost(text):
     kept = "".join(word_pattern().findall(text))
     assert kept == "".join(char for char in text if not char.isspace())
 
 
 @given(TEXTS)
-def test_sentences_are_those_of_the_inherited_pattern(text):
+def test_sentences_equal_the_inherited_pattern(text):
     assert Words().sent_tokenize(text) == WhitespaceTokenizer().sent_tokenize(text)
 
 
-def test_a_class_holds_exactly_what_belongs_to_it():
+def test_a_character_class_has_exactly_its_characters():
     upper = re.compile(f"[{character_class(str.isupper)}]")
     plane = [chr(point) for point in range(LAST_OF_PLANE + 1)]
     assert [c for c in plane if upper.fullmatch(c)] == [c for c in plane if c.isupper()]
-    assert upper.fullmatch("🙂")  # pictographs are always in
+    assert upper.fullmatch("🙂")  # a class always has pictographs

@@ -1,4 +1,4 @@
-"""The verdicts are those of datatrove's filters, called directly with their own names."""
+"""Verdicts equal those of datatrove's filters, called with datatrove's own names."""
 
 import random
 from typing import Any
@@ -21,24 +21,30 @@ from components.config.schema.document_steps import (
     GopherRepetition,
 )
 from data_prep.filters.published import PUBLISHED, load_word_tokenizer, published_filter
-from data_prep.sources import library_docs
+from data_prep.sources import library_source
 
 SHARES = [0.05, 0.1, 0.2, 0.4, 0.8]
 TOPS = [((2, share), (3, 0.3)) for share in SHARES]
 REPEATS = [((5, share), (6, 0.5)) for share in SHARES]
 LIMITS = [0.01, 0.1, 0.3]
 FLAGS = [True, False]
-# Our name and datatrove's of each setting, and the values to draw from.
-DRAWN: dict[str, tuple[Any, Any, list[tuple[str, str, list[Any]]]]] = {
-    "gopher_repetition": (GopherRepetition, GopherRepetitionFilter, [
+CLASSES: dict[str, tuple[Any, Any]] = {
+    "gopher_repetition": (GopherRepetition, GopherRepetitionFilter),
+    "gopher_quality": (GopherQuality, GopherQualityFilter),
+    "c4": (C4, C4QualityFilter),
+    "fineweb": (FineWeb, FineWebQualityFilter),
+}
+# The name of each setting here and in datatrove, and its possible values.
+SETTINGS: dict[str, list[tuple[str, str, list[Any]]]] = {
+    "gopher_repetition": [
         ("duplicate_lines", "dup_line_frac", SHARES),
         ("duplicate_paragraphs", "dup_para_frac", SHARES),
         ("duplicate_line_characters", "dup_line_char_frac", SHARES),
         ("duplicate_paragraph_characters", "dup_para_char_frac", SHARES),
         ("top_ngrams", "top_n_grams", TOPS),
         ("duplicate_ngrams", "dup_n_grams", REPEATS),
-    ]),
-    "gopher_quality": (GopherQuality, GopherQualityFilter, [
+    ],
+    "gopher_quality": [
         ("min_words", "min_doc_words", [20, 60]),
         ("max_words", "max_doc_words", [200, 2000]),
         ("min_mean_word_characters", "min_avg_word_length", [2.0, 4.5, "none"]),
@@ -48,8 +54,8 @@ DRAWN: dict[str, tuple[Any, Any, list[tuple[str, str, list[Any]]]]] = {
         ("ellipsis_lines", "max_ellipsis_lines_ratio", LIMITS),
         ("alphabetic_words", "max_non_alpha_words_ratio", [0.5, 0.7, 0.8]),
         ("stop_words", "min_stop_words", [2, 5, "none"]),
-    ]),
-    "c4": (C4, C4QualityFilter, [
+    ],
+    "c4": [
         ("min_sentences", "min_num_sentences", [1, 5]),
         ("min_words_per_line", "min_words_per_line", [1, 6]),
         ("max_word_characters", "max_word_length", [15, 80]),
@@ -59,20 +65,20 @@ DRAWN: dict[str, tuple[Any, Any, list[tuple[str, str, list[Any]]]]] = {
         ("javascript", "filter_javascript", FLAGS),
         ("curly_bracket", "filter_curly_bracket", FLAGS),
         ("policies", "filter_policy", FLAGS),
-    ]),
-    "fineweb": (FineWeb, FineWebQualityFilter, [
+    ],
+    "fineweb": [
         ("line_punctuation", "line_punct_thr", [0.05, 0.3, 0.6]),
         ("short_lines", "short_line_thr", [0.05, 0.3, 0.6]),
         ("short_line_characters", "short_line_length", [20, 40]),
         ("duplicate_line_characters", "char_duplicates_ratio", [0.05, 0.3, 0.6]),
         ("line_breaks_per_word", "new_line_ratio", [0.1, 0.2]),
-    ]),
-}  # fmt: skip
+    ],
+}
 
 
 def draw_pair(name, draw):
-    section, engine, settings = DRAWN[name]
-    values = [(ours, theirs, draw.choice(choices)) for ours, theirs, choices in settings]
+    section, engine = CLASSES[name]
+    values = [(ours, theirs, draw.choice(choices)) for ours, theirs, choices in SETTINGS[name]]
     named = {theirs: None if value == "none" else value for _, theirs, value in values}
     step = published_filter(name, section(**{ours: value for ours, _, value in values}))
     return step, engine(**named, language=load_word_tokenizer())
@@ -92,8 +98,8 @@ SENTENCES = (
 
 
 def make_documents(draw: random.Random, count: int) -> list[str]:
-    """Mix prose of the standard library with planted lines, some of them many times over."""
-    prose = [document.text[:2500] for document in library_docs()]
+    """Mix code and prose of the standard library with planted, partly repeated lines."""
+    prose = [document.text[:2500] for document in library_source()]
     texts = []
     for _ in range(count):
         lines = draw.choice(prose).split("\n")
@@ -108,7 +114,7 @@ def make_documents(draw: random.Random, count: int) -> list[str]:
     ("name", "seed", "least_reasons"),
     [("gopher_repetition", 7, 6), ("gopher_quality", 7, 6), ("c4", 8, 3), ("fineweb", 7, 4)],
 )
-def test_verdict_reason_and_text_are_datatroves(name, seed, least_reasons):
+def test_verdict_reason_and_text_equal_datatroves(name, seed, least_reasons):
     draw = random.Random(seed)
     reasons = set()
     for _ in range(12):
@@ -125,31 +131,24 @@ def test_verdict_reason_and_text_are_datatroves(name, seed, least_reasons):
 
 def test_the_table_has_every_setting_and_the_order_of_the_sections():
     assert [name for name in Filters.model_fields if name in PUBLISHED] == [*PUBLISHED]
-    for name, (section, _, settings) in DRAWN.items():
-        assert list(PUBLISHED[name][1]) == list(section.model_fields)
+    for name, settings in SETTINGS.items():
+        assert list(PUBLISHED[name][1]) == list(CLASSES[name][0].model_fields)
         assert PUBLISHED[name][1] == {ours: theirs for ours, theirs, _ in settings}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_text_without_words_is_removed_not_divided_by(name, preset):
+def test_a_text_without_words_is_removed(name, preset):
     settings = getattr(preset("fineweb").filters, name)
     step = published_filter(name, settings)
     assert step(Document(text=" \n", id="0")) == f"{name}: empty"
 
 
-def test_fineweb_as_published_is_datatroves_defaults(preset):
+def test_published_fineweb_equals_datatroves_defaults(preset):
     filters = preset("fineweb").filters
-    engines = {
-        "gopher_repetition": GopherRepetitionFilter(language=load_word_tokenizer()),
-        "gopher_quality": GopherQualityFilter(language=load_word_tokenizer()),
-        "c4": C4QualityFilter(filter_no_terminal_punct=False, language=load_word_tokenizer()),
-        "fineweb": FineWebQualityFilter(language=load_word_tokenizer()),
-    }
-    pairs = [
-        (published_filter(name, getattr(filters, name)), engine)
-        for name, engine in engines.items()
-    ]
-    for step, engine in pairs:
-        ours, theirs = dict(vars(step.engine)), dict(vars(engine))
+    for name, (_, engine) in CLASSES.items():
+        changes = {"filter_no_terminal_punct": False} if name == "c4" else {}
+        step = published_filter(name, getattr(filters, name))
+        theirs = dict(vars(engine(language=load_word_tokenizer(), **changes)))
+        ours = dict(vars(step.engine))
         del ours["stats"], theirs["stats"]  # counters, compared by identity
         assert ours == theirs

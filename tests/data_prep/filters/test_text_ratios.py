@@ -1,9 +1,9 @@
-"""Shares of a text, against plain counts, the limits of each language, and word lists."""
+"""Shares of a text equal plain counts; limits of each language; word lists."""
 
 import json
 import re
 from collections import Counter
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from datatrove.data import Document
@@ -23,28 +23,27 @@ SOURCE = (
     "the village would need. Nobody had told her about the flood, but the river was already "
     "at the wheel of the mill and the miller stood on the bridge with a lamp in his hand."
 )
-# Every mark once, so that no span of ten repeats.
+# Every mark once, so that no span of ten characters repeats.
 MARKS = " ".join(chr(point) for point in range(0x2190, 0x2210))
 
 
 @given(st.text(st.sampled_from("ab \n.é面"), max_size=80), st.integers(1, 10))
 def test_character_repetition_is_the_plain_count(text, size):
-    counts = sorted(
-        Counter(text[i : i + size] for i in range(len(text) - size + 1)).values(), reverse=True
-    )
+    assert text_ratios.character_repetition(text, size) == pytest.approx(repetition(text, size))
+
+
+def repetition(text: str, size: int) -> float:
+    spans = Counter(text[i : i + size] for i in range(len(text) - size + 1))
+    counts = sorted(spans.values(), reverse=True)
     most = min(int(len(counts) ** 0.5), sum(count > 1 for count in counts))
-    expected = sum(counts[:most]) / sum(counts) if counts else 0
-    assert text_ratios.character_repetition(text, size) == pytest.approx(expected)
+    return sum(counts[:most]) / sum(counts) if counts else 0
 
 
 @pytest.mark.long
 def test_character_repetition_is_the_plain_count_on_long_texts():
     for document in library_docs()[:20]:
-        text = document.text
-        counts = Counter(text[i : i + 10] for i in range(len(text) - 9)).most_common()
-        most = min(int(len(counts) ** 0.5), sum(count > 1 for _, count in counts))
-        expected = sum(count for _, count in counts[:most]) / max(len(text) - 9, 1)
-        assert text_ratios.character_repetition(text, 10) == pytest.approx(expected)
+        found = text_ratios.character_repetition(document.text, 10)
+        assert found == pytest.approx(repetition(document.text, 10))
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=40), st.integers(1, 7))
@@ -58,11 +57,11 @@ def test_word_repetition_is_the_plain_count(words, size):
 @pytest.mark.parametrize(
     ("text", "share"),
     [
-        ("", 0), ("ab", 0), ("a b", 1 / 3), ("(a1!)", 0.8), ("€🙂½a", 0.75), ("٣क", 0),
-        ("का", 0.5),
+        *(("", 0), ("ab", 0), ("٣क", 0)),
+        *(("a b", 1 / 3), ("(a1!)", 0.8), ("€🙂½a", 0.75), ("का", 0.5)),
     ],
-)  # fmt: skip
-def test_special_characters_are_the_originals(text, share):
+)
+def test_special_characters_equal_the_published_list(text, share):
     assert text_ratios.special_characters(text) == pytest.approx(share)
 
 
@@ -80,16 +79,14 @@ def test_links_and_long_words_are_dropped(text, kept):
     assert text_ratios.clean_text(text, 12, LINKS) == kept
 
 
-def test_no_word_is_dropped_where_none_is_too_long():
+def test_no_word_is_dropped_without_a_limit():
     text = "go to http://x.eu/a\n averyveryverylongword"
-    assert (
-        text_ratios.clean_text(text, "none", LINKS)
-        == "go to http://x.eu/a averyveryverylongword"
-    )
+    expected = "go to http://x.eu/a averyveryverylongword"
+    assert text_ratios.clean_text(text, "none", LINKS) == expected
 
 
 @given(st.lists(st.text(st.sampled_from('ab."-1é'), min_size=1, max_size=8)))
-def test_words_are_bare_of_the_marks_around_them(tokens):
+def test_marks_around_words_are_stripped(tokens):
     stripped = [token.strip('."-1') for token in tokens]
     limits = _limits("spaces")
     found = text_ratios.cut_words(" ".join(tokens), limits)
@@ -97,40 +94,33 @@ def test_words_are_bare_of_the_marks_around_them(tokens):
 
 
 def _limits(words: Literal["spaces", "spaces_and_pairs", "characters_and_pairs"]) -> Ratios:
-    return Ratios(
-        min_words=1,
-        max_words=10,
-        character_ngram=3,
-        character_repetition=0.5,
-        word_ngram=2,
-        word_repetition=0.5,
-        special_characters=0.5,
-        stop_words=0.3,
-        flagged_words=0.1,
-        words=words,
-        longest_word="none",
-    )
+    counts = {"min_words": 1, "max_words": 10, "character_ngram": 3, "word_ngram": 2}
+    shares: dict[str, Any] = {
+        "character_repetition": 0.5,
+        "word_repetition": 0.5,
+        "special_characters": 0.5,
+    }
+    shares |= {"stop_words": 0.3, "flagged_words": 0.1}
+    return Ratios(words=words, longest_word="none", **counts, **shares)
 
 
 def test_pairs_of_words_may_be_on_a_list():
     chinese, spaced = _limits("characters_and_pairs"), _limits("spaces_and_pairs")
     words = text_ratios.cut_words("面包师。在 A", chinese)
     assert words == ["面", "包", "师", "在", "a"]
-    assert text_ratios.compute_listed_share(words, {"面包", "在"}, chinese) == pytest.approx(
-        2 / 5
-    )
-    assert text_ratios.compute_listed_share(
-        ["ban", "ngay", "x"], {"ban ngay"}, spaced
-    ) == pytest.approx(1 / 3)
-    assert (
-        text_ratios.compute_listed_share(["ban", "ngay"], {"ban ngay"}, _limits("spaces")) == 0
-    )
-    assert text_ratios.compute_listed_share(["a", "a"], {"a", "a a"}, spaced) == 1
+    for cut, listed, limits, share in (
+        (words, {"面包", "在"}, chinese, 2 / 5),
+        (["ban", "ngay", "x"], {"ban ngay"}, spaced, 1 / 3),
+        (["ban", "ngay"], {"ban ngay"}, _limits("spaces"), 0),
+        (["a", "a"], {"a", "a a"}, spaced, 1),
+    ):
+        found = text_ratios.compute_listed_share(cut, listed, limits)
+        assert found == pytest.approx(share)
 
 
 @pytest.fixture
 def judge(preset, tmp_path):
-    """Judge with ROOTS' limits and two small lists."""
+    """Apply the limits of ROOTS and two small lists."""
     lists = tmp_path / "lists.json"
     lists.write_text(json.dumps({"en": ["the", "and", "to", "that", "a", "had"]}), "utf-8")
     bad = tmp_path / "bad.json"
@@ -158,7 +148,7 @@ def judge(preset, tmp_path):
         (SOURCE, None),
     ],
 )
-def test_each_limit_removes_what_breaks_it(text, reason, judge):
+def test_each_limit_removes_a_text_beyond_it(text, reason, judge):
     found = judge(text)
     assert (found or "").startswith(f"text_ratios: {reason}" if reason else "")
     assert (found is None) == (reason is None)
@@ -171,7 +161,7 @@ def test_a_language_has_its_own_limits_and_the_others_the_default(judge):
     assert judge(short, "hi") == "text_ratios: 17 words, not 38 to 100000"
 
 
-def test_without_lists_their_shares_are_not_looked_at(preset):
+def test_without_lists_the_shares_have_no_limit(preset):
     step = TextRatioFilter(preset("roots").filters.text_ratios, where=WHERE)
     text = SOURCE.replace("the", "die") + " grr"
     assert step(Document(text=text, id="0", metadata={"language": "en"})) is None
@@ -184,9 +174,6 @@ def test_words_are_read_by_language_in_lower_case(tmp_path):
     file = tmp_path / "lists.json"
     file.write_text(json.dumps({"en": ["The", "of "], "fr": []}), "utf-8")
     assert read_word_lists(str(file), STOP_WORDS) == {"en": {"the", "of"}, "fr": frozenset()}
-
-
-def test_without_a_file_there_are_no_words():
     assert read_word_lists("none", STOP_WORDS) == {}
 
 

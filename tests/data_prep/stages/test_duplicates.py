@@ -20,7 +20,7 @@ FILES = st.lists(st.integers(0, 12), min_size=1, max_size=5).flatmap(
 
 @pytest.mark.parametrize("most_bytes", [1 << 30, 64])
 @given(files=FILES)
-def test_every_hash_that_was_seen_before_is_found_and_no_other(most_bytes, files):
+def test_exactly_the_repeated_hashes_are_found(most_bytes, files):
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{number}.npy" for number in range(len(files))]
         for path, hashes in zip(paths, files, strict=True):

@@ -1,4 +1,4 @@
-"""Processes that do tasks are seen by locks, and given up if they are killed for ever."""
+"""Processes of tasks hold locks; repeatedly killed ones stop the preparation."""
 
 import multiprocessing
 import os
@@ -16,7 +16,7 @@ from tests.data_prep.corpora import clean, write_corpus
 TWO = Local(workers=2)
 
 
-def test_workers_that_are_killed_time_and_again_are_given_up(tmp_path):
+def test_repeatedly_killed_workers_stop_the_preparation(tmp_path):
     stopped, others = threading.Event(), {*multiprocessing.active_children()}
 
     def kill_them_all() -> None:
@@ -26,18 +26,18 @@ def test_workers_that_are_killed_time_and_again_are_given_up(tmp_path):
 
     killer = threading.Thread(target=kill_them_all)
     killer.start()
-    said: list[str] = []
+    messages: list[str] = []
     message = r"preparation\.workers: workers were killed 3 times without .*\n  use"
     try:
         with pytest.raises(RecipeError, match=message):
-            clean(write_corpus(tmp_path / "t"), tmp_path / "s", executor=TWO, said=said)
+            clean(write_corpus(tmp_path / "t"), tmp_path / "s", executor=TWO, messages=messages)
     finally:
         stopped.set()
         killer.join()
-    assert sum("a worker was killed" in line for line in said) == 3
+    assert sum("a worker was killed" in line for line in messages) == 3
 
 
-def test_what_a_task_says_is_wrong_comes_out_of_its_process(tmp_path):
+def test_the_error_of_a_task_is_raised_in_the_parent(tmp_path):
     sources, others = write_corpus(tmp_path / "t"), {*multiprocessing.active_children()}
     (tmp_path / "t" / "en1.jsonl").write_text('{"tekst": "x"}\n')
     with pytest.raises(RecipeError, match=r"en\.files: .*en1\.jsonl:1 line 1 has no text"):
@@ -46,7 +46,7 @@ def test_what_a_task_says_is_wrong_comes_out_of_its_process(tmp_path):
 
 
 def silent(text: str) -> None:
-    """Say nothing."""
+    """Print nothing."""
 
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -76,7 +76,7 @@ def wait_for(file: Path) -> None:
         time.sleep(0.01)
 
 
-def test_a_second_preparation_is_told_of_the_first_until_that_is_killed(tmp_path, monkeypatch):
+def test_a_concurrent_preparation_is_refused_until_the_first_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "DYING_SECONDS", 0.2)
     process = SPAWN.Process(target=occupy, args=(tmp_path,))
     process.start()
@@ -92,7 +92,7 @@ def test_a_second_preparation_is_told_of_the_first_until_that_is_killed(tmp_path
 
 @pytest.mark.long
 @pytest.mark.parametrize("seconds", [0.5, 60])
-def test_workers_that_go_on_are_waited_for_and_then_named(tmp_path, monkeypatch, seconds):
+def test_remaining_workers_are_awaited_and_then_named(tmp_path, monkeypatch, seconds):
     monkeypatch.setattr(runner, "DYING_SECONDS", 30.0 if seconds < 2 else 2.0)
     process = SPAWN.Process(target=hold, args=(tmp_path, seconds))
     process.start()
@@ -101,16 +101,14 @@ def test_workers_that_go_on_are_waited_for_and_then_named(tmp_path, monkeypatch,
         with lock_preparation(tmp_path, silent):
             pass
     else:
-        with (
-            pytest.raises(RecipeError, match=f"process {process.pid} on"),
-            lock_preparation(tmp_path, silent),
-        ):
+        refused = pytest.raises(RecipeError, match=f"process {process.pid} on")
+        with refused, lock_preparation(tmp_path, silent):
             pass
     process.kill()
     process.join()
 
 
-def test_a_worker_whose_command_is_gone_before_it_begins_ends_at_once(tmp_path):
+def test_a_worker_without_its_command_exits_at_once(tmp_path):
     process = SPAWN.Process(target=serve, args=(os.getppid(), tmp_path))
     process.start()
     process.join()

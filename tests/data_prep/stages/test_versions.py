@@ -1,7 +1,7 @@
-"""Results of a stage are found again by its version: code that changes them must raise it.
+"""Results of a stage are reused by its version: a change of its code must raise the version.
 
-The golden has a digest of each module that a stage runs, without comments and docstrings: its
-own, and all of ours that this imports, but for other stages, whose results are its inputs.
+The golden file has a digest of each module that a stage runs, without comments and docstrings.
+Modules of other stages are not included, because their results are inputs.
 """
 
 import ast
@@ -37,9 +37,9 @@ def digest(source: str) -> str:
 
 
 def _form(node: Any) -> Any:
-    """Give a syntax tree as nested tuples, the same in every Python."""
+    """Return a syntax tree as nested tuples that do not depend on the Python version."""
     if isinstance(node, list):
-        return tuple(_form(one) for one in node if not _is_text(one))
+        return tuple(_form(child) for child in node if not _is_text(child))
     if not isinstance(node, ast.AST):
         return node
     fields = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
@@ -47,7 +47,7 @@ def _form(node: Any) -> Any:
 
 
 def _is_text(node: Any) -> bool:
-    """Tell a docstring: a string that stands alone does nothing."""
+    """Return whether a node is a docstring."""
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
@@ -56,7 +56,7 @@ def _is_text(node: Any) -> bool:
 
 
 def _modules(path: Path, found: set[Path]) -> set[Path]:
-    """Collect ``path`` and all that it imports of ours, also within its functions."""
+    """Collect ``path`` and its imports from OURS, also within functions."""
     if path not in found:
         found.add(path)
         for name in _imported(ast.parse(path.read_text("utf-8"))):
@@ -72,22 +72,22 @@ def _imported(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             yield str(node.module)
-            yield from (f"{node.module}.{one.name}" for one in node.names)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
-            yield from (one.name for one in node.names)
+            yield from (alias.name for alias in node.names)
 
 
 def _code(name: str) -> dict[str, str]:
     found: set[Path] = set()
     for file in (FILES[name], *BUILT.get(name, ())):
         _modules(ROOT / file, found)
-    return {str(one.relative_to(ROOT)): digest(one.read_text("utf-8")) for one in found}
+    return {str(file.relative_to(ROOT)): digest(file.read_text("utf-8")) for file in found}
 
 
 @pytest.fixture(scope="module")
 def golden() -> dict[str, Any]:
     if os.environ.get("UPDATE_GOLDEN"):
-        code = {path: one for name in STAGES for path, one in _code(name).items()}
+        code = {path: value for name in STAGES for path, value in _code(name).items()}
         versions = {name: version for name, (version, _) in STAGES.items()}
         tree = {"versions": versions, "code": code}
         GOLDEN.write_text(json.dumps(tree, indent=1, sort_keys=True) + "\n")
@@ -96,7 +96,7 @@ def golden() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_code_that_a_pass_runs_changes_with_its_version(name, golden):
+def test_changed_code_of_a_stage_needs_a_new_version(name, golden):
     code = _code(name)
     changed = sorted(path for path in code if golden["code"].get(path) != code[path])
     way_out = WAY_OUT.format(name=name)
@@ -104,20 +104,19 @@ def test_code_that_a_pass_runs_changes_with_its_version(name, golden):
     assert STAGES[name][0] == golden["versions"][name], f"the version was raised: {way_out}"
 
 
-def test_every_pass_is_watched(golden):
+def test_every_stage_has_a_version(golden):
     assert golden["versions"].keys() == STAGES.keys()
     assert set(FILES.values()) <= golden["code"].keys()
 
 
-def test_the_code_of_a_pass_includes_what_it_imports_within_functions():
+def test_the_code_of_a_stage_includes_imports_within_functions():
     assert {"data_prep/steps.py", "data_prep/filters/published.py"} <= _code("clean").keys()
     assert "data_prep/steps.py" not in _code("duplicates")
-    assert {"components/data/token_file.py", "components/data/byte_bpe.py"} <= _code(
-        "tokens"
-    ).keys()
+    tokens = _code("tokens")
+    assert {"components/data/token_file.py", "components/data/byte_bpe.py"} <= tokens.keys()
 
 
-def test_a_changed_number_or_call_is_seen_and_a_comment_is_not():
+def test_the_digest_depends_on_code_and_not_on_comments():
     code = 'def f(x: int) -> int:\n    """Say."""\n    return g(x, 3)\n'
     same = '"""Module."""\n# why\ndef f(x: int) -> int:\n\n    return g(\n        x, 3)\n'
     assert digest(code) == digest(same)
