@@ -103,7 +103,7 @@ def _as_argument(plain: str, text: str) -> str:
 
 def read_point(words: Sequence[str]) -> Arguments:
     """Parse one point's words into options, group choices and values."""
-    known = list_config_groups()
+    groups = group_names()
     option_values: dict[str, Any] = {}
     choices: dict[str, str] = {}
     values: dict[str, Any] = {}
@@ -111,14 +111,14 @@ def read_point(words: Sequence[str]) -> Arguments:
     writes = writes_recipe(words)
     for word in words:
         key, text = _check_form(word), word.partition("=")[2]
-        target = option_values if key in COMMAND_KEYS else choices if key in known else values
+        target = option_values if key in COMMAND_KEYS else choices if key in groups else values
         target = site if key.startswith(SITE) else target
         if key in target:
             raise RecipeError(key, "given twice", "keep one of them")
         raw = key in RAW_KEYS or (writes and target is choices)
         value = text if raw else _text_keys(parse_word(word).value())
         chosen = target is choices and not writes
-        target[key] = check_option(key, value, known[key]) if chosen else value
+        target[key] = check_option(key, value, option_names(key)) if chosen else value
     if searches := choices.get("parallelism") == AUTO:
         del choices["parallelism"]
     action = option_values.pop("action", "auto")

@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import gc
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
@@ -33,6 +34,17 @@ class FileScheduling(LoadFileScheduling):  # type: ignore[misc]  # the base has 
 @pytest.hookimpl(optionalhook=True)  # unknown without xdist's -n
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileScheduling | None:
     return FileScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Freeze the objects of collection, so that the garbage collector does not visit them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,7 +6,9 @@ Every guard is a separate function so that a test can disable it and show what i
 import re
 import stat
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 from unicodedata import category
@@ -107,6 +109,15 @@ def read_sections(file: Path, kind: str, section: str = "") -> ReceivedYaml:
 def read_data(file: Path, kind: str) -> ReceivedYaml:
     """Read a mapping; ``kind`` is the command-line key that named the file."""
     text = _read_text(file, kind)
+    tree, lines = _parse(file, text)
+    if not isinstance(tree, dict):
+        raise RecipeError(kind, f"{file} is not a mapping", "write lines of key: value")
+    return ReceivedYaml(file, deepcopy(tree), lines, text)
+
+
+@lru_cache(maxsize=64)  # the points of a sweep read the same files
+def _parse(file: Path, text: str) -> tuple[Any, Mapping[str, int]]:
+    """Return the content of a file's text, and the lines of its keys."""
     refuse_hidden(text, file)
     try:
         loader = PlainLoader(text)
@@ -119,9 +130,7 @@ def read_data(file: Path, kind: str) -> ReceivedYaml:
         _refuse(file, text.count("\n", 0, error.position) + 1, error.reason)
     except RecursionError:
         _refuse(file, 1, "nested too deeply")
-    if not isinstance(tree, dict):
-        raise RecipeError(kind, f"{file} is not a mapping", "write lines of key: value")
-    return ReceivedYaml(file, tree, lines=dict(_lines(node)) if node else {}, text=text)
+    return tree, dict(_lines(node)) if node else {}
 
 
 def _read_text(file: Path, kind: str) -> str:

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from command.arguments import list_config_groups
-from command.files.trusted_paths import NAME
+from command.files.trusted_paths import NAME, RECIPE, group_names, option_names
 from command.files.yaml_file import ReceivedYaml
 from command.recipe.replacement import without_marks
 from components.config.part_nodes import NODE_KEYS, find_spec
@@ -48,13 +47,12 @@ def _check_defaults(entries: object, file: Path) -> None:
     if not isinstance(entries, list):
         problem = f"{entries!r} is not a list"
         raise RecipeError("defaults", problem, "write - override /model: NAME")
-    known = list_config_groups()
     for entry in entries:
         if isinstance(entry, str):
-            _check_start(entry, known["recipe"])
+            _check_start(entry)
         elif isinstance(entry, Mapping) and len(entry) == 1:
             [(key, option)] = entry.items()
-            _check_override(str(key), option, known, file)
+            _check_override(str(key), option, file)
         else:
             problem = f"{entry!r} is refused"
             raise RecipeError("defaults", problem, "write override /group: option")
@@ -65,7 +63,8 @@ def is_relative(entry: str) -> bool:
     return entry.startswith(("./", "../"))
 
 
-def _check_start(entry: str, known: list[str]) -> None:
+def _check_start(entry: str) -> None:
+    known = option_names(RECIPE)
     if entry == "_self_" or entry in known or is_relative(entry):
         return
     if not NAME.fullmatch(entry):
@@ -76,19 +75,16 @@ def _check_start(entry: str, known: list[str]) -> None:
     raise RecipeError("defaults", f"unknown recipe: {entry!r}", fix)
 
 
-def _check_override(
-    key: str, option: object, known: Mapping[str, list[str]], file: Path
-) -> None:
-    legal = sorted(set(known) - REFUSED_GROUPS)
+def _check_override(key: str, option: object, file: Path) -> None:
+    legal = sorted({*group_names()} - REFUSED_GROUPS)
     group = key.removeprefix(OVERRIDE)
     if group == key or group not in legal:
         problem = f"{key!r} is refused in {file.name}"
         raise RecipeError("defaults", problem, suggest_similar(group, legal))
-    if option not in known[group]:
+    options = option_names(group)
+    if option not in options:
         problem = f"unknown {group}: {option!r}"
-        raise RecipeError(
-            f"defaults.{group}", problem, suggest_similar(str(option), known[group])
-        )
+        raise RecipeError(f"defaults.{group}", problem, suggest_similar(str(option), options))
 
 
 def check_content(value: object, path: str = "") -> None:

@@ -14,14 +14,17 @@ class GarbageCollection(Callback):
     """Callback that runs Python's ``gc`` only every ``every_steps`` steps.
 
     By default, each rank collects at another moment, and all others wait in the next collective
-    (compare torchtitan's ``gc_freq``). Objects from before the first step are frozen.
+    (compare torchtitan's ``gc_freq``). Objects from before the first step are frozen, and stay
+    frozen after the run if the program had frozen objects itself.
     """
 
     every_steps: int
     _was_enabled: bool | None = field(default=None, init=False)
+    _unfreezes: bool = field(default=True, init=False)
 
     def on_train_start(self, trainer: Trainer, pl_module: Pretraining) -> None:
         self._was_enabled = gc.isenabled()
+        self._unfreezes = gc.get_freeze_count() == 0
         gc.disable()
         gc.collect()
         gc.freeze()
@@ -39,7 +42,8 @@ class GarbageCollection(Callback):
     def close(self) -> None:
         if self._was_enabled is None:  # the run failed before `on_train_start`
             return
-        gc.unfreeze()
+        if self._unfreezes:
+            gc.unfreeze()
         if self._was_enabled:
             gc.enable()
         self._was_enabled = None

@@ -32,9 +32,10 @@ class Node:
 
 
 @pytest.fixture(autouse=True)
-def _collects_as_before() -> Iterator[None]:
-    yield
+def _starts_without_frozen_objects() -> Iterator[None]:
     gc.unfreeze()
+    yield
+    gc.freeze()  # as after collection
     gc.enable()
 
 
@@ -64,6 +65,13 @@ def test_what_was_there_before_the_first_step_is_not_looked_at_again():
     assert gc.get_freeze_count() == 0
     GarbageCollection(every_steps=4).close()
     assert gc.isenabled()
+
+
+def test_objects_frozen_by_the_program_stay_frozen() -> None:
+    gc.freeze()
+    _, schedule = begun(4)
+    schedule.close()
+    assert gc.get_freeze_count() > 10_000
 
 
 @pytest.mark.parametrize("was_enabled", [True, False])
