@@ -35,6 +35,7 @@ class SearchProblem:
         template = without_recompute(draft.tree) if is_open else deepcopy(draft.tree)
         self.template = resolve_template(template, self.named)
         self.fixed = frozenset(key for key in DEGREES if f"{PREFIX}{key}" in self.named)
+        self._searches: dict[int, LayoutSearch] = {}
 
     def resolve_candidate(self, nodes: int, degrees: Parallelism | None = None) -> Recipe:
         """Resolve the recipe with these nodes and, if given, these degrees set by the user."""
@@ -49,9 +50,12 @@ class SearchProblem:
         return resolve_recipe(tree, [*self.named, *degree_values], self.full)
 
     def find_layouts(self, nodes: int) -> LayoutSearch:
-        """Search for layouts on this number of nodes."""
-        ranks = nodes * self.template.cluster.devices_per_node
-        return search_layouts(self.template, ranks=ranks, fixed=self.fixed)
+        """Search for layouts on this number of nodes, once."""
+        if nodes not in self._searches:
+            ranks = nodes * self.template.cluster.devices_per_node
+            search = search_layouts(self.template, ranks=ranks, fixed=self.fixed)
+            self._searches[nodes] = search
+        return self._searches[nodes]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,9 +36,9 @@ def test_nodes_are_those_of_the_published_ranks_unless_named() -> None:
     assert composed(*JUWELS, "cluster.ranks=64").cluster.nodes == 16
 
 
-@pytest.mark.long
 def test_published_ranks_that_fill_no_nodes_give_the_best_number_around() -> None:
-    cluster = composed("recipe=teuken7b", "cluster=aurora", "parallelism=auto").cluster
+    words = ["recipe=teuken7b", "cluster=aurora", "parallelism=auto", "parallelism.pipeline=3"]
+    cluster = composed(*words, "parallelism.tensor=1", "parallelism.zero=1").cluster
     assert cluster.nodes == 16  # 17 to 255 have no queue in which a chain may wait
     assert cluster.ranks == 12 * cluster.nodes
 

@@ -21,11 +21,13 @@ from tests.recipes.golden_files import check_text
 
 SEARCHES = Path(__file__).parent / "searches"
 ABROAD = [("teuken7b", "aurora"), ("mula220b_a10b", "juwels")]
+NODES = {"aurora": ("cluster.nodes=16",)}  # without: several searches, to choose the nodes
 
 
 @cache
 def searched(name: str, cluster: str, *words: str) -> SearchResult:
-    point = [f"recipe={name}", f"cluster={cluster}", "parallelism=auto", *words]
+    point = [f"recipe={name}", f"cluster={cluster}", "parallelism=auto"]
+    point += [*NODES.get(cluster, ()), *words]
     found = compose_run(read_point(point)).search
     assert found is not None
     return found
