@@ -17,19 +17,19 @@ CHAIN = {
 }
 
 
-def test_a_node_becomes_its_object_with_the_nodes_inside() -> None:
+def test_a_node_builds_its_object_and_nested_nodes() -> None:
     schedule = build_node(COSINE, "schedule")
     assert (schedule(0), schedule(100)) == (1.0, 0.0)
     assert build_node(CHAIN, "schedule")(100) == 1.0
 
 
-def test_nothing_outside_the_gate_is_built() -> None:
+def test_a_target_outside_the_allowed_list_is_refused() -> None:
     message = r"schedule\._target_: 'os\.getcwd' is not an allowed"
     with pytest.raises(RecipeError, match=message):
         build_node({"_target_": "os.getcwd"}, "schedule")
 
 
-def test_a_part_in_the_place_of_another_is_refused() -> None:
+def test_a_part_in_the_wrong_place_is_refused() -> None:
     recipe = compose_recipe(read_point(["recipe=bloom560m", "scale=mini"]))
     node = recipe.model_dump(mode="json")["model"]
     message = r"model\.attention\._target_: .*Norm is not valid here\n  use one of .*\.Atten"

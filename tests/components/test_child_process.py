@@ -59,7 +59,7 @@ def test_a_tool_searches_absolute_places_only(name: str) -> None:
     assert tool_environment({name: ":."}) == {}
 
 
-def test_the_command_starts_again_where_pythonpath_names_the_folder(tmp_path: Path) -> None:
+def test_the_command_restarts_if_pythonpath_has_the_working_folder(tmp_path: Path) -> None:
     # Python itself looks for the other two before a program's first line.
     mark = plant(tmp_path, *(name for name in NAMES if "customize" not in name))
     run(f"{ROOT}/run.py", "action=help", env=os.environ | {"PYTHONPATH": ":"}, cwd=tmp_path)
@@ -67,7 +67,7 @@ def test_the_command_starts_again_where_pythonpath_names_the_folder(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["PATH", "LD_LIBRARY_PATH", "PYTHONPATH"])
-def test_a_process_that_starts_again_keeps_its_options(name: str, tmp_path: Path) -> None:
+def test_a_restarted_process_keeps_its_options(name: str, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(
         "import os, sys\nfrom components.child_process import leave_working_folder\n"

@@ -5,7 +5,7 @@ import pickle
 from components.errors import RecipeError
 
 
-def test_an_error_crosses_from_one_process_to_another_whole() -> None:
+def test_an_error_is_pickled_with_all_parts() -> None:
     error = RecipeError("budget.seed", "-1 is negative", "use 0 or more")
     arrived = pickle.loads(pickle.dumps(error))
     parts = (arrived.path, arrived.problem, arrived.remedy)

@@ -40,7 +40,7 @@ def test_damaged_or_excessive_json_is_refused(tmp_path: Path, raw: bytes, proble
     assert caught.value.remedy == "mend it"
 
 
-def test_what_is_no_regular_file_or_too_large_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_pipe_a_folder_and_a_large_file_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     for name in ("pipe", "folder"):
@@ -55,7 +55,7 @@ def test_what_is_no_regular_file_or_too_large_is_refused_at_once(tmp_path: Path)
         read_mapping(file)
 
 
-def test_numbers_that_are_none_are_read_where_a_run_writes_such(tmp_path: Path) -> None:
+def test_nan_and_infinity_are_read_from_files_of_a_run(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text('{"loss": NaN, "deep": ' + "[" * 60 + "]" * 60 + "}")
     tree = read_mapping(file, finite=False)

@@ -47,7 +47,7 @@ ACTING = ("\x1b", "\a", "\u202e")
         ("\u0645\u200c\u200c\u062e", "\u0645\u200c\ufffd\u062e"),
     ],
 )
-def test_a_character_that_acts_or_hides_has_a_stand_in(text: str, shown: str) -> None:
+def test_control_and_invisible_characters_are_replaced(text: str, shown: str) -> None:
     assert terminal.escape_invisible(text) == shown
     assert len(text) == len(shown)
 
@@ -62,12 +62,12 @@ def test_a_character_that_acts_or_hides_has_a_stand_in(text: str, shown: str) ->
         "\U0001f469\u200d\U0001f52c",  # one woman of science, not two figures
     ],
 )
-def test_text_in_any_language_stays_what_it_is(text: str) -> None:
+def test_text_in_any_language_is_unchanged(text: str) -> None:
     assert terminal.escape_invisible(text) == text
 
 
 @given(st.text(st.characters(exclude_categories=())))
-def test_what_was_cleaned_is_clean_and_can_be_encoded(text: str) -> None:
+def test_cleaned_text_is_stable_and_encodable(text: str) -> None:
     shown = terminal.escape_invisible(text)
     assert terminal.escape_invisible(shown) == shown
     found = {unicodedata.category(one) for one in shown if one not in "\n\t"}
@@ -75,7 +75,7 @@ def test_what_was_cleaned_is_clean_and_can_be_encoded(text: str) -> None:
     shown.encode()
 
 
-def test_a_line_is_said_and_told_clean(capfd: pytest.CaptureFixture[str]) -> None:
+def test_printed_and_logged_lines_are_cleaned(capfd: pytest.CaptureFixture[str]) -> None:
     terminal.log_line(str(RecipeError("recipe", f"no {HOSTILE}", HOSTILE)))
     terminal.say_at_once(HOSTILE)
     terminal.print_output(HOSTILE)
@@ -84,7 +84,7 @@ def test_a_line_is_said_and_told_clean(capfd: pytest.CaptureFixture[str]) -> Non
     assert out == f"{SHOWN}\n"
 
 
-def test_a_table_shows_titles_headings_and_cells_as_they_read(capsys) -> None:
+def test_titles_headings_and_cells_of_a_table_are_cleaned(capsys) -> None:
     table = Table(HOSTILE, title=HOSTILE, title_justify="left", box=None)
     table.add_row(HOSTILE)
     table.add_row(Text(HOSTILE.removesuffix(":smile:")))
@@ -95,7 +95,7 @@ def test_a_table_shows_titles_headings_and_cells_as_they_read(capsys) -> None:
     assert lines[3] == "\u241b]0;x\ufffd [table three] [/nope]"
 
 
-def test_stand_ins_keep_the_columns_where_they_are(capsys) -> None:
+def test_replaced_characters_keep_columns_aligned(capsys) -> None:
     table = Table("key", "value", box=None)
     table.add_row("\u202e\u200babc", "1")
     table.add_row("abcde", "2")
@@ -118,13 +118,13 @@ def hostile(recipe: Recipe) -> Recipe:
     return check_recipe(tree)
 
 
-def test_a_recipe_is_shown_as_it_reads(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shown_recipe_is_cleaned(capsys: pytest.CaptureFixture[str]) -> None:
     print_recipe(hostile(at_home("teuken7b")))
     out = read_clean(capsys)
     assert "\\e]0;x\\a\ufffd [table three] [/nope]" in " ".join(out.split())
 
 
-def test_a_plan_is_shown_as_it_reads(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shown_plan_is_cleaned(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = hostile(at_home("teuken7b"))
     plan = plan_recipe(recipe)
     document = plan_document(plan, picture_of(plan), why=recipe.description)
@@ -134,7 +134,7 @@ def test_a_plan_is_shown_as_it_reads(capsys: pytest.CaptureFixture[str]) -> None
     assert SHOWN in row
 
 
-def test_differences_are_shown_as_they_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_shown_differences_are_cleaned(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = at_home("teuken7b")
     a = Side(label=HOSTILE, tree=recipe.model_dump(mode="json"))
     b = Side(label="b", tree=hostile(recipe).model_dump(mode="json"))
@@ -155,7 +155,9 @@ def test_differences_are_shown_as_they_read(capsys: pytest.CaptureFixture[str]) 
         (2, ["recipe=caf\u00e9\x1b]0;x\a"]),
     ],
 )
-def test_no_encoding_is_a_traceback(status: int, words: list[str], tmp_path: Path) -> None:
+def test_an_ascii_terminal_causes_no_traceback(
+    status: int, words: list[str], tmp_path: Path
+) -> None:
     program = [sys.executable, str(ROOT / "run.py"), *words]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, env=environment)
@@ -179,7 +181,7 @@ warnings.warn({HOSTILE!r}, stacklevel=1)
 """
 
 
-def test_log_records_and_warnings_are_clean_and_come_once(tmp_path: Path) -> None:
+def test_log_records_and_warnings_are_cleaned_and_printed_once(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LOGS], cwd=ROOT, capture_output=True, check=True, text=True
     )
@@ -188,7 +190,7 @@ def test_log_records_and_warnings_are_clean_and_come_once(tmp_path: Path) -> Non
     assert done.stderr.count(SHOWN) == 3
 
 
-def test_streams_that_are_no_files_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_without_a_file_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     monkeypatch.setattr(logging.root, "handlers", [logging.NullHandler()])
@@ -208,7 +210,7 @@ def test_streams_that_are_no_files_are_left_alone(monkeypatch: pytest.MonkeyPatc
         ],
     ],
 )
-def test_a_published_text_tells_no_folder(text: str, published: str) -> None:
+def test_published_text_has_no_folders(text: str, published: str) -> None:
     assert terminal.hide_folders(text) == published
 
 
@@ -230,7 +232,7 @@ display.close()
 
 
 @pytest.mark.long
-def test_a_progress_bar_moves_the_cursor_and_its_text_does_not(tmp_path: Path) -> None:
+def test_only_the_progress_bar_itself_moves_the_cursor(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
     subprocess.run(

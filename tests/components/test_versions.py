@@ -44,7 +44,7 @@ def test_a_build_counts_as_its_release(version: str, side: str) -> None:
     assert versions.compare_version(version, versions.TORCH) == side
 
 
-def test_what_is_tried_here_or_absent_is_neither_refused_nor_told(monkeypatch) -> None:
+def test_tested_and_absent_versions_cause_no_message(monkeypatch) -> None:
     assert versions.list_outside_range("below") == versions.list_outside_range("above") == []
     versions.refuse_old_versions()
     without_torch = {versions.PYTHON: platform.python_version()}
@@ -61,13 +61,13 @@ def test_a_torch_below_the_range_ends_every_command_with_one_message(tmp_path: P
     assert "make setup" in second
 
 
-def test_an_installer_asks_the_same(tmp_path: Path) -> None:
+def test_the_module_checks_versions_for_an_installer(tmp_path: Path) -> None:
     done = run("-m", "components.versions", env=with_torch("2.4.0+cu121", tmp_path))
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 2)
     assert run("-m", "components.versions").returncode == 0
 
 
-def test_a_torch_above_the_range_is_told_and_not_refused(tmp_path: Path, monkeypatch) -> None:
+def test_a_torch_above_the_range_is_reported_and_accepted(tmp_path: Path, monkeypatch) -> None:
     with_torch("9.1.0", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     said = [f"torch 9.1.0 is installed; tested versions: {versions.TORCH}"]
@@ -91,7 +91,7 @@ def test_python_3_6_can_read_what_refuses_it() -> None:
 
 
 @pytest.mark.parametrize("python", OLD_PYTHONS)
-def test_an_older_python_itself_says_so(python: str) -> None:
+def test_an_older_interpreter_prints_the_message(python: str) -> None:
     program = shutil.which(f"python{python}")
     if program is None or subprocess.run([program, "-V"], check=False).returncode:
         pytest.skip(f"python{python} is not installed")
@@ -101,7 +101,7 @@ def test_an_older_python_itself_says_so(python: str) -> None:
 
 
 @pytest.mark.long
-def test_training_says_in_a_line_that_a_later_torch_was_not_tried(tmp_path: Path) -> None:
+def test_training_prints_that_a_later_torch_is_untested(tmp_path: Path) -> None:
     env = with_torch("9.1.0", tmp_path) | {"XDG_STATE_HOME": str(tmp_path)}
     # Weights that are not there end it before anything is written.
     words = ("recipe=teuken7b", f"model.init_from={tmp_path}", f"run={tmp_path / 'run'}")

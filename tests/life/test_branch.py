@@ -52,7 +52,7 @@ def on(parent: Path, takes: str = "optimizer", tokens: int = BRANCHED) -> tuple[
     return f"from.run={parent}", f"from.with={takes}", f"from.at_tokens={tokens}"
 
 
-def test_a_branch_with_the_same_end_is_the_run_that_was_never_branched(made: Made) -> None:
+def test_a_branch_with_the_same_end_has_the_bits_of_its_trunk(made: Made) -> None:
     trunk = made("trunk", *ends(TRUNK))
     again = made("again", *on(trunk), *ends(TRUNK))
     check_same_bits(again, trunk)
@@ -64,7 +64,7 @@ def test_a_branch_with_the_same_end_is_the_run_that_was_never_branched(made: Mad
     assert resumed["tokens"] == BRANCHED
 
 
-def test_a_cooldown_from_a_longer_trunk_is_the_run_declared_with_that_end(made: Made) -> None:
+def test_a_cooldown_has_the_bits_of_a_run_with_that_end(made: Made) -> None:
     trunk = made("trunk", *ends(TRUNK))
     declared = made("declared", *ends(COOLED))
     cooled = made("cooled", *on(trunk), *ends(COOLED))
@@ -83,7 +83,7 @@ def test_a_branch_in_another_layout_computes_nearly_the_same(made: Made) -> None
     assert column(moved, "samples_digest") == column(declared, "samples_digest")[4:]
 
 
-def test_with_weights_alone_clock_data_and_optimizer_begin_anew(made: Made) -> None:
+def test_a_branch_with_weights_alone_restarts_clock_data_and_optimizer(made: Made) -> None:
     trunk = made("trunk", *ends(TRUNK))
     long = ("budget.sequence_length=128", "model.positions.base=50_000", "optimizer.lr=1e-4")
     stage = made("stage", *on(trunk, "weights"), *ends(2_048), *long)
@@ -96,7 +96,7 @@ def test_with_weights_alone_clock_data_and_optimizer_begin_anew(made: Made) -> N
     assert marker.fresh_optimizer
 
 
-def test_the_parents_files_are_shared_and_survive_what_either_removes(
+def test_a_branch_links_files_of_its_trunk_and_removes_none(
     made: Made, program: Program
 ) -> None:
     trunk = made("trunk", *ends(TRUNK))
@@ -109,7 +109,7 @@ def test_the_parents_files_are_shared_and_survive_what_either_removes(
     assert os.path.samefile(trunk / shared, kept / shared)  # noqa: PTH121 (the same in short)
 
 
-def test_a_branch_that_was_interrupted_before_it_had_its_checkpoint_takes_it_at_its_resume(
+def test_a_branch_interrupted_before_its_first_checkpoint_resumes(
     made: Made, program: Program
 ) -> None:
     cooled = made("cooled", *on(made("trunk", *ends(TRUNK))), *ends(COOLED))
@@ -134,7 +134,7 @@ def test_a_branch_that_was_interrupted_before_it_had_its_checkpoint_takes_it_at_
         ("trunk", "precision.master=float64", "precision.master: from.with=optimizer requires"),
     ],
 )
-def test_what_cannot_be_branched_is_refused_before_a_folder_is_made(
+def test_an_invalid_branch_is_refused_before_a_folder_is_created(
     made: Made, program: Program, home: Path, parent: str, word: str, message: str
 ) -> None:
     made("trunk", *ends(TRUNK))
@@ -144,7 +144,7 @@ def test_what_cannot_be_branched_is_refused_before_a_folder_is_made(
     assert not (home / "refused").exists()
 
 
-def test_merged_checkpoints_are_exported_and_begun_with_like_any_other(
+def test_merged_checkpoints_are_exported_and_start_a_run(
     made: Made, program: Program, home: Path
 ) -> None:
     trunk = made("trunk", *ends(TRUNK))
@@ -186,9 +186,7 @@ TEXT_TRUNK = tiny(*TEXTS, f"data.sources={{{OWN}, eu: {{files: ['{TEXT.parent}/*
 TEXT_BRANCH = (*TEXT_TRUNK, "run=text-branch", "from.run=text-trunk", "from.at_tokens=1_024")
 
 
-def test_other_texts_another_tokenizer_and_another_past_are_refused(
-    home: Path, program: Program
-) -> None:
+def test_a_branch_with_other_text_or_tokenizer_is_refused(home: Path, program: Program) -> None:
     text = home / "own.txt"
     text.write_text(TEXT.read_text("utf-8")[:6_000], "utf-8")
     program(*TEXT_TRUNK, "run=text-trunk")

@@ -69,7 +69,7 @@ def ran(bundle: Path) -> Path:
 
 
 @pytest.mark.long
-def test_another_clone_finds_the_same_losses_bit_for_bit(
+def test_another_clone_reproduces_the_losses_exactly(
     bundle: Path, ran: Path, home: Path, program: Program
 ) -> None:
     done = program(f"recipe={bundle}", f"run={ran}")
@@ -110,7 +110,7 @@ def as_nobody(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     os.geteuid() != 0 or shutil.which("setpriv") is None,
     reason="only root can act as another user",
 )
-def test_another_user_finds_the_same_losses_bit_for_bit(
+def test_another_user_reproduces_the_losses_exactly(
     bundle: Path, home: Path, elsewhere: Path
 ) -> None:
     if as_nobody(sys.executable, "-c", "import torch", folder=elsewhere).returncode:
@@ -124,7 +124,9 @@ def test_another_user_finds_the_same_losses_bit_for_bit(
 
 
 @pytest.mark.long
-def test_a_run_that_differs_says_in_what(bundle: Path, home: Path, program: Program) -> None:
+def test_verify_lists_the_differences_of_a_run(
+    bundle: Path, home: Path, program: Program
+) -> None:
     program(f"recipe={bundle}", "optimizer.eps=1e-6", f"run={home / 'other'}")
     done = program(
         *("action=verify", "output=json", f"file={bundle}", f"run={home / 'other'}"), status=1

@@ -61,7 +61,7 @@ def results_of(run: Path) -> dict[str, Any]:
     return results
 
 
-def test_a_run_is_compiled_once_for_all_its_steps_and_never_to_evaluate(run: Run) -> None:
+def test_a_run_is_compiled_once_and_not_for_evaluation(run: Run) -> None:
     eager, compiled = (results_of(run(name)) for name in ("eager", "compiled"))
     assert eager["compiler"] == {"graphs": 0, "recompiles": 0}
     assert compiled["compiler"] == {"graphs": 1, "recompiles": 0}

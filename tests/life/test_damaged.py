@@ -59,7 +59,7 @@ def early(whole: Path, folder: Path) -> Path:
 
 
 @pytest.mark.long
-def test_a_run_goes_on_from_the_one_before_a_damaged_checkpoint_to_the_same_bits(
+def test_a_run_resumes_before_a_damaged_checkpoint_with_the_same_bits(
     whole: Path, tmp_path: Path, program: Program
 ) -> None:
     run = unfinished(whole, tmp_path)
@@ -77,7 +77,7 @@ def test_a_run_goes_on_from_the_one_before_a_damaged_checkpoint_to_the_same_bits
     assert (run / "checkpoints" / f"damaged-tokens-{4_608:015d}").is_dir()
 
 
-def test_every_checkpoint_has_its_line_with_what_it_took(whole: Path) -> None:
+def test_every_checkpoint_event_has_its_cost(whole: Path) -> None:
     lines = entries(whole, "checkpoint")
     assert [line["step"] for line in lines] == [SAVED_STEPS, 2 * SAVED_STEPS, STEPS, STEPS]
     evidence = [line["evidence"] for line in lines]
@@ -89,7 +89,7 @@ def test_every_checkpoint_has_its_line_with_what_it_took(whole: Path) -> None:
     assert all(Path(one["folder"]).is_dir() for one in evidence[1:])
 
 
-def test_a_run_that_cannot_save_ends_with_one_message_and_goes_on_later(
+def test_a_run_that_cannot_save_ends_with_a_message_and_resumes(
     whole: Path, tmp_path: Path, program: Program
 ) -> None:
     run = early(whole, tmp_path)
@@ -106,7 +106,7 @@ def test_a_run_that_cannot_save_ends_with_one_message_and_goes_on_later(
 
 
 @pytest.mark.long
-def test_what_a_rank_cannot_write_down_it_says_and_tells_by_its_status(
+def test_a_rank_that_cannot_write_its_error_prints_it_and_sets_its_status(
     whole: Path, tmp_path: Path
 ) -> None:
     """As on a full disk: there is no room for its error, either."""
@@ -126,7 +126,7 @@ def test_what_a_rank_cannot_write_down_it_says_and_tells_by_its_status(
     assert "Traceback" not in done.stderr
 
 
-def test_a_run_whose_checkpoints_are_away_does_not_begin_anew(
+def test_a_run_with_missing_checkpoints_does_not_restart(
     whole: Path, tmp_path: Path, program: Program
 ) -> None:
     run = unfinished(whole, tmp_path)
@@ -156,7 +156,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_on_a_full_disk_a_run_ends_before_it_writes_and_goes_on_where_there_is_room(
+def test_a_run_on_a_full_disk_writes_nothing_and_resumes_later(
     whole: Path, disk: Path, program: Program
 ) -> None:
     run = early(whole, disk)
@@ -174,7 +174,7 @@ def test_on_a_full_disk_a_run_ends_before_it_writes_and_goes_on_where_there_is_r
     assert all(tensor.equal(found[name]) for name, tensor in expected.items())
 
 
-def test_a_read_only_run_folder_is_said_and_left_alone(
+def test_a_read_only_run_folder_is_refused_and_unchanged(
     whole: Path, disk: Path, program: Program
 ) -> None:
     run = early(whole, disk)
@@ -204,7 +204,7 @@ def test_a_read_only_run_folder_is_said_and_left_alone(
     ],
     ids=["a changed byte", "a pickle"],
 )
-def test_a_checkpoint_that_cannot_be_taken_is_refused_and_nothing_of_it_is_lost_or_run(
+def test_a_damaged_checkpoint_is_refused_and_neither_changed_nor_executed(
     damage: Callable[[Path], None],
     problem: str,
     remedy: str,

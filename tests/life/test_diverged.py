@@ -31,7 +31,7 @@ def diverged(home: Path) -> Path:
     return run
 
 
-def test_the_best_checkpoint_stays_when_later_losses_are_no_numbers(diverged: Path) -> None:
+def test_the_best_checkpoint_is_kept_when_later_losses_are_nan(diverged: Path) -> None:
     losses = {one["tokens"]: one["loss"] for one in entries(diverged, "held_out")}
     assert [math.isfinite(loss) for loss in losses.values()] == [True, True, True, False, False]
     best = min((512, 1_024), key=losses.__getitem__)
@@ -49,7 +49,7 @@ def test_every_json_file_of_a_diverged_run_is_valid_json(diverged: Path) -> None
         json.loads(text, parse_constant=refuse)
 
 
-def test_a_run_of_an_earlier_version_with_nan_in_its_lines_reads_the_same(
+def test_nan_in_files_of_an_earlier_version_is_read_as_null(
     diverged: Path, tmp_path: Path
 ) -> None:
     lines = (diverged / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -62,7 +62,7 @@ def test_a_run_of_an_earlier_version_with_nan_in_its_lines_reads_the_same(
     assert [*map(str, before)] == [*map(str, after)]
 
 
-def test_an_evaluation_is_valid_json_with_null_for_what_is_no_number(
+def test_an_evaluation_with_nan_is_valid_json(
     diverged: Path, program: Program, tmp_path: Path
 ) -> None:
     done = program("action=evaluate", "output=json", f"run={diverged}")
@@ -85,7 +85,7 @@ def test_an_evaluation_is_valid_json_with_null_for_what_is_no_number(
     assert "eu" in (diverged / "report.html").read_text()
 
 
-def test_the_checkpoint_before_it_diverged_is_evaluated_as_any(
+def test_the_checkpoint_before_the_divergence_is_evaluated(
     diverged: Path, program: Program
 ) -> None:
     (first, _) = list_saved_tokens(diverged / "checkpoints")

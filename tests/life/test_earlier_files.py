@@ -31,7 +31,7 @@ def show(program: Program, *words: str) -> Any:
     return json.loads(program("action=show", "output=json", *words).stdout)
 
 
-def test_an_earlier_run_resumes_from_its_checkpoint_with_the_losses_of_the_whole_run(
+def test_an_earlier_run_resumes_with_the_losses_of_the_whole_run(
     home: Path, program: Program
 ) -> None:
     done = program("resume=run", "data.folder=data")
@@ -42,7 +42,7 @@ def test_an_earlier_run_resumes_from_its_checkpoint_with_the_losses_of_the_whole
 
 
 @pytest.mark.parametrize("file", ["small.yaml", "small.recipe.yaml"])
-def test_an_earlier_recipe_and_bundle_have_the_fingerprint_of_then(
+def test_an_earlier_recipe_and_bundle_keep_their_fingerprint(
     home: Path, program: Program, file: str
 ) -> None:
     assert show(program, f"recipe=./{file}")["fingerprint"] == FINGERPRINT
@@ -61,7 +61,7 @@ def test_an_earlier_lock_and_bundle_verify_an_earlier_run(
     assert differing["layout"] == differing["machine"] == differing["record"] == []
 
 
-def test_an_earlier_bundle_trains_with_the_losses_of_then(home: Path, program: Program) -> None:
+def test_an_earlier_bundle_trains_with_the_same_losses(home: Path, program: Program) -> None:
     program("recipe=./small.recipe.yaml", "run=again")
     again = {entry["step"]: entry["loss"] for entry in entries(home / "again", "step")}
     assert again == pytest.approx(read_losses(home), rel=1e-5)

@@ -45,7 +45,7 @@ def energy(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_a_run_finds_the_power_of_its_host_and_goes_on_counting(
+def test_a_run_measures_the_power_of_its_host_also_after_a_resume(
     home: Path, program: Program, powered: None
 ) -> None:
     run = home / "powered"

@@ -80,7 +80,7 @@ def summed_loss(model: Any, ids: Tensor) -> float:
     return total
 
 
-def test_held_out_figures_are_those_of_transformers_on_the_same_text(
+def test_held_out_losses_equal_those_of_transformers(
     trained: Path, padded: Path, program: Program
 ) -> None:
     found = judged(program, f"run={trained}")["held_out"]
@@ -111,7 +111,7 @@ def _split(ids: list[int], end: int) -> list[list[int]]:
     return parts
 
 
-def test_every_checkpoint_gives_the_loss_that_training_logged_there(
+def test_every_checkpoint_has_the_loss_that_training_logged(
     trained: Path, program: Program
 ) -> None:
     logged = {one["tokens"]: one for one in entries(trained, "held_out")}
@@ -131,7 +131,7 @@ def test_every_checkpoint_gives_the_loss_that_training_logged_there(
             assert found["by_source"][name]["loss"] == pytest.approx(loss, rel=SAME)
 
 
-def test_the_mixture_that_weighs_the_losses_is_that_of_the_phase(trained: Path) -> None:
+def test_losses_are_weighted_with_the_mixture_of_the_phase(trained: Path) -> None:
     shares = [one["shares"] for one in entries(trained, "held_out")]
     early = {"de": 0.4, "hr": 0.3, "sl": 0.3}
     assert shares == [early, early, early, {"de": 0.9, "hr": 0.0, "sl": 0.1}]
@@ -162,7 +162,7 @@ def test_fewer_windows_are_read_on_request(trained: Path, program: Program) -> N
     assert {one["tokens"] for one in found["by_source"].values()} == {2 * LENGTH}
 
 
-def test_own_text_is_judged_whole_and_kept_beside_the_rest(
+def test_own_text_is_evaluated_completely_and_saved(
     trained: Path, padded: Path, program: Program, home: Path
 ) -> None:
     texts = ["Ein Pfund Mehl, 2 Eier.", "Dvije žlice šećera " * 40]
@@ -185,7 +185,7 @@ def test_own_text_is_judged_whole_and_kept_beside_the_rest(
     assert figures["loss"] == pytest.approx(nats / (len(ids) - 1), rel=FROM_OTHERS)
 
 
-def test_the_table_and_the_report_show_what_was_found(trained: Path, program: Program) -> None:
+def test_table_and_report_show_the_evaluation(trained: Path, program: Program) -> None:
     said = program("action=evaluate", f"run={trained}").stdout
     assert "language hr" in said
     assert "training logged" in said
@@ -210,7 +210,7 @@ def test_the_table_and_the_report_show_what_was_found(trained: Path, program: Pr
         (("file=padded",), "file: an exported folder supports only tasks"),
     ],
 )
-def test_what_cannot_be_judged_is_said(
+def test_an_invalid_evaluation_is_refused(
     words: tuple[str, ...],
     message: str,
     padded: Path,
@@ -222,7 +222,7 @@ def test_what_cannot_be_judged_is_said(
         evaluate.run(read_point(["action=evaluate", *words]))
 
 
-def test_data_that_have_changed_since_are_refused(
+def test_changed_data_are_refused(
     trained: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = (trained / "data.json").read_text()

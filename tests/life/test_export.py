@@ -39,7 +39,7 @@ def exported(trained: Path, home: Path) -> Path:
 
 
 @pytest.mark.long
-def test_the_folder_generates_text_by_itself(exported: Path) -> None:
+def test_transformers_generates_text_from_the_folder(exported: Path) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(exported)
     model: Any = AutoModelForCausalLM.from_pretrained(exported)
     prompt = tokenizer("The baker", return_tensors="pt")
@@ -68,14 +68,14 @@ def test_the_folder_holds_the_weights_of_the_last_checkpoint(
         assert torch.equal(value[:rows], weights[f"model.{name}"][:rows]), name
 
 
-def test_the_tokenizer_is_that_of_the_run(exported: Path) -> None:
+def test_the_exported_tokenizer_equals_that_of_the_run(exported: Path) -> None:
     reference = SentencePieceProcessor(model_file=str(exported / "tokenizer.model"))
     tokenizer = AutoTokenizer.from_pretrained(exported)
     text = "Ein Pfund Mehl, 2 Eier.\nDvě žemle."
     assert tokenizer(text)["input_ids"] == reference.encode(text)
 
 
-def test_the_card_tells_what_was_trained(exported: Path) -> None:
+def test_the_card_describes_the_run(exported: Path) -> None:
     card = (exported / "README.md").read_text()
     assert "# teuken7b, miniature" in card
     assert "2,048 of 2,048 tokens, 4 steps" in card
@@ -98,7 +98,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def test_weights_alone_give_the_same_bytes_as_the_full_checkpoint(
+def test_a_weights_snapshot_exports_the_bytes_of_the_full_checkpoint(
     exported: Path, trained: Path, tmp_path: Path, program: Program
 ) -> None:
     run = Path(shutil.copytree(trained, tmp_path / "run"))
@@ -135,7 +135,7 @@ def test_an_earlier_snapshot_is_exported_by_its_tokens(
         ),
     ],
 )
-def test_what_cannot_be_exported_is_said(
+def test_an_invalid_export_is_refused(
     words: tuple[str, ...],
     message: str,
     trained: Path,

@@ -21,7 +21,7 @@ def test_experts_are_trained_with_their_auxiliary_loss(home: Path, program: Prog
     assert taken[-1]["loss"] < taken[0]["loss"]
 
 
-def test_from_zero_maps_a_miniature_learns_with_muon_and_tells_its_z_loss(
+def test_a_zero_initialized_model_learns_with_muon_and_logs_its_z_loss(
     home: Path, program: Program
 ) -> None:
     run = home / "nanochat"
@@ -33,7 +33,7 @@ def test_from_zero_maps_a_miniature_learns_with_muon_and_tells_its_z_loss(
     assert taken[-1]["loss"] < taken[0]["loss"] - 0.3
 
 
-def test_a_miniature_warms_up_stays_and_decays(home: Path, program: Program) -> None:
+def test_learning_rates_follow_warmup_stable_and_decay(home: Path, program: Program) -> None:
     run = home / "wsd"
     words = ("schedule=wsd", "schedule.warmup_from=0.0", "budget.ramp_up=none")
     lengths = ("schedule.warmup_tokens=1_024", "schedule.total_tokens=4_096")
@@ -46,7 +46,7 @@ def test_a_miniature_warms_up_stays_and_decays(home: Path, program: Program) -> 
     assert taken[-1]["loss"] < taken[0]["loss"]
 
 
-def test_a_ramp_takes_smaller_steps_first(home: Path, program: Program) -> None:
+def test_a_batch_ramp_starts_with_smaller_steps(home: Path, program: Program) -> None:
     run = home / "ramp"
     ramp = "budget.ramp_up={start_tokens: 256, increment_tokens: 256, over_tokens: 1_024}"
     program(*few("bloom176b", ramp, f"run={run}"))
@@ -57,9 +57,7 @@ def test_a_ramp_takes_smaller_steps_first(home: Path, program: Program) -> None:
     assert counts[-1] >= 4_096
 
 
-def test_float16_skips_the_steps_that_overflow_and_learns_on(
-    home: Path, program: Program
-) -> None:
+def test_float16_skips_steps_that_overflow(home: Path, program: Program) -> None:
     run = home / "float16"
     scale = "precision.loss_scale={initial: 1.0e+12, window: 500, hysteresis: 1, minimum: 1.0}"
     program(*few("bloom560m", "precision.compute=float16", scale, f"run={run}"))
@@ -81,7 +79,7 @@ def test_float16_skips_the_steps_that_overflow_and_learns_on(
         ("model.dropout=0.1", True),
     ],
 )
-def test_a_switch_changes_the_losses_or_only_the_memory(
+def test_an_option_changes_the_losses_or_only_the_memory(
     home: Path, program: Program, word: str, differs: bool
 ) -> None:
     plain = home / "plain"
@@ -96,7 +94,7 @@ def test_a_switch_changes_the_losses_or_only_the_memory(
 
 
 @pytest.mark.long
-def test_a_run_begins_with_exported_weights_and_refuses_those_of_another_model(
+def test_a_run_starts_with_exported_weights_of_the_same_model(
     home: Path, program: Program
 ) -> None:
     first, folder, second = home / "first", home / "weights", home / "second"

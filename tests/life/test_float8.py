@@ -30,7 +30,7 @@ def whole(home: Path) -> Path:
     return run
 
 
-def test_its_loss_falls_as_in_bfloat16_by_other_numbers(
+def test_the_float8_loss_is_near_the_bfloat16_loss(
     whole: Path, home: Path, program: Program
 ) -> None:
     program(*TINY, "precision.compute=bfloat16", f"run={home / 'bfloat16'}")
@@ -42,7 +42,7 @@ def test_its_loss_falls_as_in_bfloat16_by_other_numbers(
     assert start["evidence"]["float8"].startswith("emulated: a cpu rounds the numbers")
 
 
-def test_it_goes_on_from_a_checkpoint_in_the_same_bits(whole: Path, program: Program) -> None:
+def test_a_resumed_float8_run_has_the_same_bits(whole: Path, program: Program) -> None:
     run = Path(shutil.copytree(whole, whole.with_name("resumed")))
     forget_the_end(run)
     program(f"resume={run}")
@@ -50,7 +50,7 @@ def test_it_goes_on_from_a_checkpoint_in_the_same_bits(whole: Path, program: Pro
     check_same_bits(run, whole)
 
 
-def test_its_export_holds_the_weights_that_were_trained(
+def test_a_float8_export_has_the_trained_weights(
     whole: Path, home: Path, program: Program
 ) -> None:
     program("action=export", f"run={whole}", f"file={home / 'hf'}")

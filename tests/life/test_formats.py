@@ -13,7 +13,7 @@ TEXT = f"data.sources={{eu: {{files: ['{ROOT}/corpora/eu24/*.txt']}}}}"
 
 
 @pytest.mark.long
-def test_a_run_reads_token_files_in_place_beside_packed_text(home: Path) -> None:
+def test_a_run_reads_megatron_files_and_packed_text(home: Path) -> None:
     prepare = (*WORDS, TEXT, "data.shares={eu: 1.0}", "action=prepare")
     assert act(home, *prepare, "data.write_megatron=true") == 0
     (prepared,) = (home / "prepared").glob("[!.]*/")

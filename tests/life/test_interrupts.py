@@ -73,7 +73,7 @@ def started(home: Path, *words: str) -> Iterator[Running]:
 
 
 @pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
-def test_a_run_that_waits_for_its_disk_stops_at_once_and_says_that_nothing_is_saved(
+def test_a_signal_during_a_blocked_save_ends_the_run(
     home: Path, ranks: int, number: int
 ) -> None:
     run = home / f"away-{ranks}-{number}"
@@ -88,9 +88,7 @@ def test_a_run_that_waits_for_its_disk_stops_at_once_and_says_that_nothing_is_sa
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_second_interrupt_ends_a_run_at_once_and_says_what_is_kept(
-    home: Path, ranks: int
-) -> None:
+def test_a_second_interrupt_ends_a_run_at_once(home: Path, ranks: int) -> None:
     run = home / f"twice-{ranks}"
     slow = "guard.inject=[{fault: slow_rank, rank: 0, step: 7, seconds: 20, steps: 1}]"
     kept = run / "checkpoints" / "tokens-000000000002560"
@@ -116,7 +114,7 @@ def ranks_of(run: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("ranks", "moment"), [(1, "data:"), (1, "run:"), (2, "run:")])
-def test_an_interrupt_before_the_first_step_has_a_word_and_leaves_a_run_that_goes_on(
+def test_a_run_interrupted_before_its_first_step_resumes(
     home: Path, ranks: int, moment: str
 ) -> None:
     """Before the run has a folder, and while its ranks start."""
@@ -140,9 +138,7 @@ def test_an_interrupt_before_the_first_step_has_a_word_and_leaves_a_run_that_goe
 
 
 @pytest.mark.parametrize(("how", "ranks"), [("removed", 1), ("replaced", 2), ("saving", 2)])
-def test_a_run_whose_folder_goes_away_ends_with_one_status(
-    how: str, ranks: int, home: Path
-) -> None:
+def test_a_run_ends_when_its_folder_is_moved(how: str, ranks: int, home: Path) -> None:
     run = home / f"gone-{how}-{ranks}"
     words = (*WORDS, f"run={run}", f"cluster.ranks={ranks}", "checkpoint.retry_seconds=1")
     with started(home, *words) as running:

@@ -148,7 +148,7 @@ def undisturbed(
 
 
 @pytest.mark.parametrize("number", list(KILLS))
-def test_a_command_that_is_killed_leaves_nothing_that_the_same_command_does_not_mend(
+def test_a_killed_command_is_completed_when_repeated(
     undisturbed: Undisturbed, number: signal.Signals
 ) -> None:
     draw = random.Random(SEED + number)
@@ -173,7 +173,7 @@ def test_a_command_that_is_killed_leaves_nothing_that_the_same_command_does_not_
         assert undisturbed.files() == undisturbed.result, case
 
 
-def test_two_of_a_command_at_once_give_the_result_of_one(undisturbed: Undisturbed) -> None:
+def test_two_concurrent_commands_have_the_result_of_one(undisturbed: Undisturbed) -> None:
     undisturbed.remove()
     both = [end(process) for process in [undisturbed.start() for _ in range(2)]]
     for status, _, err in both:

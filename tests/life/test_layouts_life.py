@@ -37,7 +37,7 @@ def grid(home: Path) -> Path:
     return home / "grid"
 
 
-def test_stages_of_tensor_ranks_find_the_losses_of_one_process(grid: Path, home: Path) -> None:
+def test_stages_of_tensor_ranks_have_the_losses_of_one_process(grid: Path, home: Path) -> None:
     alone = home / "alone"
     assert act(home, *SHORT, f"run={alone}") == 0
     for kind in ("step", "held_out"):
@@ -46,7 +46,7 @@ def test_stages_of_tensor_ranks_find_the_losses_of_one_process(grid: Path, home:
             assert one.get("samples_digest") == other.get("samples_digest")
 
 
-def test_killed_after_a_checkpoint_the_printed_command_ends_in_the_same_losses(
+def test_a_killed_layout_resumes_by_its_printed_command_with_the_same_losses(
     grid: Path, home: Path, program: Program
 ) -> None:
     run = home / "killed"

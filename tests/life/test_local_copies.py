@@ -46,7 +46,7 @@ def undisturbed(home: Path) -> dict[str, Path]:
     return runs
 
 
-def test_a_killed_rank_costs_the_steps_after_the_last_local_copies(
+def test_a_killed_rank_resumes_from_local_copies(
     home: Path, undisturbed: dict[str, Path], tmp_path: Path
 ) -> None:
     kill = "guard.inject=[{fault: kill, rank: 1, step: 4}, {fault: kill, rank: 0, step: 8}]"
@@ -63,7 +63,7 @@ def test_a_killed_rank_costs_the_steps_after_the_last_local_copies(
     assert [path for path in job.rglob("*") if path.is_file()] == []
 
 
-def test_a_run_that_goes_back_forgets_the_copies_of_what_is_undone(
+def test_a_rollback_removes_later_local_copies(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted, forget = [], LocalCopies.remove_own_files
@@ -91,7 +91,7 @@ def alone(home: Path) -> Path:
     [((), "local", 6), (("at_tokens=2048",), "checkpoints", 4)],
     ids=["resumed", "rewound"],
 )
-def test_a_rewound_run_goes_on_from_where_the_user_put_it(
+def test_a_user_can_resume_from_copies_or_an_earlier_checkpoint(
     words: tuple[str, ...], source: str, step: int, alone: Path, home: Path, tmp_path: Path
 ) -> None:
     nan = "guard.inject=[{fault: nan, rank: 0, step: 7}]"
@@ -104,7 +104,7 @@ def test_a_rewound_run_goes_on_from_where_the_user_put_it(
     assert losses(run) == losses(alone)
 
 
-def test_deepspeeds_state_is_kept_too(
+def test_local_copies_include_deepspeed_state(
     home: Path, undisturbed: dict[str, Path], tmp_path: Path
 ) -> None:
     kill = "guard.inject=[{fault: kill, rank: 1, step: 7}]"

@@ -19,7 +19,7 @@ sys.exit(run_with_signals(sys.argv[1:]))
 
 
 @pytest.mark.long
-def test_two_steps_are_trained_without_packages_that_no_step_needs(tmp_path: Path) -> None:
+def test_a_run_trains_without_optional_packages(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = tiny("budget.total_tokens=1_024", "checkpoint.every_tokens=1_024")
     done = subprocess.run(

@@ -42,7 +42,7 @@ def read(file: Path) -> Any:
 
 
 @pytest.mark.long
-def test_one_process_goes_on_with_a_run_of_two_ranks(
+def test_one_process_resumes_a_run_of_two_ranks(
     stayed: Path, killed: Path, program: Program
 ) -> None:
     program(f"resume={killed}", "parallelism.data=1", "checkpoint.keep=1")
@@ -82,7 +82,7 @@ def test_one_process_goes_on_with_a_run_of_two_ranks(
         (("cluster.nodes=2", "cluster.devices_per_node=1"), "is not 2 nodes of local"),
     ],
 )
-def test_a_layout_that_is_refused_leaves_the_folder_as_it_was(
+def test_a_refused_layout_leaves_the_folder_unchanged(
     killed: Path, words: tuple[str, ...], message: str, program: Program
 ) -> None:
     before = {file: file.read_bytes() for file in killed.glob("*.json")}
@@ -102,7 +102,7 @@ def test_a_damaged_checkpoint_is_refused_before_the_recipe_changes(
     assert read(killed / "recipe.json")["parallelism"]["data"] == 2
 
 
-def test_changed_twice_at_one_step_the_recipe_that_got_there_is_kept(tmp_path: Path) -> None:
+def test_two_changes_at_one_step_keep_the_recipe_before_both(tmp_path: Path) -> None:
     two = compose_recipe(read_point(WORDS))
     folder = create_run_folder(two, tmp_path / "run")
     assert folder.changes_at(6) == {}
@@ -115,7 +115,7 @@ def test_changed_twice_at_one_step_the_recipe_that_got_there_is_kept(tmp_path: P
     assert read(folder.recipe) == four.model_dump(mode="json")
 
 
-def test_a_key_that_went_is_a_change_too(tmp_path: Path) -> None:
+def test_a_removed_key_is_a_change(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.write_json("recipe-before-step-6.json", {"kept": 1, "gone": {"key": 2}})
     folder.write_json("recipe.json", {"kept": 1, "new": 3})
@@ -131,9 +131,7 @@ def forget_after(run: Path, step: int) -> None:
 
 
 @pytest.mark.long
-def test_each_engine_goes_on_from_the_other_with_the_losses_of_an_uninterrupted_run(
-    home: Path, program: Program
-) -> None:
+def test_each_engine_resumes_a_run_of_the_other(home: Path, program: Program) -> None:
     run, steps = home / "deepspeed", 12
     words = ("parallelism.engine=deepspeed", "parallelism.zero=2", "checkpoint.keep=3")
     lengths = ("budget.total_tokens=6_144", "checkpoint.every_tokens=2_048")

@@ -50,7 +50,7 @@ def losses(run: Path) -> list[tuple[int, float]]:
 
 
 @pytest.mark.long
-def test_of_commands_that_resume_a_run_at_once_one_trains_and_the_others_change_nothing(
+def test_only_one_of_several_resume_commands_trains(
     home: Path,
 ) -> None:
     whole, run = home / "whole", home / "begun"
@@ -79,9 +79,7 @@ def test_of_commands_that_resume_a_run_at_once_one_trains_and_the_others_change_
 
 
 @pytest.mark.long
-def test_ranks_whose_command_was_killed_still_hold_their_run(
-    home: Path, program: Program
-) -> None:
+def test_ranks_of_a_killed_command_keep_their_run_locked(home: Path, program: Program) -> None:
     run = home / "orphaned"
     long = [word for word in WORDS if not word.startswith("budget.total_tokens=")]
     # Not by a pipe: whoever reads one waits for the ranks, too.

@@ -44,7 +44,7 @@ def run(whole: Path, program: Program) -> Path:
     return whole
 
 
-def test_a_run_goes_on_by_itself_with_longer_sequences(run: Path) -> None:
+def test_a_run_continues_with_longer_sequences(run: Path) -> None:
     found = steps(run)
     assert [one["tokens"] for one in found] == [512 * step for step in range(1, STEPS + 1)]
     results = json.loads((run / "results.json").read_text())
@@ -68,7 +68,7 @@ def killed(run: Path, copy: Path, kept: int) -> Path:
 
 
 @pytest.mark.parametrize("kept", [2, pytest.param(4, marks=pytest.mark.long), 6])
-def test_a_run_that_was_killed_computes_the_same_on_both_sides(
+def test_a_killed_run_resumes_on_both_sides_of_the_border(
     run: Path, program: Program, tmp_path: Path, kept: int
 ) -> None:
     copy = killed(run, tmp_path / "killed", kept)
@@ -76,7 +76,7 @@ def test_a_run_that_was_killed_computes_the_same_on_both_sides(
     assert steps(copy)[STEPS:] == steps(run)[kept:]
 
 
-def test_the_phase_before_is_taken_up_again_where_the_checkpoint_at_the_border_is_damaged(
+def test_a_damaged_checkpoint_at_the_border_resumes_the_previous_phase(
     run: Path, program: Program, tmp_path: Path
 ) -> None:
     copy = killed(run, tmp_path / "damaged", BORDER)
@@ -92,7 +92,7 @@ def test_the_phase_before_is_taken_up_again_where_the_checkpoint_at_the_border_i
 
 
 @pytest.mark.long
-def test_a_phase_may_drop_the_moments_of_the_optimizer(run: Path, program: Program) -> None:
+def test_a_phase_can_reset_the_optimizer(run: Path, program: Program) -> None:
     fresh = run.parent / "fresh"
     phase = f"phases={{long: {{from_tokens: 2_048, fresh_optimizer: true, {LONG}}}}}"
     program(*WORDS, f"run={fresh}", phase)
@@ -104,7 +104,7 @@ def test_a_phase_may_drop_the_moments_of_the_optimizer(run: Path, program: Progr
 
 @pytest.mark.long
 @pytest.mark.parametrize("axis", ["context", "tensor"])
-def test_a_phase_in_another_layout_computes_what_one_process_computes(
+def test_a_phase_in_another_layout_has_the_losses_of_one_process(
     run: Path, program: Program, axis: str
 ) -> None:
     """Two data ranks, then two of another axis: of a checkpoint each takes its part."""

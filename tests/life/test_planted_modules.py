@@ -25,7 +25,7 @@ ACTIONS = (  # of these only the processes that they start are others than the c
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_no_action_runs_a_module_of_the_working_folder(
+def test_no_action_imports_a_module_of_the_working_folder(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = plant(home, *NAMES)

@@ -60,9 +60,7 @@ def test_a_profile_is_printed_kept_and_reported(home: Path, program: Program) ->
 
 
 @pytest.mark.long
-def test_a_profile_goes_on_where_a_guard_takes_the_run_back_to_before_it(
-    home: Path, program: Program
-) -> None:
+def test_a_profile_continues_after_a_rollback(home: Path, program: Program) -> None:
     run = home / "taken_back"
     words = tiny(
         *("budget.total_tokens=3_072", "checkpoint.every_tokens=512", "checkpoint.keep=6"),
@@ -76,7 +74,7 @@ def test_a_profile_goes_on_where_a_guard_takes_the_run_back_to_before_it(
 
 
 @pytest.mark.long
-def test_two_ranks_show_what_they_send_and_wait_for(home: Path, program: Program) -> None:
+def test_profiles_of_two_ranks_show_communication(home: Path, program: Program) -> None:
     run = home / "two"
     done = program(*SHORT, *ASKED, "cluster.ranks=2", "profiler.ranks=[0,1]", f"run={run}")
     assert "the report also has ranks 1" in done.stdout
@@ -99,9 +97,7 @@ def test_experts_are_parts_of_a_profile(home: Path, program: Program) -> None:
 
 
 @pytest.mark.long
-def test_a_run_is_profiled_where_it_is_asked_to_be_not_where_it_was_before(
-    home: Path, program: Program
-) -> None:
+def test_a_resumed_run_is_profiled_at_the_requested_step(home: Path, program: Program) -> None:
     run = home / "resumed"
     plain = program(*SHORT, f"run={run}")
     assert not (run / "profile").exists()

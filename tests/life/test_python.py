@@ -31,7 +31,7 @@ class Stop(Callback):
 
 
 @pytest.mark.long
-def test_a_run_stops_and_resumes_in_one_process_with_the_losses_of_a_whole_run(
+def test_a_run_resumed_from_python_has_the_same_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -50,7 +50,7 @@ def test_a_run_stops_and_resumes_in_one_process_with_the_losses_of_a_whole_run(
 
 
 @pytest.mark.long
-def test_the_script_and_the_callback_of_the_page_work_as_they_are_written(
+def test_script_and_callback_of_the_page_work_unchanged(
     tmp_path: Path,
 ) -> None:
     for room in ROOMS:
@@ -76,7 +76,7 @@ def test_the_script_and_the_callback_of_the_page_work_as_they_are_written(
 
 
 @pytest.mark.long
-def test_a_try_takes_a_few_steps_and_saves_nothing(home: Path) -> None:
+def test_a_trial_run_takes_two_steps_and_saves_nothing(home: Path) -> None:
     words = ("trainer.fast_dev_run=2", "trainer.limit_val_batches=1")
     assert act(home, *TINY, *words, "run=run") == 3
     assert len(column(home / "run", "loss")) == 2

@@ -40,13 +40,11 @@ def struck(home: Path) -> Path:
     )
 
 
-def test_the_last_weights_are_those_of_a_run_that_nothing_struck(
-    home: Path, struck: Path
-) -> None:
+def test_a_run_with_faults_has_the_bits_of_an_undisturbed_run(home: Path, struck: Path) -> None:
     check_same_bits(struck, train(home, "undisturbed"))
 
 
-def test_the_journal_tells_why_the_ranks_started_again(struck: Path) -> None:
+def test_restart_events_name_their_cause(struck: Path) -> None:
     killed, hung, flipped = entries(struck, "restart")
     silent = killed["evidence"]["without_a_word"]
     assert 1 in silent  # the agent may end others before they say that they lost it
@@ -60,7 +58,7 @@ def test_the_journal_tells_why_the_ranks_started_again(struck: Path) -> None:
     assert difference["evidence"] == {"weights": ["embedding.weight"], "ranks": [1, 3]}
 
 
-def test_a_hang_is_found_in_time_and_by_whom_the_others_wait_for(struck: Path) -> None:
+def test_a_hang_is_detected_in_time_with_its_rank(struck: Path) -> None:
     fired = next(
         event for event in entries(struck, "rehearsal") if event["evidence"]["fault"] == "hang"
     )
@@ -76,7 +74,7 @@ def test_a_hang_is_found_in_time_and_by_whom_the_others_wait_for(struck: Path) -
     assert len(report["collectives"]["entries"]) > 10
 
 
-def test_what_a_user_has_to_mend_ends_the_run_in_spite_of_restarts(
+def test_an_error_for_the_user_ends_the_run_without_a_restart(
     home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The fault strikes once: ranks that trained again would come to the end."""

@@ -25,7 +25,7 @@ def whole(home: Path) -> Path:
 
 
 @pytest.mark.long
-def test_with_its_optimizer_it_ends_in_the_same_bits_and_with_a_fresh_one_elsewhere(
+def test_a_rewound_run_has_the_same_bits_unless_its_optimizer_is_fresh(
     whole: Path, home: Path, program: Program
 ) -> None:
     run = Path(shutil.copytree(whole, home / "rewound"))
@@ -41,7 +41,7 @@ def test_with_its_optimizer_it_ends_in_the_same_bits_and_with_a_fresh_one_elsewh
 
 
 @pytest.mark.long
-def test_what_cannot_be_gone_back_to_is_said_and_nothing_is_touched(
+def test_an_invalid_rewind_is_refused_and_changes_nothing(
     whole: Path, program: Program
 ) -> None:
     before = sorted(one.name for one in (whole / "checkpoints").iterdir())

@@ -43,7 +43,7 @@ def undisturbed(home: Path) -> dict[str, Path]:
 
 
 @pytest.mark.long
-def test_the_agent_of_a_run_with_restarts_relaunches_it(
+def test_the_agent_relaunches_a_run_with_restarts(
     home: Path, undisturbed: dict[str, Path], program: Program
 ) -> None:
     run = home / "relaunched"
@@ -58,7 +58,9 @@ def test_the_agent_of_a_run_with_restarts_relaunches_it(
     assert [one["rank"] for one in event["evidence"]["found_by"]] == [1]
 
 
-def test_a_single_rank_ends_without_saving_and_resumes(home: Path, program: Program) -> None:
+def test_a_single_rank_with_nan_ends_without_saving_and_resumes(
+    home: Path, program: Program
+) -> None:
     run = home / "alone"
     fault = FAULT.replace("rank: 1", "rank: 0")
     err = program(*WORDS, fault, f"run={run}", status=1).stderr
@@ -71,7 +73,7 @@ def test_a_single_rank_ends_without_saving_and_resumes(home: Path, program: Prog
 
 
 @pytest.mark.long
-def test_deepspeed_ends_without_having_taken_the_step_names_the_node_and_resumes(
+def test_deepspeed_with_nan_ends_before_the_update_and_resumes(
     home: Path, undisturbed: dict[str, Path], program: Program
 ) -> None:
     run = home / "struck"

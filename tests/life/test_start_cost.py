@@ -52,7 +52,7 @@ def go_on(run: Path) -> tuple[float, int]:
 
 @pytest.mark.long
 @pytest.mark.timeout(1_200)
-def test_starting_on_a_run_of_a_million_steps_costs_as_much_as_on_an_empty_one(
+def test_resuming_a_long_run_costs_as_much_as_an_empty_run(
     home: Path,
 ) -> None:
     """CPU time is compared: other work on the host changes it less than the wall clock."""

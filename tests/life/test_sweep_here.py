@@ -49,9 +49,7 @@ def sweeping(home: Path, folder: Path) -> Iterator[Running]:
         yield running
 
 
-def test_points_are_runs_of_one_folder_and_the_same_command_leaves_them_alone(
-    home: Path, program: Program
-) -> None:
+def test_a_repeated_sweep_skips_finished_points(home: Path, program: Program) -> None:
     words = tiny(
         *("budget.total_tokens=1024", "evaluation.every_tokens=1024"),
         *("checkpoint.every_tokens=1024", "evaluation.max_windows_per_source=1"),
@@ -82,7 +80,7 @@ def test_points_are_runs_of_one_folder_and_the_same_command_leaves_them_alone(
     assert "held_out.final over optimizer.beta1" in Path(page).read_text("utf-8")
 
 
-def test_another_recipe_in_the_folder_of_a_point_is_left_alone(
+def test_another_recipe_in_the_folder_of_a_point_is_refused(
     home: Path, program: Program
 ) -> None:
     point = home / "mine" / "optimizer.beta1=0.9"
@@ -110,7 +108,7 @@ def check_finished(home: Path, folder: Path, whole: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
-def test_a_sweep_that_was_killed_in_the_middle_loses_nothing(
+def test_a_killed_sweep_resumes_its_points(
     home: Path, whole: Path, kind: signal.Signals
 ) -> None:
     cut = home / f"cut-{kind.name}"
@@ -134,7 +132,7 @@ def test_a_sweep_that_was_killed_in_the_middle_loses_nothing(
 
 @pytest.mark.long
 @pytest.mark.parametrize("seconds", [0.1, 1.2])
-def test_a_kill_at_any_moment_leaves_what_the_same_command_finishes(
+def test_a_sweep_killed_early_is_completed_when_repeated(
     home: Path, whole: Path, seconds: float
 ) -> None:
     folder = home / f"any-{seconds}"

@@ -38,7 +38,7 @@ def train_offline(home: Path, *words: str, status: int) -> None:
     assert done.returncode == status, done.stderr[-4000:]
 
 
-def test_all_that_a_run_measured_is_sent_from_elsewhere(
+def test_all_metrics_of_an_offline_run_are_sent_later(
     home: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, store = home / "run", f"sqlite:///{home / 'runs.db'}"

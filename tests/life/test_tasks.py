@@ -108,7 +108,7 @@ def judge_endings(run: Path) -> Callable[[str, str], float]:
     return log_likelihood
 
 
-def test_tasks_score_as_our_own_model_does(
+def test_scores_of_tasks_equal_those_of_our_model(
     trained: Path, tasks: Path, program: Program
 ) -> None:
     words = ("action=evaluate", "output=json", f"run={trained}", "tasks=[choice,ending]")
@@ -134,7 +134,7 @@ def test_tasks_score_as_our_own_model_does(
     assert "perplexity" in (trained / "report.html").read_text()
 
 
-def test_two_ranks_find_what_one_finds(trained: Path, tasks: Path, program: Program) -> None:
+def test_two_ranks_have_the_scores_of_one(trained: Path, tasks: Path, program: Program) -> None:
     """Five questions: one rank answers three of them, the other two and a repetition."""
     words = ("action=evaluate", "output=json", f"run={trained}", f"tasks_folder={tasks}")
     asked = (*words, "tasks=[choice,ending]")
@@ -147,7 +147,7 @@ def test_two_ranks_find_what_one_finds(trained: Path, tasks: Path, program: Prog
         assert {key: other["metrics"][key] for key in figures} == pytest.approx(figures)
 
 
-def test_what_a_rank_meets_is_said_once_and_as_by_one_process(
+def test_an_error_of_a_rank_has_the_message_of_one_process(
     trained: Path, tasks: Path, home: Path, program: Program
 ) -> None:
     broken = home / "broken"
@@ -175,7 +175,7 @@ def test_what_a_rank_meets_is_said_once_and_as_by_one_process(
         (f"{METRIC}acc, hf_evaluate: true}}]\n", "0.hf_evaluate: input should be False"),
     ],
 )
-def test_a_task_that_reaches_for_python_or_is_wrong_is_refused(
+def test_an_unsafe_or_invalid_task_is_refused(
     text: str, message: str, trained: Path, tasks: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "choice.yaml").write_text(text)
@@ -185,7 +185,7 @@ def test_a_task_that_reaches_for_python_or_is_wrong_is_refused(
         evaluate.run(read_point(words))
 
 
-def test_a_task_of_lm_eval_needs_its_name_and_its_data(
+def test_an_unknown_task_and_missing_data_are_refused(
     trained: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(home)
@@ -199,7 +199,7 @@ def test_a_task_of_lm_eval_needs_its_name_and_its_data(
             evaluate.run(read_point([*words, f"tasks=[{asked}]"]))
 
 
-def test_tasks_of_a_diverged_run_have_null_for_what_is_no_number(
+def test_tasks_of_a_diverged_run_have_null_for_nan(
     home: Path, tasks: Path, program: Program
 ) -> None:
     run, fault = home / "diverged", "guard.inject=[{fault: nan, rank: 0, step: 3}]"
@@ -275,7 +275,7 @@ def own_figures(home: Path, export: Path, manager: Any) -> dict[str, Any]:
     return results
 
 
-def test_scores_are_those_of_lm_eval_by_itself(
+def test_scores_of_a_list_equal_those_of_lm_eval(
     home: Path, trained: Path, evaluated: list[dict[str, Any]], manager: Any
 ) -> None:
     newest = evaluated[-1]
@@ -293,7 +293,7 @@ def test_scores_are_those_of_lm_eval_by_itself(
     assert scores["mean"] == pytest.approx(mean)
 
 
-def test_each_checkpoint_has_its_scores_beside_those_published(
+def test_each_checkpoint_has_own_and_published_scores(
     trained: Path, evaluated: list[dict[str, Any]]
 ) -> None:
     assert [one["tokens_trained"] for one in evaluated] == [1_024, 2_048]
@@ -307,7 +307,7 @@ def test_each_checkpoint_has_its_scores_beside_those_published(
     assert "Scores over tokens" in page
 
 
-def test_an_exported_folder_is_asked_where_the_data_are_said_to_be(
+def test_an_exported_folder_is_scored_with_a_given_tasks_folder(
     trained: Path, evaluated: list[dict[str, Any]], home: Path, program: Program
 ) -> None:
     export = trained / "export" / evaluated[0]["checkpoint"]
@@ -329,7 +329,7 @@ def test_an_exported_folder_is_asked_where_the_data_are_said_to_be(
         ((*RUN, "action=prepare"), "unknown task list: 'mula8'"),
     ],
 )
-def test_a_misspelt_list_is_offered_by_its_name(
+def test_a_misspelled_list_gets_a_suggestion(
     words: tuple[str, ...], message: str, trained: Path, program: Program
 ) -> None:
     said = program(*words, "tasks=mula8", status=2).stderr
@@ -337,7 +337,7 @@ def test_a_misspelt_list_is_offered_by_its_name(
     assert "mula9" in said
 
 
-def test_data_that_were_changed_or_are_of_another_list_are_refused(
+def test_changed_data_and_data_of_another_list_are_refused(
     home: Path, staged: Path, program: Program
 ) -> None:
     place = home / "prepared" / "tasks-mula9"
@@ -356,7 +356,7 @@ def test_data_that_were_changed_or_are_of_another_list_are_refused(
     record.write_text(json.dumps(tree))
 
 
-def test_another_version_or_metric_than_the_list_names_is_refused(
+def test_another_version_or_metric_of_a_task_is_refused(
     home: Path, trained: Path, evaluated: list[dict[str, Any]]
 ) -> None:
     from components.evaluate.harness import ask_list, open_harness

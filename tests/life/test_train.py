@@ -37,7 +37,7 @@ def whole(home: Path) -> Path:
     return run
 
 
-def test_a_run_leaves_a_folder_that_explains_itself(whole: Path) -> None:
+def test_a_run_writes_all_files_of_its_folder(whole: Path) -> None:
     names = {path.name for path in whole.iterdir()}
     assert names >= {
         *("recipe.json", "derived.json", "environment.json", "data.json", "metrics.jsonl"),
@@ -60,7 +60,7 @@ def test_a_run_leaves_a_folder_that_explains_itself(whole: Path) -> None:
     assert kept == ["tokens-000000000009216", "tokens-000000000012288"]
 
 
-def test_each_step_has_the_rate_of_the_tokens_before_it(whole: Path) -> None:
+def test_each_step_has_the_learning_rate_of_its_tokens(whole: Path) -> None:
     recipe = read_recipe(whole / "recipe.json")
     schedule = build_node(recipe.schedule, "schedule")
     for step in entries(whole, "step"):
@@ -68,7 +68,7 @@ def test_each_step_has_the_rate_of_the_tokens_before_it(whole: Path) -> None:
         assert step["lr"] == pytest.approx(rate)
 
 
-def test_killed_after_a_checkpoint_the_printed_command_ends_in_the_same_bits(
+def test_a_killed_run_resumes_by_its_printed_command_with_the_same_bits(
     whole: Path, home: Path, program: Program
 ) -> None:
     run = home / "killed"
@@ -111,9 +111,7 @@ def test_killed_after_a_checkpoint_the_printed_command_ends_in_the_same_bits(
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_an_interrupt_saves_says_how_to_resume_and_exits_with_three(
-    home: Path, ranks: int
-) -> None:
+def test_an_interrupt_saves_and_prints_the_resume_command(home: Path, ranks: int) -> None:
     run = home / f"interrupted-{ranks}"
     words = tiny("budget.total_tokens=50_000_000", "evaluation.every_tokens=50_000_000")
     process = subprocess.Popen(
@@ -143,9 +141,7 @@ def test_an_interrupt_saves_says_how_to_resume_and_exits_with_three(
     assert "held-out loss: no evaluation since step 0" in out.splitlines()
 
 
-def test_a_run_whose_last_step_broke_its_weights_does_not_hold(
-    home: Path, program: Program
-) -> None:
+def test_a_nan_after_the_last_step_fails_the_run(home: Path, program: Program) -> None:
     """No guard sees it: the step's own loss is that of the weights before it."""
     run = home / "broken"
     words = tiny("optimizer.lr=1e300", "budget.total_tokens=1_024")
@@ -157,9 +153,7 @@ def test_a_run_whose_last_step_broke_its_weights_does_not_hold(
     assert "held_out.final" in results["not_finite"]
 
 
-def test_a_run_without_guards_whose_loss_is_no_number_does_not_hold(
-    home: Path, program: Program
-) -> None:
+def test_a_nan_loss_without_guards_fails_the_run(home: Path, program: Program) -> None:
     words = tiny("optimizer.lr=1e300", "budget.total_tokens=2_048", "guard=none")
     done = program(*words, f"run={home / 'lost'}", status=1)
     assert "not finite at the end: training loss, held-out loss" in done.stderr
@@ -174,7 +168,7 @@ def test_a_run_without_guards_whose_loss_is_no_number_does_not_hold(
         (("resume={run}", "optimizer.lr=1e-5"), "a resumed run cannot change optimizer.lr"),
     ],
 )
-def test_a_finished_run_is_left_alone(
+def test_a_finished_run_is_refused(
     words: tuple[str, ...], message: str, whole: Path, program: Program
 ) -> None:
     done = program(*(word.replace("{run}", str(whole)) for word in words), status=2)

@@ -20,9 +20,7 @@ TREE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.long
-def test_a_tree_is_done_to_its_end_and_goes_on_where_it_was(
-    program: Program, home: Path
-) -> None:
+def test_a_tree_of_runs_is_completed_and_resumes(program: Program, home: Path) -> None:
     text = yaml.safe_dump({"defaults": ["teuken7b"], "children": TREE})
     (home / "tree.yaml").write_text(text, "utf-8")
     own = tiny(*WORDS, *ends(4_096), "recipe=./tree.yaml", "run=trunk", "checkpoint.keep=1")

@@ -165,7 +165,7 @@ def test_one_process_resumes_with_nearly_the_same_losses(
     assert found == pytest.approx(expected, rel=tolerance)
 
 
-def test_muon_keeps_momentum_of_matrices_and_adams_moments_of_the_rest(run: Run) -> None:
+def test_muon_saves_momentum_of_matrices_and_adam_moments_of_others(run: Run) -> None:
     assert all(0.02 < one < 0.1 for one in column(run("muon"), "auxiliary_loss"))  # the z-loss
     names = saved(run("muon"))
     query = "optimizer.state.layers.0.attention.query.weight."
@@ -221,7 +221,7 @@ def test_stages_skip_the_float16_steps_that_one_process_skips(run: Run, alone: R
     assert column(run("float16, pipeline"), "loss_scale") == scales
 
 
-def test_a_step_beyond_the_bound_of_experts_is_taken_with_exact_sizes(run: Run) -> None:
+def test_a_step_above_the_expert_capacity_is_repeated_with_exact_sizes(run: Run) -> None:
     for key in ("loss", "gradient_norm", "samples_digest"):
         assert column(run("1"), key) == pytest.approx(column(run("null"), key))
     events = entries(run("1"), "expert_overflow")

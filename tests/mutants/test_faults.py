@@ -8,7 +8,7 @@ from tests.mutants.faults import ROOT, read_faults
 FAULTS = read_faults()
 
 
-def test_every_fault_has_its_line_and_its_test() -> None:
+def test_every_fault_has_its_source_line_and_its_test() -> None:
     assert len({(fault.file, fault.plant) for fault in FAULTS}) == len(FAULTS) >= 40
     for fault in FAULTS:
         text = (ROOT / fault.file).read_text("utf-8")
@@ -20,7 +20,7 @@ def test_every_fault_has_its_line_and_its_test() -> None:
         assert name.partition("[")[0] in names, fault.test
 
 
-def test_a_drawn_fault_changes_one_place_and_is_drawn_again_by_its_seed() -> None:
+def test_a_seed_draws_the_same_faults_of_one_place() -> None:
     source = 'x = 1 if "ä" < b else c  # ä\ny[0] = b + c\nraise E(1)\n'
     assert [after for _, after in list_mutations(source)] == [
         source.replace('"ä" < b', "(not ('ä' < b))"),

@@ -120,7 +120,7 @@ def assert_equal(found: State, expected: State) -> None:
         assert torch.equal(found[name], tensor), name
 
 
-def test_going_on_from_a_checkpoint_gives_the_same_bits(tmp_path: Path) -> None:
+def test_a_resumed_rank_has_the_same_bits(tmp_path: Path) -> None:
     rank = start(PARTS, ALONE, seed=0)
     train(rank, range(STEPS))
     saved = save_checkpoint(tmp_path, rank.state, RunProgress(2, 20))
@@ -132,7 +132,7 @@ def test_going_on_from_a_checkpoint_gives_the_same_bits(tmp_path: Path) -> None:
     assert_equal(state_of(other), state_of(rank))
 
 
-def test_biases_of_routers_go_on_with_the_same_bits(ranks: Ranks, tmp_path) -> None:
+def test_resumed_router_biases_have_the_same_bits(ranks: Ranks, tmp_path) -> None:
     parts = Parts(mlp=MIXTURE.model_copy(update={"balance_rate": 0.001}))
     rank = start(parts, ALONE, seed=0)
     train(rank, range(STEPS))
@@ -148,7 +148,7 @@ def test_biases_of_routers_go_on_with_the_same_bits(ranks: Ranks, tmp_path) -> N
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
-def test_a_run_that_skipped_all_its_steps_goes_on(tmp_path: Path) -> None:
+def test_a_run_without_an_update_resumes(tmp_path: Path) -> None:
     rank, other = start(PARTS, ALONE, seed=0), start(PARTS, ALONE, seed=1)
     saved = save_checkpoint(tmp_path, rank.state, RunProgress(0, 0))
     load_checkpoint(saved, other.state)
@@ -161,7 +161,7 @@ def test_a_run_that_skipped_all_its_steps_goes_on(tmp_path: Path) -> None:
     assert_equal(state_of(rank), state_of(untouched))
 
 
-def test_loading_changes_no_rate_and_needs_no_pickle(tmp_path):
+def test_loading_changes_no_learning_rate_and_files_have_no_pickle(tmp_path):
     rank = start(PARTS, ALONE, seed=0)
     saved = save_checkpoint(tmp_path, rank.state, RunProgress(0, 0))
     load_checkpoint(saved, rank.state)
@@ -188,7 +188,7 @@ def test_pieces_of_a_tensor_in_one_file_are_put_together(ranks, tmp_path, name):
 
 @pytest.mark.quick("tied stages, zero 2")
 @pytest.mark.parametrize("name", ["tensor, zero 1", "tensor, zero 3", "tied stages, zero 2"])
-def test_what_a_layout_saved_is_what_one_process_trains(saved, name):
+def test_a_saved_layout_equals_the_training_of_one_process(saved, name):
     expected = train_alone(PARTS, LAYOUTS[name].data, STEPS)
     found = load(PARTS, ALONE, saved(name).checkpoint)
     for weight, tensor in expected.items():
@@ -209,7 +209,7 @@ def test_every_layout_loads_what_one_process_saved(ranks: Ranks, tmp_path, name:
     [Layout(shard=4), *(Layout(replicate=2, shard=2, zero=zero) for zero in (2, 3))],
     ids=["zero 0", "replicas, zero 2", "replicas, zero 3"],
 )
-def test_of_ranks_with_the_same_tensor_one_reads_it(ranks, tmp_path, layout):
+def test_one_rank_reads_a_replicated_tensor(ranks, tmp_path, layout):
     whole = merged([save(PARTS, ALONE, tmp_path, STEPS)])
     found = ranks(load_counting, PARTS, layout, only_checkpoint(tmp_path))
     assert_equal(merged([state for state, _ in found]), whole)
@@ -233,7 +233,7 @@ def test_a_layout_loads_what_another_saved(ranks, saved, first, second):
 
 @pytest.mark.quick("tied stages, zero 2")
 @pytest.mark.parametrize("name", ["tensor, zero 1", "tensor, zero 3", "tied stages, zero 2"])
-def test_a_layout_goes_on_with_the_same_bits(ranks, saved, tmp_path, name):
+def test_a_resumed_layout_has_the_same_bits(ranks, saved, tmp_path, name):
     uninterrupted = merged(ranks(save, PARTS, LAYOUTS[name], tmp_path, 2 * STEPS))
     steps = range(STEPS, 2 * STEPS)
     resumed = merged(ranks(go_on, PARTS, LAYOUTS[name], saved(name).checkpoint, steps))
@@ -251,7 +251,7 @@ V = LOOP._replace(schedule="zbv")
     [(V, LOOP), (LOOP, V), (V, ALONE)],
     ids=["v to loop", "loop to v", "v to one"],
 )
-def test_a_v_of_stages_has_the_names_of_the_whole(ranks, tmp_path, first, second):
+def test_a_v_schedule_saves_the_names_of_the_whole_model(ranks, tmp_path, first, second):
     whole = merged(ranks(save, DEEP, first, tmp_path, STEPS))
     checkpoint = only_checkpoint(tmp_path)
     moved = [load(DEEP, ALONE, checkpoint)] if second == ALONE else None
@@ -261,7 +261,7 @@ def test_a_v_of_stages_has_the_names_of_the_whole(ranks, tmp_path, first, second
 
 
 @pytest.mark.long
-def test_a_v_of_stages_goes_on_with_the_same_bits(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_resumed_v_schedule_has_the_same_bits(ranks: Ranks, tmp_path: Path) -> None:
     uninterrupted = merged(ranks(save, DEEP, V, tmp_path / "whole", 2 * STEPS))
     ranks(save, DEEP, V, tmp_path / "killed", STEPS)
     checkpoint = only_checkpoint(tmp_path / "killed")
@@ -302,7 +302,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, other, difference):
         load(other, ALONE, only_checkpoint(tmp_path))
 
 
-def test_what_one_stage_misses_stops_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_tensor_missing_on_one_stage_stops_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
     save(PARTS, ALONE, tmp_path, STEPS)
     taller = PARTS._replace(num_layers=3)
     layout, checkpoint = LAYOUTS["tied stages, tensor"], only_checkpoint(tmp_path)

@@ -92,7 +92,7 @@ def test_a_damaged_byte_stops_all_ranks(ranks: Ranks, number: int, tmp_path) -> 
     assert said.startswith(f"{min(file, other)}: was changed")
 
 
-def test_a_missing_file_and_one_too_many_stop_all_ranks(ranks: Ranks, tmp_path) -> None:
+def test_missing_extra_and_cut_files_stop_all_ranks(ranks: Ranks, tmp_path) -> None:
     checkpoint = saved_by(ranks, 4, tmp_path)
     last = checkpoint / names_in(checkpoint)[-1]
     last.rename(checkpoint / "other.safetensors")
@@ -129,13 +129,13 @@ def test_a_rank_whose_file_vanishes_leaves_no_checkpoint(ranks, loser, tmp_path)
         (cases.save_beside_a_stranger, r"stranger\.safetensors: was not written by any rank\n"),
     ],
 )
-def test_a_folder_of_other_files_is_not_marked(ranks, case, message, tmp_path):
+def test_an_unshared_folder_and_a_foreign_file_prevent_a_marker(ranks, case, message, tmp_path):
     (said,) = set(ranks(cases.refused, case, tmp_path))
     assert re.search(message, said)
     assert not list(tmp_path.rglob(MARKER))
 
 
-def test_a_checkpoint_without_a_place_stops_all_ranks(ranks: Ranks, tmp_path) -> None:
+def test_a_file_in_the_place_of_a_checkpoint_stops_all_ranks(ranks: Ranks, tmp_path) -> None:
     (tmp_path / "tokens-000000000000020").touch()  # no folder can replace a file
     (said,) = set(ranks(cases.refused, cases.save, tmp_path, 4))
     assert f"{tmp_path}: cannot be written: Not a directory" in said

@@ -31,7 +31,7 @@ def failing(number: int, times: int) -> tuple[list[int], Callable[[], str]]:
 
 
 @pytest.mark.parametrize("number", sorted(set(REMEDIES) - GONE - FULL))
-def test_what_the_user_has_to_mend_is_said_at_once(number: int) -> None:
+def test_errors_for_the_user_are_raised_at_once(number: int) -> None:
     calls, task = failing(number, times=1)
     with pytest.raises(RecipeError, match="cannot be written: as the kernel") as caught:
         Patience(seconds=60.0)(FILE, task)
@@ -55,7 +55,7 @@ def test_a_file_system_that_comes_back_is_waited_for(number: int, monkeypatch, c
         Patience(seconds=0.01)(FILE, failing(number, times=99)[1])
 
 
-def test_a_checkpoint_that_would_not_fit_is_not_begun(tmp_path: Path) -> None:
+def test_a_checkpoint_larger_than_the_disk_is_not_started(tmp_path: Path) -> None:
     check_room(tmp_path, needed_bytes=1, files=1)
     with pytest.raises(OSError, match=r"needs 1_000_000_000_000_000_000 bytes, but .* free"):
         check_room(tmp_path, needed_bytes=10**18, files=1)
@@ -82,7 +82,7 @@ def test_pauses_between_attempts_grow_and_end(monkeypatch):
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 8.5]
 
 
-def test_who_is_asked_to_stop_waits_no_longer() -> None:
+def test_a_stop_request_ends_the_wait() -> None:
     with ThreadPoolExecutor(1) as beside, pytest.MonkeyPatch.context() as patched:
         patched.setattr("components.run.disk.PAUSE_SECONDS", 60.0)
         stop_event = Event()
@@ -95,7 +95,7 @@ def test_who_is_asked_to_stop_waits_no_longer() -> None:
             waits.result(timeout=50.0)
 
 
-def test_a_folder_comes_back_though_its_taker_was_killed(tmp_path):
+def test_a_hidden_folder_returns_after_a_kill(tmp_path):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     (folder / "file").touch()

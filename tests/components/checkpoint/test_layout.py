@@ -38,7 +38,7 @@ def test_pieces_that_tile_a_tensor_make_it_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("offset", ["a", ["a", "b"], [None, 0], [0.0, 0], [True, 0], 3, None])
-def test_offsets_that_are_no_whole_numbers_are_damage(offset: object, tmp_path: Path) -> None:
+def test_offsets_that_are_not_integers_are_damage(offset: object, tmp_path: Path) -> None:
     with pytest.raises(DamagedCheckpointError, match=r"is not a safetensors file of a check"):
         write(tmp_path, {"w": (WHOLE, offset)})
 
@@ -63,7 +63,7 @@ def test_pieces_that_do_not_tile_a_tensor_are_damage(pieces: Pieces, tmp_path: P
 
 
 @pytest.mark.parametrize("dtype", [torch.uint32, torch.complex64, torch.float8_e4m3fn])
-def test_numbers_that_no_checkpoint_has_are_damage(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_unknown_dtypes_are_damage(dtype: torch.dtype, tmp_path: Path) -> None:
     with pytest.raises(DamagedCheckpointError, match=r"is not a safetensors file of a check"):
         write(tmp_path, {"w": (WHOLE.to(dtype), [0, 0])})
 
@@ -85,7 +85,7 @@ def test_a_tensor_of_another_kind_is_not_filled(held: Pieces, problem: str, tmp_
 
 @pytest.mark.parametrize("method", ["prepare_global_plan", "read_data"])
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(5, "lost")])
-def test_what_a_reader_raises_is_raised(method, failure, tmp_path, monkeypatch):
+def test_errors_of_a_reader_are_not_wrapped(method, failure, tmp_path, monkeypatch):
     """Torch wraps it in an error of its own, a signal too."""
 
     def fail(*_: object) -> None:

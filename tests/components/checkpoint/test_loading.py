@@ -36,7 +36,9 @@ def folder(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 @pytest.mark.parametrize(("problem", "damage"), damages.DAMAGES.items())
-def test_the_one_before_is_taken_and_all_ranks_hear_why(two_ranks, folder, problem, damage):
+def test_the_previous_checkpoint_is_loaded_and_all_ranks_get_the_reason(
+    two_ranks, folder, problem, damage
+):
     damage(folder)
     answers = two_ranks(cases.loaded, folder)
     assert answers == [answers[0]] * 2
@@ -49,14 +51,14 @@ def test_the_one_before_is_taken_and_all_ranks_hear_why(two_ranks, folder, probl
     assert two_ranks(cases.loaded, folder) == [(2, {2.0}, [])] * 2
 
 
-def test_a_pickle_that_is_marked_as_written_is_not_run(two_ranks, folder):
+def test_a_pickle_with_a_valid_marker_is_not_executed(two_ranks, folder):
     damages.put_a_pickle_and_mark_it(folder)
     (said,) = set(two_ranks(cases.refused_loading, folder))
     assert "is not a safetensors file of a checkpoint: Error while deserializing header" in said
     assert not Path("executed").exists()
 
 
-def test_any_flipped_byte_of_any_file_is_noticed(folder: Path) -> None:
+def test_any_flipped_byte_is_detected(folder: Path) -> None:
     draw = random.Random(0)
     files = sorted(damages.newest(folder).iterdir())
     for _ in range(FLIPS):
@@ -71,7 +73,7 @@ def test_any_flipped_byte_of_any_file_is_noticed(folder: Path) -> None:
     assert (chosen.marker.progress.step, chosen.damaged) == (3, ())
 
 
-def test_two_damaged_ones_are_set_aside_in_one_go(two_ranks: Ranks, folder: Path) -> None:
+def test_two_damaged_checkpoints_are_moved_together(two_ranks: Ranks, folder: Path) -> None:
     truncate_newest(folder)
     shutil.move(damages.newest(folder), folder / "kept")
     truncate_newest(folder)
@@ -80,7 +82,7 @@ def test_two_damaged_ones_are_set_aside_in_one_go(two_ranks: Ranks, folder: Path
     assert (step, values, len(damaged)) == (1, {1.0}, 2)
 
 
-def test_where_none_is_whole_no_run_begins_anew(two_ranks, folder):
+def test_a_run_with_only_damaged_checkpoints_does_not_restart(two_ranks, folder):
     for one in folder.iterdir():
         damages.flip(next(one.glob("*.safetensors")), -1)
     (said,) = set(two_ranks(cases.refused_loading, folder))
@@ -92,14 +94,14 @@ def test_where_none_is_whole_no_run_begins_anew(two_ranks, folder):
 
 
 @pytest.mark.usefixtures("alone")
-def test_nothing_is_loaded_where_nothing_is_saved(tmp_path: Path) -> None:
+def test_an_empty_folder_loads_nothing(tmp_path: Path) -> None:
     assert load_newest(tmp_path, Counted(0), fingerprint=FINGERPRINT) is None
     with pytest.raises(RecipeError, match="has no checkpoint to damage"):
         truncate_newest(tmp_path)
 
 
 @pytest.mark.usefixtures("alone")
-def test_who_goes_back_passes_by_what_is_late_and_what_is_damaged(folder: Path) -> None:
+def test_a_rollback_ignores_later_and_damaged_checkpoints(folder: Path) -> None:
     def step(tokens: int) -> int | None:
         chosen = choose_up_to(folder, tokens)
         return None if chosen is None else chosen.marker.progress.step

@@ -99,14 +99,14 @@ def nothing(folder: Path) -> None:
         *((one, "zero 3") for one in (change_order, cut_short, flip_bit, replace_by_pickle)),
     ],
 )
-def test_a_run_goes_on_as_if_nothing_had_been(ranks, left, layout, befalls):
+def test_a_run_resumed_from_local_copies_has_the_same_bits(ranks, left, layout, befalls):
     chosen = ROUNDED if layout == "rounded" else LAYOUTS[layout]
     folder = left(chosen)
     befalls(folder)
     assert_as_uninterrupted(go_on(ranks, folder, chosen), folder)
 
 
-def test_a_rank_lost_on_both_nodes_leaves_the_file_system(ranks, left):
+def test_without_both_copies_of_a_rank_local_copies_are_not_used(ranks, left):
     folder = left(ZERO)
     for file in folder.glob("node-*/rank-00002-*"):  # of one rank, on both nodes
         os.truncate(file, 100)
@@ -121,12 +121,12 @@ def test_a_rank_lost_on_both_nodes_leaves_the_file_system(ranks, left):
     [("tensor, zero 3", 0, RUN), ("zero 3", 10 * STEPS, RUN), ("zero 3", 0, "another run")],
     ids=["another layout", "a checkpoint as new", "another run"],
 )
-def test_what_does_not_fit_is_passed_over(ranks, left, layout, after, run):
+def test_local_copies_of_another_run_or_layout_are_ignored(ranks, left, layout, after, run):
     went = go_on(ranks, left(ZERO), LAYOUTS[layout], after, run)
     assert {one.progress for one in went} == {None}
 
 
-def test_one_generation_stays_twice(kept: Callable[[Layout], Path]) -> None:
+def test_one_generation_is_kept_on_two_nodes(kept: Callable[[Layout], Path]) -> None:
     names = [sorted(one.name[:26] for one in (kept(ZERO) / node).iterdir()) for node in NODES]
     assert names == [[f"rank-{rank:05d}-{20:015d}" for rank in range(4)]] * 2
 
@@ -143,7 +143,9 @@ def two_steps(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 @pytest.mark.quick("written-3", "written-8", "gone-1")
 @pytest.mark.parametrize("done", range(9))
 @pytest.mark.parametrize("moment", ["written", "gone"])
-def test_a_kill_at_any_file_leaves_one_generation(ranks, two_steps, tmp_path, moment, done):
+def test_a_kill_between_files_leaves_one_complete_generation(
+    ranks, two_steps, tmp_path, moment, done
+):
     """So many files of the new one are written, or so many of the former gone already."""
     former, new = (sorted(one.glob("node-*/rank-*")) for one in two_steps)
     former.sort(key=lambda file: int(file.name[5:10]) * 5 % 8)  # ranks write in no order
@@ -186,7 +188,7 @@ def test_a_kill_loses_nothing_that_was_kept(ranks, tmp_path, victims):
     assert values == step
 
 
-def test_of_what_ranks_hold_alike_one_keeps_a_copy(ranks: Ranks, tmp_path: Path) -> None:
+def test_replicated_tensors_are_copied_once(ranks: Ranks, tmp_path: Path) -> None:
     sizes = ranks(cases.kept_bytes, PARTS, Layout(replicate=4), tmp_path)
     kept, held = sum(one for one, _ in sizes), sum(one for _, one in sizes)
     assert kept == pytest.approx(held / 4, rel=0.02)  # tensors begin at multiples of 16
@@ -199,7 +201,7 @@ def test_without_room_on_one_node_former_copies_stay(ranks: Ranks, tmp_path, ful
     assert ranks(cases.newest_step, tmp_path) == [(1, {1.0})] * 4
 
 
-def test_what_is_removed_leaves_no_folder(ranks: Ranks, tmp_path: Path) -> None:
+def test_removed_copies_leave_no_folder(ranks: Ranks, tmp_path: Path) -> None:
     ranks(cases.forget, tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -38,7 +38,7 @@ def write(folder: Path, text: bytes) -> Path:
     return folder
 
 
-def test_a_marker_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_a_written_marker_is_read_unchanged(tmp_path: Path) -> None:
     assert read_marker(write(tmp_path, A_MARKER.to_json().encode())) == A_MARKER
     assert (A_MARKER.folder_name, A_MARKER.total_bytes) == ("tokens-000000000000030", 7)
 
@@ -55,7 +55,7 @@ def test_a_loss_that_is_not_finite_is_valid_json(tmp_path, loss: float) -> None:
 
 
 @given(st.data())
-def test_any_changed_byte_is_noticed(data: st.DataObject) -> None:
+def test_any_changed_byte_is_detected(data: st.DataObject) -> None:
     text = bytearray(A_MARKER.to_json().encode())
     place = data.draw(st.integers(0, len(text) - 1))
     text[place] ^= data.draw(st.integers(1, 255))
@@ -74,7 +74,7 @@ def test_a_marker_cut_short_is_damaged(length: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "null", '{"format": 1}', "{}"])
-def test_what_is_no_marker_is_damaged(tmp_path: Path, text: str) -> None:
+def test_other_text_than_a_marker_is_damaged(tmp_path: Path, text: str) -> None:
     with pytest.raises(DamagedCheckpointError, match=MARKER):
         read_marker(write(tmp_path, text.encode()))
 
@@ -88,7 +88,7 @@ def test_another_format_is_not_called_damaged(tmp_path, monkeypatch):
     assert not isinstance(caught.value, DamagedCheckpointError)
 
 
-def test_without_its_marker_a_folder_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_folder_without_a_marker_is_not_a_checkpoint(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path) is None
     for name, complete in (("tokens-02", True), ("tokens-10", True), ("tokens-11", False)):
         (tmp_path / name).mkdir()

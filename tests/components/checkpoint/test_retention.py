@@ -33,7 +33,7 @@ def saves(run: Run) -> dict[int, float | None]:
 
 
 @given(RUNS, POLICIES)
-def test_removing_after_every_save_keeps_what_a_late_choice_would(run, policy: Policy) -> None:
+def test_pruning_after_every_save_equals_pruning_at_the_end(run, policy: Policy) -> None:
     there: dict[int, float | None] = {}
     for one, loss in saves(run).items():
         there[one] = loss
@@ -43,7 +43,7 @@ def test_removing_after_every_save_keeps_what_a_late_choice_would(run, policy: P
 
 
 @given(RUNS, POLICIES)
-def test_what_stays_for_good_never_goes(run, policy: Policy) -> None:
+def test_permanent_checkpoints_are_never_removed(run, policy: Policy) -> None:
     all_of_them, good = [*saves(run).items()], set[int]()
     for count in range(1, len(all_of_them) + 1):
         there = dict(all_of_them[:count])
@@ -63,13 +63,13 @@ def test_what_stays_for_good_never_goes(run, policy: Policy) -> None:
     ],
     ids=["last", "every", "best", "all"],
 )
-def test_each_rule_keeps_what_it_says(policy: Policy, kept: set[int]) -> None:
+def test_each_rule_keeps_its_checkpoints(policy: Policy, kept: set[int]) -> None:
     losses = {10: 3.0, 20: 1.0, 30: None, 40: 2.0, 50: 4.0, 60: 5.0, 70: 6.0}
     assert policy.select_retained(losses) == kept
 
 
 @given(RUNS, POLICIES, st.randoms())
-def test_a_loss_that_is_no_number_is_as_good_as_none(run, policy, order):
+def test_a_loss_that_is_not_finite_counts_as_missing(run, policy, order):
     """NaN compares as neither less nor more, so that a sort leaves it anywhere."""
     there = [*saves(run).items()]
     without = {
@@ -105,7 +105,7 @@ def fake(folder: Path, tokens: int, *, kind: str = "tokens", complete: bool = Tr
     return target
 
 
-def test_what_goes_and_what_was_never_completed_is_removed(tmp_path: Path) -> None:
+def test_old_and_incomplete_checkpoints_are_removed(tmp_path: Path) -> None:
     for tokens in (10, 20, 30, 40):
         fake(tmp_path, tokens)
     fake(tmp_path, 50, complete=False)
@@ -119,7 +119,7 @@ def test_what_goes_and_what_was_never_completed_is_removed(tmp_path: Path) -> No
     assert {int(one.name[7:]) for one in tmp_path.glob("tokens-*")} == {30, 40}
 
 
-def test_a_run_that_goes_back_keeps_nothing_that_is_later(tmp_path: Path) -> None:
+def test_a_rollback_removes_later_checkpoints(tmp_path: Path) -> None:
     """Else its own weights of the same tokens would never be written."""
     for tokens in (10, 20, 30):
         fake(tmp_path, tokens)

@@ -25,7 +25,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("alone")
-def test_what_later_steps_change_is_not_in_the_checkpoint(tmp_path: Path) -> None:
+def test_later_steps_do_not_change_a_checkpoint(tmp_path: Path) -> None:
     finished = cases.save_steps(tmp_path, range(1, 5))
     assert [one.progress.step for one in finished] == [1, 2, 3, 4]
     assert cases.loaded(tmp_path) == (4, {4.0}, [])
@@ -35,7 +35,7 @@ def test_what_later_steps_change_is_not_in_the_checkpoint(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("alone")
-def test_waiting_for_the_disk_or_not_writes_the_same_bytes(tmp_path: Path) -> None:
+def test_synchronous_and_asynchronous_saves_write_the_same_bytes(tmp_path: Path) -> None:
     markers = []
     ways: dict[str, dict[str, Any]] = {"waits": {"stager": None}, "goes on": {}}
     for name, changes in ways.items():
@@ -59,7 +59,7 @@ def test_ranks_share_as_many_files_as_they_may_have(ranks: Ranks, tmp_path, file
 
 
 @pytest.mark.usefixtures("alone")
-def test_weights_alone_stay_beside_what_a_run_goes_on_from(tmp_path: Path) -> None:
+def test_snapshots_of_weights_are_kept_with_full_checkpoints(tmp_path: Path) -> None:
     policy, state = Policy(last=1, every_tokens="none", best=0), Counted(0)
     with cases.saving(tmp_path, policy=policy) as saver:
         for step in (1, 2, 3):
@@ -78,7 +78,7 @@ def test_weights_alone_stay_beside_what_a_run_goes_on_from(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("alone")
-def test_what_a_run_went_on_from_is_not_saved_again(tmp_path: Path) -> None:
+def test_a_loaded_checkpoint_is_not_saved_again(tmp_path: Path) -> None:
     cases.save_steps(tmp_path, range(1, 2))
     (checkpoint,) = tmp_path.iterdir()
     before = read_marker(checkpoint), checkpoint.stat().st_mtime_ns
@@ -87,7 +87,7 @@ def test_what_a_run_went_on_from_is_not_saved_again(tmp_path: Path) -> None:
     assert (read_marker(checkpoint), checkpoint.stat().st_mtime_ns) == before
 
 
-def test_what_stays_is_copied_and_an_old_history_is_replaced(
+def test_permanent_checkpoints_are_copied_and_replace_old_copies(
     ranks: Ranks, tmp_path: Path
 ) -> None:
     scratch, store, other = (tmp_path / name for name in ("scratch", "store", "other"))
@@ -107,7 +107,9 @@ def test_what_stays_is_copied_and_an_old_history_is_replaced(
 
 
 @pytest.mark.parametrize("full", [(0,), (1, 2), (0, 1, 2, 3)])
-def test_without_room_all_ranks_say_so(ranks: Ranks, tmp_path, full: tuple[int, ...]) -> None:
+def test_all_ranks_raise_the_error_of_a_full_disk(
+    ranks: Ranks, tmp_path, full: tuple[int, ...]
+) -> None:
     (said,) = set(ranks(cases.save_where_it_is_full, tmp_path, full))
     assert f"0000{min(full) + 1}-of-00004.safetensors: cannot be written: File too l" in said
     assert "then resume the run: the previous checkpoint is complete" in said
@@ -115,7 +117,7 @@ def test_without_room_all_ranks_say_so(ranks: Ranks, tmp_path, full: tuple[int, 
 
 
 @pytest.mark.long
-def test_where_room_comes_back_nothing_is_lost(ranks: Ranks, tmp_path) -> None:
+def test_a_save_waits_until_the_disk_has_room(ranks: Ranks, tmp_path) -> None:
     began = time.perf_counter()
     assert ranks(cases.save_where_room_comes_back, tmp_path, 1.0) == [("File too large",)] * 4
     assert time.perf_counter() - began > 1.0
@@ -123,7 +125,7 @@ def test_where_room_comes_back_nothing_is_lost(ranks: Ranks, tmp_path) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
+def test_an_error_names_a_folder_without_write_permission(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     said = cases.save_as_nobody(folder)
@@ -132,7 +134,7 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_file_system_that_comes_back_costs_time_alone(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_save_waits_until_the_file_system_returns(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     began = time.perf_counter()
@@ -145,7 +147,7 @@ def test_a_file_system_that_comes_back_costs_time_alone(ranks: Ranks, tmp_path: 
 
 
 @pytest.mark.long
-def test_one_that_stays_away_is_an_error_of_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_missing_file_system_is_an_error_of_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     (said,) = set(ranks(cases.save_while_it_is_away, folder, 2.0, 0.2))
@@ -171,7 +173,7 @@ def test_a_failure_is_seen_without_waiting(tmp_path: Path) -> None:
 CPU = torch.device("cpu")
 
 
-def test_what_was_staged_does_not_change_with_its_tensor():
+def test_staged_tensors_are_copies_in_reused_buffers():
     tensor = torch.arange(6.0).reshape(2, 3)
     (staged,) = HostBuffers(CPU).copy_to_host([tensor])
     tensor.fill_(-1)
@@ -189,7 +191,7 @@ def test_what_was_staged_does_not_change_with_its_tensor():
 
 
 @pytest.mark.long
-def test_what_a_kill_leaves_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_a_killed_save_leaves_complete_checkpoints(tmp_path: Path) -> None:
     left = [found for _, found in killed.rounds(tmp_path, 3, seed=0)]
     assert all(one.is_whole for one in left), left
     assert any(one.step for one in left), "nothing was ever saved"

@@ -92,7 +92,7 @@ def test_a_child_has_the_same_files_under_its_own_fingerprint(run, tmp_path):
 
 
 @pytest.mark.parametrize("steps", [2, 3])
-def test_weights_alone_begin_at_0(run, tmp_path, steps: int) -> None:
+def test_a_child_with_weights_alone_starts_at_0_tokens(run, tmp_path, steps: int) -> None:
     folder = begun(child(run, "weights", steps), tmp_path / "child")
     (there,) = folder.checkpoints.iterdir()
     marker = check_alone(there)
@@ -102,7 +102,7 @@ def test_weights_alone_begin_at_0(run, tmp_path, steps: int) -> None:
     assert marker.held_out_loss is None
 
 
-def test_what_the_child_removes_stays_with_the_parent(run: Path, tmp_path: Path) -> None:
+def test_a_child_removes_no_file_of_its_parent(run: Path, tmp_path: Path) -> None:
     folder = begun(child(run, "optimizer", 3), tmp_path / "child")
     later = make_saver(folder.checkpoints)
     progress = RunProgress(step=4, tokens=4 * STEP)
@@ -135,7 +135,7 @@ def test_without_links_files_are_copied(run, tmp_path, monkeypatch):
         ("weights", 3, {"run": "nowhere"}, "from.run: nowhere is not a run folder"),
     ],
 )
-def test_what_is_not_there_is_said(run, takes, steps, changed, message):
+def test_a_missing_start_is_refused(run, takes, steps, changed, message):
     with pytest.raises(RecipeError) as caught:
         find_start(child(run, takes, steps, **changed))
     assert message in str(caught.value)
@@ -151,7 +151,7 @@ def test_a_parent_has_a_folder_and_a_checkpoint(tmp_path: Path) -> None:
         find_start(child(folder.path, "weights", 3))
 
 
-def test_a_damaged_checkpoint_is_none(run: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_no_start(run: Path, tmp_path: Path) -> None:
     checkpoint = run / "checkpoints" / f"tokens-{3 * STEP:015d}"
     flip(next(checkpoint.glob("*.safetensors")), -1)
     with pytest.raises(RecipeError, match="all checkpoints are damaged"):
@@ -236,7 +236,7 @@ def test_later_checkpoints_are_set_aside_and_earlier_ones_stay(checkpoints: Path
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_the_same_again_changes_nothing(checkpoints: Path, fresh: bool) -> None:
+def test_a_repeated_rewind_changes_nothing(checkpoints: Path, fresh: bool) -> None:
     trained(checkpoints, KINDS, KINDS)
     first = rewind(checkpoints, 10, fresh_optimizer=fresh)
     again = rewind(checkpoints, 10, fresh_optimizer=fresh)

@@ -17,7 +17,7 @@ def leave(ranks: Path, rank: int, message: str, *, at: int) -> None:
     os.utime(file, (at, at))
 
 
-def test_the_earliest_error_that_is_the_ranks_own_comes_first(tmp_path: Path) -> None:
+def test_the_earliest_own_error_comes_first(tmp_path: Path) -> None:
     leave(tmp_path, 0, "RuntimeError: Connection reset by peer", at=100)
     leave(tmp_path, 1, "Hang: step 7 ...; rank 1 on n1 waits for other ranks in x", at=101)
     leave(tmp_path, 3, "Hang: step 7 ...; rank 3 on n1 is in no collective", at=102)
@@ -41,7 +41,7 @@ def test_earliest_of_thousands_of_errors_comes_first(tmp_path: Path) -> None:
     assert failures.read_errors(tmp_path) == []
 
 
-def test_who_left_no_word_comes_before_those_who_only_lost_it(tmp_path: Path) -> None:
+def test_a_silent_rank_comes_before_ranks_that_lost_it(tmp_path: Path) -> None:
     leave(tmp_path, 0, "RuntimeError: Connection closed by peer", at=100)
     errors = failures.read_errors(tmp_path)
     closed = "rank 0: RuntimeError: Connection closed by peer"
@@ -70,7 +70,7 @@ def test_a_cut_error_file_gives_the_message_up_to_there(tmp_path, message: objec
     assert max(lengths[: whole.index(b"RecipeError")]) == 0
 
 
-def test_an_error_file_of_any_bytes_is_no_error_of_its_reader(tmp_path: Path) -> None:
+def test_an_error_file_of_any_bytes_is_read(tmp_path: Path) -> None:
     random, file = Random(0), failures.error_file(tmp_path, 5)
     whole = json.dumps({"message": {"message": TOLD, "extraInfo": {}}}).encode()
     for _ in range(300):
@@ -87,7 +87,7 @@ def test_an_error_file_of_any_bytes_is_no_error_of_its_reader(tmp_path: Path) ->
     "text",
     ["", "[]", "7", '{"message": {"mess', '{"message": {"message": []', '{"a": ' + "[" * 9**5],
 )
-def test_an_error_file_without_a_message_says_so(tmp_path: Path, text: str) -> None:
+def test_an_error_file_without_a_message_is_reported(tmp_path: Path, text: str) -> None:
     failures.error_file(tmp_path, 5).write_text(text)
     failures.error_file(tmp_path, 6).with_name("error-none.json").write_text("no rank's")
     failures.error_file(tmp_path, 7).mkdir()
@@ -103,13 +103,13 @@ def test_an_error_file_of_any_size_takes_bounded_memory(tmp_path: Path) -> None:
     assert error.message == "KeyError: " + "x" * (failures.MOST_MESSAGE - 10)
 
 
-def test_nobody_waits_for_an_error_file_that_is_a_pipe(tmp_path: Path) -> None:
+def test_an_error_file_that_is_a_pipe_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(failures.error_file(tmp_path, 5))
     (error,) = failures.read_errors(tmp_path)
     assert error.message.endswith("error-5.json is not a regular file")
 
 
-def test_what_only_a_user_can_mend_is_raised_by_those_who_start_again(tmp_path: Path) -> None:
+def test_an_error_for_the_user_is_raised_instead_of_a_restart(tmp_path: Path) -> None:
     failures.raise_again(tmp_path)  # without any error
     error = RecipeError("a/b: c", "cannot be written: full", "make room")
     leave(tmp_path, 0, f"RecipeError: {error}", at=100)
@@ -121,7 +121,7 @@ def test_what_only_a_user_can_mend_is_raised_by_those_who_start_again(tmp_path: 
     failures.raise_again(tmp_path)
 
 
-def test_how_long_ranks_stood_still_is_told_by_the_clock_of_their_files(tmp_path: Path) -> None:
+def test_idle_seconds_use_the_clock_of_the_file_system(tmp_path: Path) -> None:
     """The file server may be years behind this machine."""
     events = tmp_path / "events.jsonl"
     events.touch()

@@ -41,12 +41,12 @@ def strike(
     return reached
 
 
-def test_every_fault_of_the_section_has_a_function_named_like_it() -> None:
+def test_every_fault_has_a_function_of_its_name() -> None:
     named = {name for kind in KINDS for name in get_args(kind.model_fields["fault"].annotation)}
     assert all(callable(getattr(faults, name)) for name in named)
 
 
-def test_nan_spoils_one_pass_of_the_first_stage(tmp_path: Path) -> None:
+def test_nan_is_injected_in_one_forward_pass(tmp_path: Path) -> None:
     reached = strike(tmp_path, monitoring.PlainFault(fault="nan", rank=1, step=7))
     first, second = reached.stages
     inputs = torch.ones(2, 4)
@@ -55,7 +55,7 @@ def test_nan_spoils_one_pass_of_the_first_stage(tmp_path: Path) -> None:
     assert second(inputs).isfinite().all()
 
 
-def test_a_spike_is_one_rare_token_again_and_again(tmp_path: Path) -> None:
+def test_a_spike_repeats_one_rare_token(tmp_path: Path) -> None:
     reached = strike(tmp_path, monitoring.PlainFault(fault="spike", rank=1, step=7))
     assert reached.batch.unique().tolist() == [29]
     assert reached.batch.shape == (2, 3, 5)
@@ -88,7 +88,7 @@ def sizes(folder: Path) -> list[int]:
     return [file.stat().st_size for file in sorted(folder.rglob("*.safetensors"))]
 
 
-def test_the_newest_checkpoint_alone_is_cut(tmp_path: Path) -> None:
+def test_only_the_newest_checkpoint_is_truncated(tmp_path: Path) -> None:
     fault = monitoring.PlainFault(fault="truncated_checkpoint", rank=1, step=7)
     run, again = tmp_path / "run", tmp_path / "again"
     for folder in (run, again):
@@ -101,7 +101,7 @@ def test_the_newest_checkpoint_alone_is_cut(tmp_path: Path) -> None:
     assert sizes(again) == [8, 4]
 
 
-def test_the_folder_of_checkpoints_comes_back(tmp_path: Path) -> None:
+def test_the_folder_of_checkpoints_is_restored(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     checkpoint(folder, 10)
@@ -112,7 +112,7 @@ def test_the_folder_of_checkpoints_comes_back(tmp_path: Path) -> None:
     assert sizes(folder) == [8]
 
 
-def test_a_full_disk_takes_small_files_and_has_room_again(tmp_path: Path) -> None:
+def test_a_full_disk_accepts_small_files_and_is_freed_later(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     strike(
         tmp_path,
@@ -134,12 +134,12 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize(("rank", "step"), [(0, 7), (1, 6), (1, 8)])
-def test_other_ranks_and_other_steps_are_spared(tmp_path: Path, rank: int, step: int) -> None:
+def test_other_ranks_and_steps_get_no_fault(tmp_path: Path, rank: int, step: int) -> None:
     strike(tmp_path, monitoring.PlainFault(fault="spike", rank=1, step=7), rank=rank, step=step)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_fault_strikes_once_also_after_a_restart(tmp_path: Path) -> None:
+def test_a_fault_is_injected_once_across_restarts(tmp_path: Path) -> None:
     fault = monitoring.PlainFault(fault="spike", rank=1, step=7)
     first, again = strike(tmp_path, fault), strike(tmp_path, fault)
     assert len(first.batch.unique()) == 1

@@ -45,7 +45,7 @@ def learn(one: StepGuard, steps: int = 8) -> None:
         (math.inf, math.nan, "loss and gradient norm not finite"),
     ],
 )
-def test_what_is_no_number_is_bad(loss: float, norm: float, cause: str) -> None:
+def test_a_value_that_is_not_finite_is_bad(loss: float, norm: float, cause: str) -> None:
     verdict = guard().check_step(loss=loss, gradient_norm=norm)
     assert verdict is not None
     assert (verdict.rule, verdict.action, verdict.cause) == ("non_finite", "skip", cause)
@@ -53,7 +53,7 @@ def test_what_is_no_number_is_bad(loss: float, norm: float, cause: str) -> None:
     assert guard(non_finite="none").check_step(loss=loss, gradient_norm=norm) is None
 
 
-def test_an_overflow_of_scaled_gradients_is_no_fault_but_a_loss_that_is_no_number_is() -> None:
+def test_an_overflow_is_accepted_and_a_nan_loss_is_bad() -> None:
     scaled = guard(scales_loss=True, gradient_norm_spike={"action": "skip", **SPIKES})
     learn(scaled)
     assert scaled.check_step(loss=2.0, gradient_norm=math.inf) is None
@@ -63,7 +63,7 @@ def test_an_overflow_of_scaled_gradients_is_no_fault_but_a_loss_that_is_no_numbe
 @pytest.mark.parametrize(
     ("figure", "loss", "norm"), [("loss", 4.0, 1.0), ("gradient_norm", 2.9, 3.0)]
 )
-def test_a_figure_far_above_its_last_ones_is_bad(figure: str, loss: float, norm: float) -> None:
+def test_a_value_far_above_the_window_is_bad(figure: str, loss: float, norm: float) -> None:
     rules: dict[str, Any] = {f"{figure}_spike": {"action": "roll_back", **SPIKES}}
     one = guard(**rules)
     learn(one, steps=7)
@@ -88,7 +88,7 @@ def bad(action: str, rule: str = "non_finite") -> StepVerdict:
     return StepVerdict(rule=rule, action=action, cause="loss not finite", evidence={})  # type: ignore[arg-type]  # any of the words
 
 
-def test_a_rule_that_is_broken_too_often_within_its_tokens_stops_the_run() -> None:
+def test_a_rule_that_fires_too_often_within_its_tokens_stops_the_run() -> None:
     one = guard()
     for tokens in (0, 60):
         one.record_bad_step(bad("skip"), tokens=tokens, window=WINDOW)
@@ -126,7 +126,7 @@ def test_a_lowered_rate_comes_back_after_its_tokens() -> None:
     assert factors == [0.25, 0.25, 0.5, 0.5, 1.0]
 
 
-def test_its_state_goes_through_json_bit_by_bit() -> None:
+def test_its_state_is_unchanged_by_json() -> None:
     rules: dict[str, Any] = {"loss_spike": {"action": "skip", **SPIKES}}
     one, other = guard(**rules), guard(**rules)
     for step in range(8):
@@ -138,7 +138,7 @@ def test_its_state_goes_through_json_bit_by_bit() -> None:
     assert other.lr_factor(120) == 0.5
 
 
-def test_going_back_takes_the_figures_and_keeps_what_was_learnt() -> None:
+def test_a_rollback_restores_values_and_keeps_skipped_windows() -> None:
     one = guard(loss_spike={"action": "roll_back", **SPIKES})
     learn(one)
     saved = one.export_state()
@@ -154,7 +154,7 @@ NUMBERS = st.floats(min_value=-1e6, max_value=1e6, allow_nan=False)
 
 
 @given(st.lists(NUMBERS, min_size=8, max_size=64), NUMBERS)
-def test_they_are_those_of_the_normal_mad(window: list[float], value: float) -> None:
+def test_deviations_equal_those_of_scipy(window: list[float], value: float) -> None:
     spread = median_abs_deviation(window, scale="normal")
     found = compute_deviations(value, window)
     if spread > 1e-9:
@@ -162,7 +162,7 @@ def test_they_are_those_of_the_normal_mad(window: list[float], value: float) -> 
         assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-def test_a_third_of_spikes_in_the_window_hides_no_spike() -> None:
+def test_a_spike_is_found_among_a_third_of_spikes() -> None:
     """With mean and standard deviation the same spike is 1.4 deviations away."""
     window = [2.0 + 0.01 * (i % 7) for i in range(40)] + [9.0] * 20
     assert compute_deviations(9.0, window) > 100
@@ -170,5 +170,5 @@ def test_a_third_of_spikes_in_the_window_hides_no_spike() -> None:
 
 
 @pytest.mark.parametrize(("value", "expected"), [(2.0, 0.0), (2.5, math.inf), (1.5, -math.inf)])
-def test_where_most_figures_are_alike_others_are_far_away(value, expected: float) -> None:
+def test_a_value_differs_infinitely_from_equal_values(value, expected: float) -> None:
     assert compute_deviations(value, [2.0] * 10 + [3.0] * 3) == expected

@@ -52,7 +52,7 @@ def run(folder: Path, how: str, waits_in: str = "") -> tuple[int, float]:
 
 
 @pytest.mark.long
-def test_a_process_that_sleeps_leaves_its_stacks_and_an_own_status(tmp_path: Path) -> None:
+def test_a_sleeping_process_writes_its_stacks_and_ends_with_its_status(tmp_path: Path) -> None:
     status, late = run(tmp_path, "sleeps")
     assert status == HUNG
     assert late < 2
@@ -66,7 +66,7 @@ def test_a_process_that_sleeps_leaves_its_stacks_and_an_own_status(tmp_path: Pat
 
 
 @pytest.mark.long
-def test_a_process_that_holds_the_lock_leaves_its_stack_too(tmp_path: Path) -> None:
+def test_a_process_that_holds_the_interpreter_lock_writes_its_stack(tmp_path: Path) -> None:
     status, late = run(tmp_path, "holds")
     assert status == 1  # what faulthandler ends a process with
     assert late < 2
@@ -75,7 +75,7 @@ def test_a_process_that_holds_the_lock_leaves_its_stack_too(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_who_waits_for_others_ends_after_them(tmp_path: Path) -> None:
+def test_a_waiting_rank_ends_after_the_hung_rank(tmp_path: Path) -> None:
     status, late = run(tmp_path, "sleeps", "gloo:all_reduce")
     assert status == HUNG
     assert 1 < late < 2
@@ -84,7 +84,7 @@ def test_who_waits_for_others_ends_after_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_nothing_ends_a_process_that_is_in_time(tmp_path: Path) -> None:
+def test_a_process_within_its_limit_is_not_ended(tmp_path: Path) -> None:
     assert run(tmp_path, "ends")[0] == 0
     assert tmp_path.with_suffix(".log").read_text() == ""
 
@@ -147,7 +147,9 @@ os._exit(0)  # as ranks end: torch aborts now and then where its threads outlive
     ("how", "waits_in"),
     [("exchange", "gloo:all_to_all"), ("gather", "gloo:all_gather"), ("computes", "None")],
 )
-def test_a_rank_waits_in_what_it_asks_for(tmp_path: Path, how: str, waits_in: str) -> None:
+def test_the_recorder_names_the_collective_that_a_rank_waits_in(
+    tmp_path: Path, how: str, waits_in: str
+) -> None:
     ranks = [
         subprocess.Popen([sys.executable, "-c", ASKED, str(tmp_path), str(rank), how])
         for rank in range(2)

@@ -26,7 +26,7 @@ NORM, MATRIX = "layers.0.mlp_norm.weight", "layers.0.mlp.down.weight"
     noise=st.lists(st.floats(0.9, 1.1), min_size=5, max_size=40),
     slow=st.sets(st.integers(0, 4), max_size=2),
 )
-def test_slow_ranks_are_found_among_most(usual, noise: list[float], slow: set[int]) -> None:
+def test_slow_ranks_are_found(usual, noise: list[float], slow: set[int]) -> None:
     seconds = [usual * factor * (2 if rank in slow else 1) for rank, factor in enumerate(noise)]
     found = rank_health.slow_ranks(seconds, [0] * len(seconds), ratio=1.5)
     assert {one.rank for one in found} == slow
@@ -47,7 +47,7 @@ def look(growth: rank_health.Growth, looks: list[list[float]]) -> list[dict[int,
     return [growth.find_growth([each * GIB for each in ranks]) for ranks in looks]
 
 
-def test_memory_that_grows_is_said_once_for_each_growth() -> None:
+def test_growing_memory_is_reported_once_for_each_growth() -> None:
     growth = rank_health.Growth(fraction=0.2)
     said = look(growth, [[1.0, 4.0 * 1.03**turn] for turn in range(24)])
     told = [(turn, ranks) for turn, ranks in enumerate(said) if ranks]
@@ -57,7 +57,7 @@ def test_memory_that_grows_is_said_once_for_each_growth() -> None:
     assert [turn for turn, _ in told] == [11, 18]
 
 
-def test_one_evaluation_is_no_growth() -> None:
+def test_memory_of_one_evaluation_is_not_growth() -> None:
     growth = rank_health.Growth(fraction=0.2)
     assert not any(look(growth, [[3.0 if turn in {6, 7} else 1.0] for turn in range(20)]))
 
@@ -124,5 +124,5 @@ def test_every_bit_counts(dtype: torch.dtype) -> None:
         ([5, 6, 5, 8], [1, 3]),
     ],
 )  # fmt: skip
-def test_a_minority_is_named_or_all_of_a_tie(values: list[int], places: list[int]) -> None:
+def test_the_minority_is_named_or_all_of_a_tie(values: list[int], places: list[int]) -> None:
     assert rank_health.find_minority(values) == places

@@ -17,7 +17,7 @@ def suspected(message: str) -> tuple[int, ...]:
     return found.ranks
 
 
-def test_the_step_and_the_ranks_come_back_from_the_text() -> None:
+def test_step_and_ranks_are_parsed_from_the_message() -> None:
     text = hang_message({"x4204c5s2b0n0": [0, 1], "jwb-0002.local": [24]})
     assert text == (
         "NotFiniteError: step 1200, after 9,830,400 tokens: loss not finite; the forward pass "
@@ -28,7 +28,7 @@ def test_the_step_and_the_ranks_come_back_from_the_text() -> None:
     assert failures.soft_failure(text) == expected
 
 
-def test_of_a_bad_backward_pass_no_node_is_known() -> None:
+def test_a_bad_backward_pass_names_no_node() -> None:
     assert "in a backward pass, so no node is known" in hang_message({})
     assert suspected(hang_message({})) == ()
 

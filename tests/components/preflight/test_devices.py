@@ -24,7 +24,7 @@ JUWELS = ("cluster=juwels", "scale=mini", "cluster.nodes=1", "cluster.devices_pe
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
-def test_a_device_of_the_profile_that_torch_does_not_see_is_missed() -> None:
+def test_a_device_that_torch_does_not_see_is_bad() -> None:
     cluster = compose(*JUWELS).cluster
     found = devices.check_count(cluster)
     assert (found.verdict, found.rule) == ("bad", "cluster.device")
@@ -36,7 +36,7 @@ def test_a_device_of_the_profile_that_torch_does_not_see_is_missed() -> None:
 @pytest.mark.skipif(  # what auto falls back from must not be there
     torch.cuda.is_available() or torch.xpu.is_available(), reason="this machine has a GPU"
 )
-def test_a_node_on_which_auto_finds_only_a_cpu_is_bad_where_the_profile_has_gpus() -> None:
+def test_auto_on_a_cpu_node_is_bad_for_a_gpu_profile() -> None:
     cluster = compose(*JUWELS, "cluster.device=auto").cluster
     found = devices.check_count(cluster)
     assert (found.verdict, found.rule, found.expected) == ("bad", "cluster.device", "1 GPUs")
@@ -44,7 +44,7 @@ def test_a_node_on_which_auto_finds_only_a_cpu_is_bad_where_the_profile_has_gpus
     assert devices.devices_here(cluster) == []
 
 
-def test_a_cpu_is_one_device_whatever_its_ranks() -> None:
+def test_a_cpu_is_one_device_for_any_number_of_ranks() -> None:
     cluster = compose("cluster.ranks=2").cluster
     assert devices.check_count(cluster).verdict == "ok"
     assert devices.devices_here(cluster) == [CPU]
@@ -59,7 +59,7 @@ def test_free_memory_is_compared_with_the_profile(rules, share, verdict: str) ->
     assert devices.check_memory(compose(*words).cluster, rules, [CPU]).verdict == verdict
 
 
-def test_a_device_that_does_not_answer_is_named_and_ends_no_check(rules: Preflight) -> None:
+def test_a_device_that_raises_is_bad_and_named(rules: Preflight) -> None:
     """Torch knows of ``meta`` that it is a device, and of nothing to ask it."""
     found = devices.check_memory(
         compose(*JUWELS).cluster, rules, [CPU, torch.device("meta", 0)]
@@ -69,7 +69,7 @@ def test_a_device_that_does_not_answer_is_named_and_ends_no_check(rules: Preflig
     assert "\n" not in found.found
 
 
-def test_without_a_profile_a_cpus_memory_is_not_judged(rules: Preflight) -> None:
+def test_memory_without_a_profile_is_unknown(rules: Preflight) -> None:
     found = devices.check_memory(compose().cluster, rules, [CPU])
     assert (found.verdict, found.expected) == ("unknown", "no figure")
 
@@ -80,7 +80,7 @@ def test_memory_and_the_rate_of_products_are_measured() -> None:
     assert devices.slowest_teraflops([CPU], torch.float32) > 1e-4
 
 
-def test_bus_bandwidth_is_that_of_nccls_tests() -> None:
+def test_bus_bandwidth_equals_that_of_nccl_tests() -> None:
     # doc/PERFORMANCE.md: all-reduce S/t 2(n-1)/n, all-gather S/t (n-1)/n
     assert bus_bandwidth("all_reduce", 8, 1_000, 2.0) == 1_000 / 2 * 2 * 7 / 8
     assert bus_bandwidth("all_gather", 4, 1_000, 2.0) == 1_000 / 2 * 3 / 4
@@ -108,7 +108,7 @@ def meet(own: str, port: int) -> Rates:
 
 
 @pytest.mark.long
-def test_a_pair_measures_its_link_though_a_third_node_does_not_come() -> None:
+def test_a_pair_measures_its_link_without_a_third_node() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         first, second = (pool.submit(meet, own, store.port) for own in "ab")

@@ -17,13 +17,13 @@ NAMES = ["x4102c5s2b0n0", "x4102c5s3b0n0", "x4102c5s4b0n0"]
 TASK = {"PALS_RANKID": "2", "PALS_LOCAL_RANKID": "0"}
 
 
-def test_a_node_that_is_listed_is_known_by_its_name_whatever_its_tasks_number() -> None:
+def test_a_listed_node_is_known_by_its_name() -> None:
     own = socket.gethostname().partition(".")[0]
     assert name_among([own, *NAMES], TASK) == own
     assert name_among(NAMES, TASK | {"SLURMD_NODENAME": "x4102c5s3b0n0.site"}) == NAMES[1]
 
 
-def test_a_node_that_is_listed_by_another_name_is_known_by_its_tasks_number() -> None:
+def test_a_node_with_another_name_is_known_by_its_task_number() -> None:
     assert name_among(NAMES, TASK) == NAMES[2]
     with pytest.raises(RecipeError, match="RANK: no launcher sets the node's number in the"):
         name_among(NAMES, {})
@@ -40,7 +40,7 @@ def test_a_preflight_does_not_load_torchs_compiler() -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(not HAS_NAMESPACES, reason="no network namespace can be made here")
-def test_no_check_asks_for_anything_over_the_network(tmp_path: Path) -> None:
+def test_no_check_needs_a_network(tmp_path: Path) -> None:
     words = [*OFFLINE, *command(*TINY, "action=preflight", "output=json")]
     done = subprocess.run(
         words, cwd=tmp_path, env=environment(), capture_output=True, text=True

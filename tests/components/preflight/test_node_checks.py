@@ -30,7 +30,7 @@ from components.versions import PYTHON, TORCH
 from tests.components.preflight.conftest import compose
 
 
-def test_the_same_clock_is_not_ahead_and_nobody_tells_the_time_once_all_have_asked() -> None:
+def test_a_clock_is_not_ahead_of_itself_and_its_server_stops() -> None:
     with checks.telling_time() as port:
         found = checks.ask_time("127.0.0.1", port)
     assert abs(found.ahead_seconds) <= found.uncertain_seconds < 1
@@ -50,7 +50,7 @@ def test_a_node_learns_how_far_its_clock_is_behind(monkeypatch: pytest.MonkeyPat
     assert found.ahead_seconds == pytest.approx(100, abs=0.5)
 
 
-def test_a_folder_is_good_with_room_and_left_as_it_was(tmp_path: Path) -> None:
+def test_a_folder_with_room_is_good_and_unchanged(tmp_path: Path) -> None:
     assert checks.check_place("run folder", tmp_path, 1).verdict == "ok"
     assert list(tmp_path.iterdir()) == []
     found = checks.check_place("run folder", tmp_path, 2**60)
@@ -60,7 +60,7 @@ def test_a_folder_is_good_with_room_and_left_as_it_was(tmp_path: Path) -> None:
     assert (found.verdict, "No such file" in found.found) == ("bad", True)
 
 
-def test_where_a_file_may_not_grow_nothing_is_left_of_the_probe(tmp_path: Path) -> None:
+def test_a_failed_probe_leaves_no_file(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, limits[1]))
     try:
@@ -88,7 +88,7 @@ ASK = (
 )
 
 
-def test_a_copy_that_is_imported_is_good_and_the_shared_code_is_not(tmp_path: Path) -> None:
+def test_an_imported_copy_is_good_and_shared_code_is_bad(tmp_path: Path) -> None:
     code, node = tmp_path / "node" / "code", {checks.NODE_FOLDER: str(tmp_path / "node")}
     shutil.copytree(ROOT / "components", code / "components")
     seen = os.environ | {"PYTHONPATH": str(code)} | node
@@ -104,7 +104,7 @@ def test_a_copy_that_is_imported_is_good_and_the_shared_code_is_not(tmp_path: Pa
     assert (bad.verdict, bad.found) == ("bad", "no copy: /tmp: 3 bytes are free")
 
 
-def test_without_copies_there_is_nothing_to_say(tmp_path: Path) -> None:
+def test_without_copies_there_is_no_finding(tmp_path: Path) -> None:
     assert list(checks.check_copies(tmp_path, "node1", {})) == []
     assert failed_copies(tmp_path) == {}
 
@@ -116,7 +116,7 @@ def write(folder: RunFolder, packages: dict[str, str], python: str = HERE["pytho
     folder.write_json("software.json", {"python": python, "packages": packages})
 
 
-def test_the_packages_that_a_run_was_made_with_are_as_expected(folder: RunFolder) -> None:
+def test_the_packages_of_a_run_are_good(folder: RunFolder) -> None:
     folder.write_json("software.json", describe_software().model_dump(mode="json"))
     found = checks.check_packages(folder, ["run"])
     assert (found.verdict, found.rule) == ("ok", "software.json")
@@ -136,13 +136,13 @@ def test_another_version_is_named(folder: RunFolder, packages, python: str, said
     assert (found.verdict, found.found) == ("bad", said.format(**HERE))
 
 
-def test_of_many_other_versions_three_are_named(folder: RunFolder) -> None:
+def test_at_most_three_other_versions_are_named(folder: RunFolder) -> None:
     write(folder, {f"gone-{n}": "1" for n in range(5)})
     said = checks.check_packages(folder, ["run"]).found
     assert said.endswith("gone-2 absent, not 1 and 2 more")
 
 
-def test_packages_without_use_are_not_judged(folder: RunFolder) -> None:
+def test_unused_packages_are_not_checked(folder: RunFolder) -> None:
     write(folder, {"numpy": "absent"})
     assert checks.check_packages(folder, ["run"]).verdict == "ok"
     write(folder, {"torchao": "0", "datatrove": "0"})
@@ -151,7 +151,7 @@ def test_packages_without_use_are_not_judged(folder: RunFolder) -> None:
     assert (found.verdict, found.found) == ("bad", f"torchao {version('torchao')}, not 0")
 
 
-def test_without_a_run_the_locks_lines_for_this_python_count(folder: RunFolder) -> None:
+def test_without_a_run_versions_of_the_lock_are_expected(folder: RunFolder) -> None:
     expected, where = checks.expected_versions(folder, ["run"])
     assert where == "requirements"
     assert expected["hydra-core"] == "1.3.8"
@@ -225,18 +225,18 @@ def test_data_of_another_run_are_bad(rules: Preflight, folder: RunFolder, place:
 
 
 @pytest.mark.usefixtures("place")
-def test_initial_weights_must_be_seen(rules, folder: RunFolder, tmp_path: Path) -> None:
+def test_missing_initial_weights_are_bad(rules, folder: RunFolder, tmp_path: Path) -> None:
     recipe = compose(f"model.init_from={tmp_path / 'gone'}")
     found = checks.check_data(recipe, rules, folder, "node1")
     assert (found.verdict, found.rule) == ("bad", "model.init_from")
     assert found.found.endswith("gone is not to be seen from this node")
 
 
-def test_data_that_nobody_prepared_are_not_judged(rules: Preflight, folder: RunFolder) -> None:
+def test_unprepared_data_are_unknown(rules: Preflight, folder: RunFolder) -> None:
     assert look(rules, folder) == ("unknown", "not prepared")
 
 
-def test_nodes_begin_their_hashes_at_different_files() -> None:
+def test_nodes_hash_different_files() -> None:
     files = [FileRecord(name=str(number), sha256="", bytes=10) for number in range(100)]
     chosen = [list(checks.some_files(files, 35, f"node{number}")) for number in range(50)]
     assert all(len(some) == 3 for some in chosen)

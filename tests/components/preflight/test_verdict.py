@@ -89,7 +89,7 @@ def test_a_node_that_does_not_answer_is_bad(rules: Preflight) -> None:
     assert list(found.iter_reasons()) == ["n2: answer: silent, expected an answer within 120 s"]
 
 
-def test_of_two_nodes_that_differ_in_cores_neither_is_blamed(rules: Preflight) -> None:
+def test_two_nodes_with_different_cores_are_unknown(rules: Preflight) -> None:
     found = judged(compose(), rules, told(cores=(8, 4)))
     assert bad(found) == {"n3": ["answer"]}
     verdicts = [{one.check: one.verdict for one in node.findings} for node in found.nodes]
@@ -103,7 +103,7 @@ def test_of_two_nodes_that_differ_in_cores_neither_is_blamed(rules: Preflight) -
         (BARE, 1e-3, None, "no answer of n1, n2", None),  # a link only has to be there
     ],
 )
-def test_a_node_is_slow_that_is_slow_with_all_its_neighbours(
+def test_a_node_with_slow_links_to_all_neighbors_is_bad(
     machine: tuple[str, ...],
     fast: float,
     slow: float | None,
@@ -125,7 +125,7 @@ def test_a_node_is_slow_that_is_slow_with_all_its_neighbours(
 @pytest.mark.parametrize(
     ("others", "remedy"), [("ok", "report this node to the site"), ("bad", "mend it")]
 )
-def test_data_that_others_read_need_no_new_preparation(others, remedy, rules) -> None:
+def test_data_that_other_nodes_can_read_are_not_prepared_again(others, remedy, rules) -> None:
     said = [
         report(name).model_copy(update={"findings": (finding("data", verdict),)})
         for name, verdict in zip(NAMES, (others, "bad", others), strict=True)
@@ -143,7 +143,7 @@ def verdict(needed: int, *wrong: tuple[str, ...]) -> rulings.PreflightVerdict:
     return rulings.PreflightVerdict(needed=needed, nodes=tuple(nodes), seconds=1.0)
 
 
-def test_it_holds_as_long_as_enough_nodes_are_good() -> None:
+def test_a_preflight_passes_with_enough_good_nodes() -> None:
     wrong = ((), ("clock",), ())
     enough = [verdict(needed, *wrong).has_enough_nodes for needed in (1, 2, 3)]
     assert enough == [True, True, False]
@@ -151,13 +151,13 @@ def test_it_holds_as_long_as_enough_nodes_are_good() -> None:
     assert verdict(2, *wrong).bad_nodes == ("n2",)
 
 
-def test_what_no_node_passes_is_not_the_nodes_fault() -> None:
+def test_a_check_that_fails_on_all_nodes_is_not_a_node_fault() -> None:
     assert verdict(2, ("data", "clock"), ("data",)).of_all == ("data",)
     assert verdict(2, ("data",), ("clock",)).of_all == ()
     assert verdict(1, ("data",)).of_all == ()  # of one node nobody knows
 
 
-def test_it_is_read_as_it_was_written_until_the_next_job_begins(folder: RunFolder) -> None:
+def test_a_verdict_is_read_until_the_next_job_starts(folder: RunFolder) -> None:
     assert rulings.read_verdict(folder) is None
     written = verdict(1, (), ("clock",))
     rulings.write_verdict(folder, written)
@@ -168,12 +168,12 @@ def test_it_is_read_as_it_was_written_until_the_next_job_begins(folder: RunFolde
     assert rulings.read_verdict(folder) is None
 
 
-def test_a_list_for_the_launcher_has_a_line_a_node(folder: RunFolder) -> None:
+def test_the_host_list_has_one_line_per_node(folder: RunFolder) -> None:
     file = rulings.list_hosts(folder, rulings.HOSTS, ["n1.site", "n2.site"])
     assert file.read_text() == "n1.site\nn2.site\n"
 
 
-def test_nodes_that_say_nothing_are_waited_for_no_longer_than_they_may() -> None:
+def test_silent_nodes_are_waited_for_until_the_limit() -> None:
     recipe = compose("cluster.preflight.answer_seconds=0.2")
     with serve_store(0) as store:
         found = gather_reports(store, recipe, ["n1", "n2"], needed=2)
@@ -181,12 +181,12 @@ def test_nodes_that_say_nothing_are_waited_for_no_longer_than_they_may() -> None
     assert 0.2 <= found.seconds < 5
 
 
-def test_a_node_alone_has_no_clock_and_no_link_to_compare(folder: RunFolder) -> None:
+def test_a_single_node_has_no_clock_and_no_link_check(folder: RunFolder) -> None:
     (node,) = look_alone(compose(), folder).nodes
     checks = "devices, memory, run folder, temporary folder, packages, versions, data, cores"
     assert [one.check for one in node.findings] == [*checks.split(", "), "product"]
 
 
-def test_who_wants_no_preflight_has_no_limits() -> None:
+def test_no_preflight_has_no_limits() -> None:
     with pytest.raises(RecipeError, match=r"cluster\.preflight: none: there are no limits"):
         rules_of(compose("cluster.preflight=none"))

@@ -25,7 +25,7 @@ def test_the_parts_add_up_to_the_step(profiled: MakeProfile, words: tuple[str, .
     assert total_of(trace, places) == step.end - step.begin
 
 
-def test_every_operator_has_the_time_that_torch_gives_it(profiled: MakeProfile) -> None:
+def test_operator_times_equal_those_of_torch(profiled: MakeProfile) -> None:
     made = profiled(DENSE)
     found: Counter[str] = Counter()
     for event, begin, end in own_times(made.trace.main):
@@ -36,7 +36,7 @@ def test_every_operator_has_the_time_that_torch_gives_it(profiled: MakeProfile) 
         assert found[name] / 1e3 == pytest.approx(made.own_times[name], rel=ALIKE, abs=0.1)
 
 
-def test_a_backward_pass_belongs_where_its_forward_pass_does(profiled: MakeProfile) -> None:
+def test_a_backward_pass_has_the_part_of_its_forward_pass(profiled: MakeProfile) -> None:
     made = profiled(DENSE)
     times = times_of(made.trace, parts.places_of(made.trace))
     for part in (parts.ATTENTION, parts.PRODUCTS, parts.POINTWISE, parts.REST):
@@ -53,7 +53,7 @@ def test_experts_have_their_own_products_and_their_routing(profiled: MakeProfile
         assert found["parts"][part]["backward_seconds"] > 0
 
 
-def test_a_part_that_is_computed_again_says_so(profiled: MakeProfile) -> None:
+def test_recomputed_parts_have_their_own_times(profiled: MakeProfile) -> None:
     made = profiled(DENSE, recompute="full")
     places = parts.places_of(made.trace)
     times = times_of(made.trace, places)
@@ -65,7 +65,7 @@ def hooks(model: nn.Module) -> int:
     return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
 
 
-def test_a_model_is_left_as_it_was() -> None:
+def test_removed_ranges_leave_the_model_unchanged() -> None:
     decoder = build_node(compose_recipe(read_point(list(DENSE))).model, "model")
     before = hooks(decoder)
     ranges = parts.Ranges([decoder])

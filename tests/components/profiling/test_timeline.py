@@ -62,19 +62,19 @@ def times(entries: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
     return {key: ns / 1e3 for key, ns in found.items() if ns}
 
 
-def test_on_a_cpu_the_host_has_what_no_operator_has() -> None:
+def test_on_a_cpu_time_outside_operators_is_host_time() -> None:
     products = {(parts.PRODUCTS, "forward"): 10, (parts.PRODUCTS, "backward"): 20}
     assert times(STEP) == products | {(parts.HOST, ""): 70}
 
 
-def test_waiting_for_gloo_is_communication_and_computing_meanwhile_is_not() -> None:
+def test_only_waiting_for_gloo_is_communication() -> None:
     found = times([*STEP, *GLOO])
     assert found[parts.COMMUNICATION, ""] == 2 + (90 - 73) - 4
     assert found[parts.GRADIENTS, ""] == 4
     assert found[parts.HOST, ""] == 70 - 2 - 17
 
 
-def test_on_a_device_a_collective_has_what_no_other_kernel_covers() -> None:
+def test_a_collective_counts_time_not_covered_by_kernels() -> None:
     assert times([*STEP, *KERNELS]) == {
         (parts.PRODUCTS, "forward"): 30,
         (parts.PRODUCTS, "backward"): 15,
@@ -83,7 +83,7 @@ def test_on_a_device_a_collective_has_what_no_other_kernel_covers() -> None:
     }
 
 
-def test_reading_before_a_step_counts_to_it() -> None:
+def test_reading_a_batch_counts_for_the_next_step() -> None:
     read = range_around(parts.NEXT_BATCH, -20, -5)
     found = profile_of(trace_of([*STEP, read]))
     assert round(found["step_seconds"] * 1e6) == 115
@@ -91,7 +91,7 @@ def test_reading_before_a_step_counts_to_it() -> None:
 
 
 @given(INTERVALS, INTERVALS)
-def test_unions_and_common_parts_are_those_of_sets(ones, others) -> None:
+def test_unions_and_intersections_equal_those_of_sets(ones, others) -> None:
     def points(intervals) -> set[int]:
         return {point for begin, end in intervals for point in range(begin, end)}
 

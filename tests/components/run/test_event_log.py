@@ -31,7 +31,7 @@ def note(event_log: EventLog, step: int) -> None:
     event_log.write_event("skip", progress, "why", {"a": [1, 2]}, seconds=0.5)
 
 
-def test_an_event_says_when_where_why_and_for_how_long(tmp_path: Path) -> None:
+def test_an_event_has_step_time_cause_and_duration(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     note(EventLog(file=file, writes=False, retry_seconds=0.0), 7)
     assert read_lines(file) == []
@@ -43,7 +43,7 @@ def test_an_event_says_when_where_why_and_for_how_long(tmp_path: Path) -> None:
     assert event == {"kind": "skip", "cause": "why", **figures}
 
 
-def test_an_event_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+def test_an_event_that_cannot_be_written_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"be written: Is a directory\n  repair the fi"):
         note(EventLog(file=tmp_path, writes=True, retry_seconds=0.0), 7)
     event_log = EventLog(file=tmp_path / "events.jsonl", writes=True, retry_seconds=0.0)
@@ -51,7 +51,7 @@ def test_an_event_that_cannot_be_written_says_so(tmp_path: Path) -> None:
         note(event_log, 1)
 
 
-def test_after_a_line_cut_anywhere_the_next_is_whole(tmp_path: Path) -> None:
+def test_the_line_after_a_truncated_line_is_complete(tmp_path: Path) -> None:
     first, following = ({"kind": "energy", "time": at, **ENERGY} for at in (1.0, 2.0))
     whole = json.dumps({"kind": "é"}, ensure_ascii=False).encode()
     for cut in range(1, len(whole)):
@@ -61,7 +61,7 @@ def test_after_a_line_cut_anywhere_the_next_is_whole(tmp_path: Path) -> None:
         assert read_lines(file) == [first, following]
 
 
-def test_an_event_is_whole_once_there_is_room(tmp_path, caplog):
+def test_an_event_is_completed_when_the_disk_has_room(tmp_path, caplog):
     """What fits of the line is written at first, as a disk takes it that fills up within."""
     file = tmp_path / "events.jsonl"
     event_log = EventLog(file=file, writes=True, retry_seconds=60.0)
@@ -79,7 +79,7 @@ def test_an_event_is_whole_once_there_is_room(tmp_path, caplog):
     assert [event["step"] for event in read_lines(file)] == [1, 2]
 
 
-def test_the_time_of_a_run_never_goes_back(tmp_path, monkeypatch):
+def test_the_time_of_a_run_never_decreases(tmp_path, monkeypatch):
     """The second process runs where the clock is an hour behind; then that clock is set."""
     event_log = EventLog(file=tmp_path / "events.jsonl", writes=True, retry_seconds=0.0)
     real = time.time
@@ -100,7 +100,7 @@ def test_the_time_of_a_run_never_goes_back(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"kind": "skip"}', "\x00"])
-def test_a_damaged_line_keeps_no_event_from_being_written(tmp_path: Path, line: str) -> None:
+def test_an_event_is_written_after_a_damaged_line(tmp_path: Path, line: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
     note(EventLog(file=tmp_path / "events.jsonl", writes=True, retry_seconds=0.0), 7)
     assert read_lines(tmp_path / "events.jsonl")[0]["time"] == pytest.approx(time.time(), 60)

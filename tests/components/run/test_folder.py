@@ -18,7 +18,7 @@ def recipe() -> Recipe:
     return compose_recipe(read_point(["recipe=teuken7b"]))
 
 
-def test_a_folder_without_its_recipe_is_begun_again(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_folder_without_its_recipe_is_created_again(recipe: Recipe, tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
     for name in ("derived.json", ".derived.json.12", ".recipe.json.0bbf-0.partial"):
@@ -27,7 +27,7 @@ def test_a_folder_without_its_recipe_is_begun_again(recipe: Recipe, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "checkpoints/tokens-1", "recipe.json.bak"])
-def test_a_folder_of_anything_else_is_left_alone(recipe, name: str, tmp_path) -> None:
+def test_a_folder_with_other_files_is_refused(recipe, name: str, tmp_path) -> None:
     file = tmp_path / "run" / name
     file.parent.mkdir(parents=True)
     file.touch()
@@ -53,7 +53,7 @@ def test_an_interrupted_folder_is_created_again(recipe, tmp_path, monkeypatch, n
     assert read_recipe(create_run_folder(recipe, tmp_path / "run").recipe) == recipe
 
 
-def test_a_working_folder_that_is_no_utf8_text_is_refused(recipe, tmp_path, monkeypatch):
+def test_a_working_folder_with_an_invalid_utf8_name_is_refused(recipe, tmp_path, monkeypatch):
     folder = tmp_path / "b\udcff"
     folder.mkdir()
     monkeypatch.chdir(folder)

@@ -54,7 +54,7 @@ def test_reads_measurements_and_events(tmp_path):
     assert (history.repeated_steps, history.half_written_lines) == (0, 0)
 
 
-def test_energy_of_steps_thrown_away_was_used_and_takes_no_time(tmp_path):
+def test_discarded_steps_count_energy_and_no_time(tmp_path):
     used = [
         energy_line(step, devices=(10.0 * turn, turn, 2 * turn), hosts=(None, 0, turn))
         for turn, step in enumerate((1, 2, 2), start=1)
@@ -70,7 +70,7 @@ def test_energy_of_steps_thrown_away_was_used_and_takes_no_time(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["resume", "roll_back"])
-def test_of_a_step_computed_twice_the_last_counts(tmp_path, kind):
+def test_the_last_result_of_a_repeated_step_counts(tmp_path, kind):
     lost = _step(2, 4.0), _step(3, 3.9), _held_out(3, 4.1)
     history = _read(tmp_path, _step(1, 5.0), *lost, mark_line(kind, 1), _step(2, 3.5))
     assert [(s.step, s.loss) for s in history.steps] == [(1, 5.0), (2, 3.5)]
@@ -87,7 +87,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path):
     assert history.repeated_steps == 2
 
 
-def test_a_half_written_last_line_is_left_out_and_counted(tmp_path):
+def test_a_truncated_last_line_is_counted_and_ignored(tmp_path):
     whole = json.dumps(_step(2, 4.0))
     for cut in (1, 10, len(whole) - 3):
         history = _read(tmp_path, _step(1, 5.0), tail=whole[:cut])
@@ -97,7 +97,7 @@ def test_a_half_written_last_line_is_left_out_and_counted(tmp_path):
     assert read_history(tmp_path).half_written_lines == 1
 
 
-def test_each_start_explains_a_half_written_line(tmp_path):
+def test_each_start_allows_one_truncated_line(tmp_path):
     tail = '{"kind": "step", "st\n' + json.dumps(_step(2, 4.0) | {"time": 9.0}) + '\n{"ki'
     lines = (mark_line("start", 0), _step(1, 5.0), mark_line("resume", 1))
     history = _read(tmp_path, *lines, tail=tail)
@@ -122,7 +122,7 @@ TWO_JOBS = [
 WITHOUT_PREFLIGHT = [line for line in TWO_JOBS if line["kind"] != "preflight"]
 
 
-def test_devices_are_held_from_the_preflight_of_a_job_and_not_in_the_queue(tmp_path):
+def test_held_time_starts_with_the_preflight_of_a_job(tmp_path):
     account = _read(tmp_path, *TWO_JOBS).goodput
     assert account.held_seconds == 2 * (6 + 5 + 2 + 3)
     assert account.lost_seconds["between processes"] == 86_400 - 116
@@ -133,7 +133,7 @@ def test_devices_are_held_from_the_preflight_of_a_job_and_not_in_the_queue(tmp_p
     assert account.held_seconds == 2 * (2 + 3)
 
 
-def test_ranks_that_start_again_in_their_job_held_its_devices_all_along():
+def test_restarted_ranks_hold_devices_between_starts():
     lines = [
         line | ({"evidence": {"restart": 1}} if line["kind"] == "restart" else {})
         for line in WITHOUT_PREFLIGHT
@@ -141,7 +141,7 @@ def test_ranks_that_start_again_in_their_job_held_its_devices_all_along():
     assert held_until(86_416.0, lines) == 86_416 - 111
 
 
-def test_seconds_of_all_processes_run_until_now_and_records_come_in_any_order():
+def test_held_seconds_do_not_depend_on_the_order_of_records():
     energy = {"kind": "energy", "time": 86_416.5, "step": 2, "tokens": 2}
     assert held_until(86_420.0, [energy, *reversed(TWO_JOBS)]) == 2 * (6 + 5 + 2 + 3) + 4
 
@@ -206,7 +206,7 @@ def read_run(run: Path) -> tuple[list[Line], int]:
     return list(run_lines(run, broken)), len(broken)
 
 
-def test_half_lines_are_left_out_wherever_they_stand(tmp_path):
+def test_truncated_lines_are_ignored_at_any_place(tmp_path):
     file = write(tmp_path / "metrics.jsonl", step(1), HALF, step(2), "", '"a text"', step(3))
     assert [line["step"] for line in read_lines(file)] == [1, 2, 3]
     write(tmp_path / "metrics.jsonl", step(1), HALF, step(3))
@@ -217,7 +217,7 @@ def test_half_lines_are_left_out_wherever_they_stand(tmp_path):
     assert found[-1][0] == f"{tmp_path / 'metrics.jsonl'}:3"
 
 
-def test_null_for_a_measured_number_is_read_as_one_that_is_not_finite(tmp_path):
+def test_null_for_a_measured_number_is_read_as_nan(tmp_path):
     held_out = {"loss": None, "weighted_loss": None, "by_source": {"de": None, "en": 2.0}}
     lines = [step(1, loss=None), {**step(2), "kind": "held_out", **held_out}]
     energy = {"joules": None, "counted_seconds": 0.0, "passed_seconds": 0.0}
@@ -246,7 +246,7 @@ def test_null_for_a_measured_number_is_read_as_one_that_is_not_finite(tmp_path):
         (_held_out(1, 5.0) | {"time": 1.0, "by_source": None}, "by_source: input should be a"),
     ],
 )
-def test_a_line_that_is_no_record_is_refused(tmp_path, line, problem):
+def test_an_invalid_record_is_refused(tmp_path, line, problem):
     file = write(tmp_path / "metrics.jsonl", step(1), line)
     with pytest.raises(RecipeError) as caught:
         read_lines(file)
@@ -254,7 +254,7 @@ def test_a_line_that_is_no_record_is_refused(tmp_path, line, problem):
     assert caught.value.problem.startswith(problem)
 
 
-def test_a_pipe_and_an_endless_line_are_refused(tmp_path, monkeypatch):
+def test_a_pipe_and_a_very_long_line_are_refused(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "metrics.jsonl")
     with pytest.raises(RecipeError, match="cannot be read: is not a regular file"):
         read_run(tmp_path)
@@ -266,7 +266,7 @@ def test_a_pipe_and_an_endless_line_are_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 1 << 20])
-def test_lines_from_the_end_are_those_of_the_file(tmp_path, monkeypatch, size):
+def test_reading_from_the_end_gives_all_lines(tmp_path, monkeypatch, size):
     monkeypatch.setattr(history, "BLOCK_BYTES", size)
     file = write(tmp_path / "metrics.jsonl", step(1), HALF, "", step(2), event("skip", 2.5))
     with file.open("a") as stream:
@@ -277,7 +277,7 @@ def test_lines_from_the_end_are_those_of_the_file(tmp_path, monkeypatch, size):
     assert list(lines_from_end(tmp_path / "none.jsonl")) == []
 
 
-def test_skipped_lines_still_tell_once_a_block_where_they_are(tmp_path, monkeypatch):
+def test_one_skipped_line_a_block_is_returned(tmp_path, monkeypatch):
     monkeypatch.setattr(history, "BLOCK_BYTES", 10_000)
     lines = [event("start", 0.0), *(step(number) for number in range(1, 1_000))]
     file = write(tmp_path / "metrics.jsonl", *lines)
@@ -287,7 +287,7 @@ def test_skipped_lines_still_tell_once_a_block_where_they_are(tmp_path, monkeypa
     assert found[-1] == 0
 
 
-def test_a_file_is_not_read_further_back_than_is_asked_for(tmp_path):
+def test_a_file_is_read_from_its_end_only_as_far_as_needed(tmp_path):
     """The file is mostly a hole of 3 GiB, which is longer than any line may be."""
     file = write(tmp_path / "metrics.jsonl", step(1))
     with file.open("r+b") as stream:
@@ -299,14 +299,14 @@ def test_a_file_is_not_read_further_back_than_is_asked_for(tmp_path):
         list(lines_from_end(file))
 
 
-def test_a_line_near_the_end_that_is_no_record_is_refused(tmp_path):
+def test_an_invalid_record_near_the_end_is_refused(tmp_path):
     file = write(tmp_path / "metrics.jsonl", step(1), step(2, loss="low"))
     with pytest.raises(RecipeError, match="near its end: loss: input should be a valid number"):
         list(lines_from_end(file))
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_events_alone_give_the_seconds_of_all_lines(tmp_path, seed):
+def test_events_give_the_held_seconds_of_all_records(tmp_path, seed):
     """A start tells when the last measurement before it was made."""
     random = Random(seed)
     time, metrics, event_log = 0.0, list[dict[str, Any]](), list[dict[str, Any]]()

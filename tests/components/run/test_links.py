@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Path:
         ("hop", "second"),
     ],
 )
-def test_a_link_that_leads_out_is_refused(run: Path, link: str, target: str) -> None:
+def test_a_link_to_the_outside_is_refused(run: Path, link: str, target: str) -> None:
     (run / "second").symlink_to("../outside")
     if link != "hop":
         (run / "second").unlink()
@@ -48,14 +48,14 @@ def test_a_link_that_leads_out_is_refused(run: Path, link: str, target: str) -> 
 @pytest.mark.parametrize(
     "name", ["metrics.jsonl", "results.json", ".results.json.7", "stop", "checkpoints/stop"]
 )
-def test_a_pipe_of_a_name_that_a_run_has_is_refused(run: Path, name: str) -> None:
+def test_a_pipe_in_place_of_a_file_is_refused(run: Path, name: str) -> None:
     os.mkfifo(run / name)
     with pytest.raises(RecipeError, match=f"{name} is neither a file nor a folder"):
         check_links(run, "run")
 
 
 @pytest.mark.parametrize("name", sorted(FOLDERS - UNREAD))
-def test_every_folder_that_is_read_is_guarded_to_its_depth(run: Path, name: str) -> None:
+def test_every_folder_is_checked_to_its_depth(run: Path, name: str) -> None:
     (run / name / "deep" / "deeper").mkdir(parents=True)
     os.mkfifo(run / name / "deep" / "deeper" / "pipe")
     with pytest.raises(RecipeError, match="deeper/pipe is neither a file nor a folder"):
@@ -67,7 +67,7 @@ def test_every_folder_that_is_read_is_guarded_to_its_depth(run: Path, name: str)
 
 
 @pytest.mark.parametrize("name", sorted(FOLDERS))
-def test_no_folder_of_a_run_is_a_link_that_leads_out(run: Path, name: str) -> None:
+def test_a_folder_that_links_to_the_outside_is_refused(run: Path, name: str) -> None:
     if (run / name).exists():
         (run / name).rename(run / "before")
     (run / name).symlink_to("../outside")
@@ -75,9 +75,7 @@ def test_no_folder_of_a_run_is_a_link_that_leads_out(run: Path, name: str) -> No
         check_links(run, "run")
 
 
-def test_the_folders_that_a_run_is_described_to_have_are_all_looked_at(
-    run: Path, tmp_path: Path
-) -> None:
+def test_all_documented_folders_and_hard_links_are_checked(run: Path, tmp_path: Path) -> None:
     described = re.findall(r"^(\w+)/ ", folder.__doc__ or "", re.MULTILINE)
     assert set(described) <= FOLDERS
     assert len(described) > 8
@@ -89,7 +87,7 @@ def test_the_folders_that_a_run_is_described_to_have_are_all_looked_at(
 
 
 @pytest.mark.parametrize("name", ["wandb", "children/branch/wandb", ".cache", "tmp"])
-def test_what_other_programs_leave_locks_nobody_out(run: Path, name: str) -> None:
+def test_links_of_other_programs_are_accepted(run: Path, name: str) -> None:
     place = run / name / "deep"
     place.mkdir(parents=True)
     (place / "debug-core.log").symlink_to("/nowhere/else")
@@ -105,7 +103,7 @@ def test_what_other_programs_leave_locks_nobody_out(run: Path, name: str) -> Non
     check_links(run, "run")
 
 
-def test_links_that_stay_inside_and_one_that_leads_to_the_run_are_fine(run: Path) -> None:
+def test_links_within_the_run_and_to_the_run_are_accepted(run: Path) -> None:
     (run / "checkpoints" / "latest").symlink_to("tokens-1")
     (run / "absolute").symlink_to(run / "checkpoints")
     (run / "round").symlink_to("round")

@@ -25,7 +25,7 @@ def recipe(tmp_path: Path) -> Path:
     return tmp_path / "run" / "recipe.json"
 
 
-def test_what_this_user_signed_is_own_until_a_byte_of_it_changes(recipe: Path) -> None:
+def test_a_signed_file_is_own_until_a_byte_changes(recipe: Path) -> None:
     assert not is_own(recipe)
     sign_file(recipe)
     assert is_own(recipe)
@@ -39,7 +39,7 @@ def test_what_this_user_signed_is_own_until_a_byte_of_it_changes(recipe: Path) -
     assert not is_own(recipe)
 
 
-def test_a_copy_is_own_and_another_user_s_is_not(recipe, tmp_path, monkeypatch):
+def test_a_copy_is_own_and_a_file_of_another_user_is_not(recipe, tmp_path, monkeypatch):
     sign_file(recipe)
     moved = recipe.parent.rename(tmp_path / "elsewhere")
     assert is_own(moved / "recipe.json")
@@ -70,14 +70,14 @@ def sign_as_if_alone(recipe: Path) -> None:
     assert is_own(own / "recipe.json")
 
 
-def test_a_relative_state_folder_is_none(recipe, tmp_path, monkeypatch):
+def test_a_relative_state_folder_is_ignored(recipe, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "state-here")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     sign_file(recipe)
     assert (tmp_path / "home" / ".local" / "state" / "kochbuch" / "key").is_file()
 
 
-def test_without_a_place_for_a_key_there_is_no_seal(recipe: Path, home: Path) -> None:
+def test_without_a_folder_for_the_key_there_is_no_seal(recipe: Path, home: Path) -> None:
     home.write_text("no folder")
     sign_file(recipe)
     assert not is_own(recipe)

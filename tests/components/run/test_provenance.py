@@ -20,12 +20,12 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return notes
 
 
-def test_a_change_that_is_no_utf8_is_part_of_the_difference(notes: Path) -> None:
+def test_an_invalid_utf8_change_is_part_of_the_difference(notes: Path) -> None:
     notes.write_bytes("weiß\n".encode("latin-1"))
     assert "+wei\\xdf\n" in provenance.source_diff()
 
 
-def test_only_new_files_of_the_code_make_a_clone_another(notes: Path) -> None:
+def test_only_new_code_files_change_a_clone(notes: Path) -> None:
     for name in ("x.lock.yaml", "text/mine.txt", "components_of_mine/a.py"):
         (notes.parent / name).parent.mkdir(exist_ok=True)
         (notes.parent / name).touch()

@@ -51,7 +51,7 @@ def write(folder: Path, tree: object) -> Path:
         ),
     ],
 )
-def test_what_is_missing_or_of_another_type_is_named(tmp_path, kind, tree, problem):
+def test_missing_and_invalid_values_are_named(tmp_path, kind, tree, problem):
     file = write(tmp_path, tree)
     with pytest.raises(RecipeError) as caught:
         read_record(file, kind, remedy="copy it again")
@@ -59,7 +59,7 @@ def test_what_is_missing_or_of_another_type_is_named(tmp_path, kind, tree, probl
     assert caught.value.problem.startswith(problem)
 
 
-def test_a_long_value_and_a_long_list_of_mistakes_are_cut(tmp_path: Path) -> None:
+def test_long_values_and_long_lists_of_errors_are_shortened(tmp_path: Path) -> None:
     file = write(tmp_path, {"command": list(range(20)), "commit": "x"})
     with pytest.raises(RecipeError, match=r"command\.7: .*, got 7; and 12 more"):
         read_record(file, EnvironmentRecord)

@@ -30,7 +30,7 @@ def sealed_anew(file: Path, change: Change) -> Path:
     return file
 
 
-def test_a_card_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_written_card_is_read_unchanged(tmp_path: Path) -> None:
     card = read_card(write_card(tmp_path / "card.json"), "file")
     assert card.is_of_accelerator
     assert card.run.sizes.num_layers == 16
@@ -102,14 +102,14 @@ def test_a_value_out_of_its_range_is_refused(tmp_path: Path, change: Change, tol
         (b" " * (MOST_BYTES + 1), "is larger than 1 MiB"),
     ],
 )
-def test_a_file_that_is_no_card_is_refused(tmp_path: Path, content: bytes, told: str) -> None:
+def test_another_file_than_a_card_is_refused(tmp_path: Path, content: bytes, told: str) -> None:
     file = tmp_path / "card.json"
     file.write_bytes(content)
     assert told in refusal(file)
     assert "cannot be read as a card" in refusal(tmp_path / "missing.json")
 
 
-def test_a_card_that_no_reader_accepts_is_not_written():
+def test_an_invalid_card_is_not_written():
     tree = card_tree()
     tree["figures"][0]["value"] = float("inf")
     with pytest.raises(RecipeError, match=r"figures\.0\.value"):

@@ -31,7 +31,7 @@ FURTHER = st.none() | st.floats(min_value=0)
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.floats(), FURTHER, st.booleans())))
-def test_it_holds_what_a_mapping_by_step_would(drawn: Any) -> None:
+def test_the_table_equals_a_mapping_by_step(drawn: Any) -> None:
     table, expected = StepTable(), dict[int, StepMetrics]()
     for step, loss, further, goes_back in drawn:
         if goes_back:
@@ -48,7 +48,7 @@ def test_it_holds_what_a_mapping_by_step_would(drawn: Any) -> None:
         assert [*table.copy_column("tokens")] == [one.tokens for one in ordered]
 
 
-def test_tokens_of_a_tree_are_moved_without_a_copy_of_the_steps() -> None:
+def test_shifting_tokens_copies_no_steps() -> None:
     table = StepTable()
     table.insert_step(record(1, math.nan))
     moved = StepTable(table.values, 1_000)
@@ -56,7 +56,7 @@ def test_tokens_of_a_tree_are_moved_without_a_copy_of_the_steps() -> None:
     assert [one.tokens for one in moved] == [*moved.copy_column("tokens")] == [1_512]
 
 
-def test_a_loaded_run_holds_no_record_of_a_step_and_a_sync_one_row(tmp_path: Path) -> None:
+def test_a_loaded_run_has_no_step_objects(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [*START, *map(step_line, range(1, 21))])
     loaded, export = load_run(run), read_run_export(run)
     assert len(loaded.history.steps) == 20
@@ -71,7 +71,7 @@ def count_objects(kind: type) -> int:
 
 
 @pytest.mark.long
-def test_a_report_and_a_sync_hold_few_bytes_a_step(tmp_path: Path) -> None:
+def test_a_report_and_a_sync_use_few_bytes_a_step(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", START)
     peaks = [_peak_bytes(run)]
     with (run / "metrics.jsonl").open("a") as stream:

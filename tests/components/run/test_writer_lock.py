@@ -113,7 +113,7 @@ def test_a_child_holds_the_lock_after_its_parent_was_killed(tmp_path: Path) -> N
         take(tmp_path)
 
 
-def test_who_shares_the_lock_holds_it_after_the_first_was_killed(tmp_path: Path) -> None:
+def test_a_sharing_process_holds_the_lock_after_the_first_was_killed(tmp_path: Path) -> None:
     with (
         process(HOLDS, str(tmp_path), "0") as (launcher, child),
         process(SHARER, str(tmp_path)) as (rank, _),
@@ -125,7 +125,7 @@ def test_who_shares_the_lock_holds_it_after_the_first_was_killed(tmp_path: Path)
             take(tmp_path)
 
 
-def test_a_lock_that_is_being_taken_cannot_be_shared(tmp_path: Path) -> None:
+def test_a_lock_that_another_process_takes_cannot_be_shared(tmp_path: Path) -> None:
     (tmp_path / LOCK).touch()
     with (tmp_path / LOCK).open() as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -157,7 +157,7 @@ def test_without_locks_a_living_process_is_refused_and_a_dead_one_not(tmp_path, 
     assert said == [warning] * 2
 
 
-def test_without_locks_a_process_of_the_same_number_holds_nothing(tmp_path, lockless):
+def test_without_locks_a_reused_process_id_holds_nothing(tmp_path, lockless):
     with taken(tmp_path) as lock:
         write_holder(lock, os.getppid())
         name = json.loads((tmp_path / LOCK).read_text().splitlines()[-1])
@@ -198,7 +198,7 @@ def test_without_locks_the_warning_names_a_job_of_another_host(tmp_path, left_el
 @pytest.mark.parametrize(
     "left_elsewhere", [(OTHER_HOST, False), (OTHER_CONTAINER, False)], indirect=True
 )
-def test_without_locks_a_process_out_of_sight_is_refused(tmp_path, left_elsewhere):
+def test_without_locks_an_unknown_process_is_refused(tmp_path, left_elsewhere):
     way = f"if that process has ended, remove {tmp_path / LOCK}"
     with pytest.raises(RecipeError, match=way):
         take(tmp_path)
@@ -235,7 +235,7 @@ def hide_proc(read: Callable[..., str]) -> Callable[..., str]:
     return hidden
 
 
-def test_with_locks_what_a_dead_host_left_keeps_nobody_out(tmp_path: Path) -> None:
+def test_with_locks_the_entry_of_a_dead_host_is_ignored(tmp_path: Path) -> None:
     holder = {"host": "jwb0123", "process": 1, "started": 1, "since": "2026"}
     with taken(tmp_path) as lock:
         holder["file"] = os.fstat(lock).st_ino
@@ -244,7 +244,7 @@ def test_with_locks_what_a_dead_host_left_keeps_nobody_out(tmp_path: Path) -> No
         assert "jwb0123" not in (tmp_path / LOCK).read_text()
 
 
-def test_without_locks_the_first_of_two_that_is_named_goes_on(tmp_path, lockless):
+def test_without_locks_the_first_named_of_two_continues(tmp_path, lockless):
     """The other is named after this one has looked, and before this one is named."""
     with taken(tmp_path) as lock:
         write_holder(lock, os.getppid())
@@ -280,7 +280,7 @@ def test_without_locks_the_first_of_two_that_is_named_goes_on(tmp_path, lockless
         '{"host": "a", "process": true, "started": 1, "since": "2026", "file": 1}',
     ],
 )
-def test_what_the_file_says_is_data(tmp_path: Path, line: str) -> None:
+def test_the_contents_of_a_lock_file_are_data(tmp_path: Path, line: str) -> None:
     """It may come from anywhere: only a name that a process would write is ever said."""
     (tmp_path / LOCK).write_text(line, "latin-1")
     with (tmp_path / LOCK).open() as other:
@@ -290,7 +290,7 @@ def test_what_the_file_says_is_data(tmp_path: Path, line: str) -> None:
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda it: it.symlink_to("../own")])
-def test_what_is_no_plain_file_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_another_file_type_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     own = tmp_path / "own"
     own.write_text("mine")
     folder = tmp_path / "run"
@@ -311,7 +311,7 @@ def test_a_full_disk_leaves_the_lock_without_a_name(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_who_may_only_read_the_lock_is_told_who_holds_it(tmp_path, monkeypatch, number):
+def test_a_read_only_lock_names_its_holder(tmp_path, monkeypatch, number):
     """The tests may run as root, who can write everywhere."""
     open_any = os.open
 
@@ -342,7 +342,7 @@ def test_a_lock_has_the_mode_of_any_new_file(tmp_path: Path, mask: int) -> None:
         os.umask(before)
 
 
-def test_what_is_trained_here_is_not_handed_to_a_scheduler(tmp_path: Path) -> None:
+def test_a_run_that_trains_is_not_submitted(tmp_path: Path) -> None:
     check_not_trained(tmp_path, "run")
     assert not list(tmp_path.iterdir())
     with (
@@ -353,7 +353,7 @@ def test_what_is_trained_here_is_not_handed_to_a_scheduler(tmp_path: Path) -> No
     check_not_trained(tmp_path, "run")
 
 
-def test_ranks_of_the_command_that_holds_the_run_are_let_in(tmp_path: Path) -> None:
+def test_ranks_of_the_command_share_its_lock(tmp_path: Path) -> None:
     with (
         train_alone(tmp_path, "run"),
         rank_holds(tmp_path, {SHARES: "1", "RANK": "0"}),
@@ -373,7 +373,7 @@ def test_the_first_rank_of_a_job_holds_the_run(tmp_path, monkeypatch):
         pass
 
 
-def test_a_folder_that_cannot_be_written_is_said(tmp_path, monkeypatch):
+def test_an_unwritable_folder_is_named(tmp_path, monkeypatch):
     def read_only(*words: object) -> None:
         raise OSError(30, "Read-only file system", str(tmp_path / "writer.lock"))
 

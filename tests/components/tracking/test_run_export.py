@@ -17,7 +17,7 @@ def told_points(told: RunExport) -> runs.Points:
     return {(key, row.step, value) for row in rows for key, value in row.values.items()}
 
 
-def test_every_figure_of_every_line_is_told(tmp_path: Path) -> None:
+def test_every_value_of_every_line_is_exported(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*START, *STEPS], status="finished")
     run_export = read_run_export(folder)
     assert told_points(run_export) == points_of([*START, *STEPS])
@@ -25,7 +25,7 @@ def test_every_figure_of_every_line_is_told(tmp_path: Path) -> None:
     assert (run_export.name, run_export.status, run_export.began) == ("run", "finished", 0.0)
 
 
-def test_trackers_get_nan_where_a_line_has_null(tmp_path: Path) -> None:
+def test_null_is_exported_as_nan(tmp_path: Path) -> None:
     held_out = runs.held_out_line(2) | {"loss": None, "by_source": {"eu": None}}
     lines = [*START, step_line(1) | {"loss": None}, held_out]
     run_export = read_run_export(write_run(tmp_path / "run", lines))
@@ -36,7 +36,7 @@ def test_trackers_get_nan_where_a_line_has_null(tmp_path: Path) -> None:
     assert (run_export.began, run_export.ended) == (0.0, 3.0)
 
 
-def test_of_steps_taken_twice_the_last_are_told_in_their_order(tmp_path: Path) -> None:
+def test_the_last_results_of_repeated_steps_are_exported(tmp_path: Path) -> None:
     run_export = read_run_export(write_run(tmp_path / "run", [*START, *STEPS, *AGAIN]))
     kept = [*START, *STEPS[:3], *AGAIN]
     assert told_points(run_export) == points_of(kept)
@@ -44,7 +44,7 @@ def test_of_steps_taken_twice_the_last_are_told_in_their_order(tmp_path: Path) -
     assert run_export.status == "unfinished"
 
 
-def test_the_id_outlives_a_resume_in_another_layout_and_a_copy(tmp_path: Path) -> None:
+def test_the_id_is_kept_by_a_resume_in_another_layout_and_a_copy(tmp_path: Path) -> None:
     before = read_run_export(write_run(tmp_path / "run", [*START, *STEPS]))
     lines = [*START, *STEPS, mark_line("resume", 5)]
     moved = write_run(tmp_path / "copy", lines, "checkpoint.keep=9", "tracking=wandb")
@@ -53,7 +53,7 @@ def test_the_id_outlives_a_resume_in_another_layout_and_a_copy(tmp_path: Path) -
     assert after.facts["fingerprint"] == before.facts["fingerprint"]
 
 
-def test_another_seed_or_another_beginning_is_another_run(tmp_path: Path) -> None:
+def test_another_seed_or_start_has_another_id(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", [*START, *STEPS])
     seed = write_run(tmp_path / "seed", [*START, *STEPS], "budget.seed=7")
     later = [{**line, "time": float(10 + place)} for place, line in enumerate(START)]
@@ -61,7 +61,7 @@ def test_another_seed_or_another_beginning_is_another_run(tmp_path: Path) -> Non
     assert len({read_run_export(folder).id for folder in (one, seed, began)}) == 3
 
 
-def test_a_run_that_has_measured_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_run_without_metrics_is_refused(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", START[:1])
     with pytest.raises(RecipeError, match=r"run: .*has no measurements yet\n.*resume="):
         read_run_export(folder)

@@ -66,7 +66,7 @@ def once(listed: list[tuple[str, int, float]]) -> runs.Points:
     return set(listed)
 
 
-def test_a_run_that_goes_on_gets_what_is_new(tmp_path: Path, store: str, monkeypatch) -> None:
+def test_a_resumed_run_sends_only_new_values(tmp_path: Path, store: str, monkeypatch) -> None:
     monkeypatch.setattr(to_mlflow, "MOST_METRICS", 25)  # several requests
     begun = [*START, *STEPS[:2]]
     first = send(write_run(tmp_path / "run", begun), store)
@@ -80,7 +80,7 @@ def test_a_run_that_goes_on_gets_what_is_new(tmp_path: Path, store: str, monkeyp
     assert (last.info.status, last.info.end_time) == ("FINISHED", 6_000)
 
 
-def test_a_request_that_breaks_off_is_made_up_for(tmp_path, store: str, monkeypatch) -> None:
+def test_a_failed_request_is_sent_again(tmp_path, store: str, monkeypatch) -> None:
     from mlflow import MlflowClient
 
     folder = write_run(tmp_path / "run", [*START, *STEPS])
@@ -98,7 +98,7 @@ def test_a_request_that_breaks_off_is_made_up_for(tmp_path, store: str, monkeypa
     assert once(points(send(folder, store), store)) == points_of([*START, *STEPS])
 
 
-def test_steps_taken_again_stay_beside_those_sent_before(tmp_path: Path, store: str) -> None:
+def test_repeated_steps_are_sent_with_earlier_values_kept(tmp_path: Path, store: str) -> None:
     send(write_run(tmp_path / "run", [*START, *STEPS]), store)
     both = [*START, *STEPS, *AGAIN]
     found = points(send(write_run(tmp_path / "run", both), store), store)
@@ -107,7 +107,7 @@ def test_steps_taken_again_stay_beside_those_sent_before(tmp_path: Path, store: 
     assert losses == [STEPS[3]["loss"], AGAIN[1]["loss"]]
 
 
-def test_the_recipe_is_there_and_what_a_move_changed(tmp_path: Path, store: str) -> None:
+def test_the_recipe_and_changes_of_a_move_are_sent(tmp_path: Path, store: str) -> None:
     folder = write_run(tmp_path / "run", [*START, *STEPS])
     run_export = read_run_export(folder)
     found = send(folder, store)
@@ -122,11 +122,11 @@ def test_the_recipe_is_there_and_what_a_move_changed(tmp_path: Path, store: str)
     assert changed == {"kochbuch.changed.checkpoint.keep": "9"}
 
 
-def test_names_that_mlflow_refuses_are_spelled_otherwise() -> None:
+def test_names_that_mlflow_refuses_are_replaced() -> None:
     assert to_mlflow._name("held_out_by_source/c++ (eu)") == "held_out_by_source/c__ _eu_"
 
 
-def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_named(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*START, *STEPS])
     with pytest.raises(RecipeError, match=r"to: http://127\.0\.0\.1:9: .*\n.*MLFLOW_TRACKING"):
         send(folder, "http://127.0.0.1:9")

@@ -53,7 +53,7 @@ def received_points(server: Received, run: str) -> runs.Points:
     }
 
 
-def test_wandb_sync_uploads_all_and_then_replaces_it(tmp_path: Path, monkeypatch) -> None:
+def test_a_second_wandb_sync_replaces_the_first(tmp_path: Path, monkeypatch) -> None:
     folder = tmp_path / "run"
     with wandb_server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
@@ -85,7 +85,7 @@ def _check_said(upsert: dict[str, Any], told: RunExport) -> None:
     }
 
 
-def test_links_to_wandb_s_own_cache_lock_nobody_out_of_the_run(tmp_path: Path) -> None:
+def test_links_to_the_wandb_cache_are_accepted_in_a_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     _, written = write(folder, [*START, *STEPS])
     links = [file for file in written.rglob("*") if file.is_symlink()]
@@ -93,7 +93,7 @@ def test_links_to_wandb_s_own_cache_lock_nobody_out_of_the_run(tmp_path: Path) -
     assert existing_run_folder(folder, "resume").path == folder
 
 
-def test_in_wandb_dir_other_runs_are_left_alone(tmp_path: Path, monkeypatch) -> None:
+def test_other_runs_in_wandb_dir_are_unchanged(tmp_path: Path, monkeypatch) -> None:
     own = tmp_path / "mine"
     other = own / "wandb" / "offline-run-20260101_000000-other"
     other.mkdir(parents=True)
@@ -137,7 +137,7 @@ def test_a_mode_without_upload_is_obeyed(tmp_path: Path, monkeypatch, mode: str)
         ("nonsense", "RecipeError: tracking.wandb: .*\n.*set WANDB_MODE to online, offline or"),
     ],
 )
-def test_the_mode_is_that_of_the_environment(monkeypatch, mode: str | None, said: str) -> None:
+def test_the_environment_sets_the_mode(monkeypatch, mode: str | None, said: str) -> None:
     monkeypatch.delenv("WANDB_MODE", raising=False)
     if mode is not None:
         monkeypatch.setenv("WANDB_MODE", mode)
@@ -148,7 +148,7 @@ def test_the_mode_is_that_of_the_environment(monkeypatch, mode: str | None, said
 
 
 @pytest.mark.skipif(not HAS_NAMESPACES, reason="no network namespace can be made here")
-def test_the_folder_is_written_where_there_is_no_network_at_all(tmp_path: Path) -> None:
+def test_an_offline_run_is_written_without_a_network(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*START, *STEPS])
     program = (
         "from pathlib import Path; from components.config.schema.monitoring import Wandb\n"
@@ -161,7 +161,7 @@ def test_the_folder_is_written_where_there_is_no_network_at_all(tmp_path: Path) 
     assert len(list((folder / "wandb").glob("offline-run-*/run-*.wandb"))) == 1
 
 
-def test_who_is_not_logged_in_is_told_so(tmp_path: Path, monkeypatch, capfd) -> None:
+def test_a_missing_login_is_reported(tmp_path: Path, monkeypatch, capfd) -> None:
     monkeypatch.delenv("WANDB_API_KEY")
     _, written = write(tmp_path / "run", [*START, *STEPS])
     with pytest.raises(RecipeError, match=r"tracking\.wandb: W&B did not .*\n.*wandb login"):
@@ -171,7 +171,7 @@ def test_who_is_not_logged_in_is_told_so(tmp_path: Path, monkeypatch, capfd) -> 
     assert said.out == ""
 
 
-def test_a_server_that_refuses_is_no_success(tmp_path: Path, monkeypatch, capfd) -> None:
+def test_a_refused_upload_is_an_error(tmp_path: Path, monkeypatch, capfd) -> None:
     _, written = write(tmp_path / "run", [*START, *STEPS])
     with wandb_server(status=404) as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)

@@ -57,7 +57,7 @@ def ended(rank: int, exitcode: int, *, at: float) -> ProcessFailure:
     return failure
 
 
-def test_the_error_that_was_raised_first_counts(raised: Raised) -> None:
+def test_the_earliest_error_is_the_cause(raised: Raised) -> None:
     lost = RuntimeError("Connection closed by peer")
     failures = {0: raised(0, lost, at=NOW + 0.4), 1: raised(1, KeyError("cause"), at=NOW + 0.2)}
     assert min(failures, key=lambda rank: failures[rank].timestamp) == 0  # torchrun's choice
@@ -68,7 +68,7 @@ def test_the_error_that_was_raised_first_counts(raised: Raised) -> None:
     assert found["traceback"].startswith("Traceback")
 
 
-def test_a_killed_rank_counts_before_those_that_lost_it(raised: Raised) -> None:
+def test_a_killed_rank_comes_before_ranks_that_lost_it(raised: Raised) -> None:
     lost = RuntimeError("Connection closed by peer")
     failures = {0: raised(0, lost, at=NOW + 0.97), 1: ended(1, -SIGKILL, at=NOW + 1.1)}
     rank, failure = first_failure(failures)
@@ -76,7 +76,7 @@ def test_a_killed_rank_counts_before_those_that_lost_it(raised: Raised) -> None:
     assert describe_failure(failure) == {"message": "ended by SIGKILL", "traceback": ""}
 
 
-def test_what_the_agent_ended_counts_last(raised: Raised) -> None:
+def test_ranks_that_the_agent_ended_are_last(raised: Raised) -> None:
     cause = raised(2, ValueError("cause"), at=NOW)
     for exitcode, later in ((-SIGTERM, 0.1), (-SIGKILL, 10.2)):
         assert first_failure({0: ended(0, exitcode, at=NOW + later), 2: cause})[0] == 2
@@ -84,7 +84,7 @@ def test_what_the_agent_ended_counts_last(raised: Raised) -> None:
     assert describe_failure(ended(0, -SIGSEGV, at=NOW))["message"] == "ended by SIGSEGV"
 
 
-def test_an_error_file_that_was_cut_short_still_tells(raised: Raised, tmp_path) -> None:
+def test_a_truncated_error_file_is_read(raised: Raised, tmp_path) -> None:
     raised(1, RecipeError("/r", "cannot be written", "make room"), at=NOW)
     file = (tmp_path / "1.json").rename(error_file(tmp_path, 1))
     file.write_bytes(file.read_bytes()[:90])
@@ -98,7 +98,7 @@ def test_an_error_file_that_was_cut_short_still_tells(raised: Raised, tmp_path) 
 
 
 @pytest.mark.long
-def test_where_nothing_can_be_written_the_status_tells(tmp_path, capfd, monkeypatch):
+def test_the_exit_status_reports_an_error_that_cannot_be_written(tmp_path, capfd, monkeypatch):
     """A full disk leaves a rank's error file empty, and takes none of the agent's."""
     monkeypatch.setattr("components.train.agent.logging.disable", lambda level: None)
     # This rank needs nothing of what ranks that train are forked with.

@@ -18,7 +18,7 @@ def taken(*means: float) -> list[Evaluation]:
     ]
 
 
-def test_each_figure_is_a_mean_weighted_as_the_mixture_and_a_plain_one() -> None:
+def test_each_figure_has_a_weighted_and_a_plain_mean() -> None:
     found = summarize_held_out(taken(9.0, 8.0, 7.0, 6.5, 6.2), SHARES, UNIGRAM)
     assert (found["step"], found["tokens"]) == (4, 400)
     assert (found["first_unweighted"], found["final_unweighted"]) == (9.0, pytest.approx(6.2))
@@ -28,7 +28,7 @@ def test_each_figure_is_a_mean_weighted_as_the_mixture_and_a_plain_one() -> None
     assert found["shares"] == SHARES
 
 
-def test_the_weighted_mean_and_the_trend_are_those_of_the_mixture():
+def test_weighted_mean_and_trend_use_the_shares_of_the_mixture():
     evaluations = [Evaluation(1, 100, {"a": 2.0, "b": math.nan})]
     found = summarize_held_out(evaluations, {"a": 1.0, "b": 0.0}, UNIGRAM)
     assert found["final"] == 2.0
@@ -38,7 +38,7 @@ def test_the_weighted_mean_and_the_trend_are_those_of_the_mixture():
     assert summarize_held_out(evaluations, {"a": 0.9, "b": 0.1}, UNIGRAM)["rising"]
 
 
-def test_the_loss_before_training_is_never_a_final_one_and_shows_no_trend() -> None:
+def test_the_loss_before_training_has_no_final_value_and_no_trend() -> None:
     found = summarize_held_out(taken(9.0), SHARES, UNIGRAM)
     assert found["first"] == 8.5
     unknown = ("step", "tokens", "final", "final_unweighted", "slope_last_quarter", "rising")
@@ -57,7 +57,7 @@ def test_the_loss_before_training_is_never_a_final_one_and_shows_no_trend() -> N
         ((math.inf, 8.0, 7.0, 6.5, 6.2), False),
     ],
 )
-def test_the_last_quarter_says_whether_a_loss_rises(means, rising):
+def test_the_trend_is_computed_over_the_last_quarter(means, rising):
     found = summarize_held_out(taken(*means), SHARES, {})
     assert found["rising"] is rising
     assert rising is None or (found["slope_last_quarter"] > 0) == rising

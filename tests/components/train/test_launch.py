@@ -25,19 +25,21 @@ from components.train.launch import check_trainable, how_it_ended, launch_traini
         "teuken7b cluster.ranks=2 parallelism.context=2",
     ],
 )
-def test_every_axis_is_trained(words: str) -> None:
+def test_every_axis_is_trainable(words: str) -> None:
     recipe, *keys = words.split()
     check_trainable(compose_recipe(read_point([f"recipe={recipe}", *keys])))
 
 
-def test_a_cluster_that_is_not_here_is_refused() -> None:
+def test_another_cluster_than_this_machine_is_refused() -> None:
     recipe = compose_recipe(read_point(["recipe=teuken7b", "cluster=juwels"]))
     with pytest.raises(RecipeError, match=r"cluster: this machine is not 128 nodes of juwels"):
         check_trainable(recipe)
 
 
 @pytest.mark.parametrize("error", ["MemoryError: ", "RuntimeError: CUDA out of memory."])
-def test_a_rank_without_memory_ends_as_one_process(error: str, tmp_path, capsys) -> None:
+def test_an_out_of_memory_rank_has_the_message_of_one_process(
+    error: str, tmp_path, capsys
+) -> None:
     folder = RunFolder(tmp_path)
     folder.recipe.touch()
     (tmp_path / "ranks").mkdir()
@@ -56,7 +58,7 @@ def test_a_rank_without_memory_ends_as_one_process(error: str, tmp_path, capsys)
         how_it_ended(folder, MENDABLE)
 
 
-def test_ranks_that_may_open_too_few_files_are_not_started(tmp_path: Path) -> None:
+def test_ranks_are_not_started_with_too_few_file_descriptors(tmp_path: Path) -> None:
     recipe = compose_recipe(read_point(["recipe=teuken7b", "cluster.ranks=2"]))
     most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))

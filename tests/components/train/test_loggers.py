@@ -20,7 +20,9 @@ STEP = {"loss": 2.0, "seconds": 0.5, "tokens_per_second": 20.0}
 @pytest.mark.filterwarnings(  # Python tells of it once more when the thread is collected
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )
-def test_curves_go_on_in_a_new_file_once_there_is_room(tmp_path, caplog, capfd, monkeypatch):
+def test_curves_continue_in_a_new_file_when_the_disk_has_room(
+    tmp_path, caplog, capfd, monkeypatch
+):
     monkeypatch.setattr(rank_zero_only, "rank", 0)  # a trainer of another test may have set it
     folder = tmp_path / "tensorboard"
     curves = TensorBoardCurves(folder=RunFolder(tmp_path))
@@ -39,7 +41,7 @@ def test_curves_go_on_in_a_new_file_once_there_is_room(tmp_path, caplog, capfd, 
     assert [(one.step, one.value) for one in found] == [(2, 2.0)]
 
 
-def test_what_a_callback_logs_is_recorded_beside_the_step(tmp_path):
+def test_logged_numbers_of_a_callback_are_recorded(tmp_path):
     file = MetricsFile(file=tmp_path / "metrics.jsonl", writes=False, retry_seconds=0.0)
     file.append_record("step", RunProgress(step=3, tokens=30), STEP)
     assert not list(tmp_path.iterdir())

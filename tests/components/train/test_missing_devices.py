@@ -27,7 +27,7 @@ def see(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None
 
 @pytest.mark.parametrize("see", [0], indirect=True)
 @pytest.mark.usefixtures("see")
-def test_auto_never_falls_to_the_cpu_of_a_cluster_whose_hardware_is_a_gpu() -> None:
+def test_auto_does_not_choose_the_cpu_of_a_gpu_cluster() -> None:
     with pytest.raises(RecipeError) as caught:
         check_devices(cluster(*JUWELS, "cluster.device=auto"))
     assert str(caught.value) == (
@@ -49,14 +49,14 @@ def test_auto_never_falls_to_the_cpu_of_a_cluster_whose_hardware_is_a_gpu() -> N
     indirect=["see"],
 )
 @pytest.mark.usefixtures("see")
-def test_auto_takes_what_there_is_where_no_profile_misses_it(words: tuple[str, ...]) -> None:
+def test_auto_chooses_the_available_device(words: tuple[str, ...]) -> None:
     check_devices(cluster(*words))
 
 
 @pytest.mark.parametrize(
     ("capability", "has"), [((8, 0), False), ((8, 9), True), ((9, 0), True)]
 )
-def test_a_gpu_without_products_in_float8_is_named(monkeypatch, capability, has):
+def test_an_old_gpu_without_float8_is_refused(monkeypatch, capability, has):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A GPU")
     if has:
@@ -71,7 +71,7 @@ def test_a_gpu_without_products_in_float8_is_named(monkeypatch, capability, has)
         check_float8_device(torch.device("cuda", 0))
 
 
-def test_an_intel_gpu_has_no_products_in_float8_and_a_cpu_emulates_them():
+def test_an_intel_gpu_has_no_float8_and_a_cpu_emulates_it():
     with pytest.raises(RecipeError, match=r"float8, but an xpu device has no float8 products"):
         check_float8_device(torch.device("xpu", 0))
     check_float8_device(torch.device("cpu"))

@@ -80,13 +80,13 @@ def take(module: Pretraining, steps: int) -> list[Taken]:
     return found
 
 
-def test_gradients_are_clipped_from_the_first_step_at_the_border() -> None:
+def test_gradients_are_clipped_above_the_limit_from_step_1() -> None:
     words = ("optimizer.clip_norm=0.25", f"optimizer.clip_after_tokens={2 * STEP}")
     taken = take(build(*words), 4)
     assert [one.norm_limit for one in taken] == [torch.inf, torch.inf, 0.25, 0.25]
 
 
-def test_a_lowered_rate_is_recorded_until_its_tokens_are_trained() -> None:
+def test_a_lowered_learning_rate_is_recorded_for_its_tokens() -> None:
     module = build(LOWER)
     first = take(module, 1)
     spike = StepVerdict(rule="non_finite", action="lower_lr", cause="", evidence={})
@@ -116,7 +116,7 @@ def test_muons_momentum_warms_up_as_published_from_step_0() -> None:
     assert [momentum for one in taken for momentum in one.warm_ups] == pytest.approx(published)
 
 
-def test_a_step_beyond_the_bound_of_experts_records_its_second_attempt_alone() -> None:
+def test_a_repeated_step_records_only_its_second_attempt() -> None:
     words = ("model.mlp.num_experts=4", "model.mlp.path=grouped")
     records, weights = [], []
     for bound in (None, 0.5):  # half of the pairs have room

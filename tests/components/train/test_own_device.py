@@ -47,7 +47,7 @@ def fourth_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
     [((), 1, 0), (("cluster.site.rank_environment={}",), 8, 3)],
     ids=["shown its own", "shown all"],
 )
-def test_a_rank_that_is_shown_one_device_takes_that(plant, monkeypatch, words, seen, index):
+def test_a_rank_takes_the_only_visible_device(plant, monkeypatch, words, seen, index):
     chosen = plant(cuda=seen)
     asked: dict[str, Any] = {}
 
@@ -67,7 +67,7 @@ def test_a_rank_that_is_shown_one_device_takes_that(plant, monkeypatch, words, s
     assert (trainer.local_rank, trainer.num_devices, trainer.world_size) == (3, 8, 512)
 
 
-def test_deepspeed_is_refused_where_devices_are_hidden() -> None:
+def test_deepspeed_is_refused_with_hidden_devices() -> None:
     words = ("recipe=mula1b", "parallelism.engine=deepspeed", "parallelism.data=512")
     with pytest.raises(RecipeError, match=r"engine: DeepSpeed .* but ROCR_VISIBLE_DEVICES hid"):
         recipe_on(*words)
@@ -75,7 +75,7 @@ def test_deepspeed_is_refused_where_devices_are_hidden() -> None:
     assert shown.cluster.rank_mask is None
 
 
-def test_a_profile_s_rocm_is_torch_s_cuda(plant: Plant, monkeypatch) -> None:
+def test_rocm_of_a_profile_is_cuda_of_torch(plant: Plant, monkeypatch) -> None:
     plant(cuda=1)
     assert (device_type("rocm"), device_type("auto")) == ("cuda", "cuda")
     assert [device_kind(one) for one in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
@@ -92,7 +92,7 @@ CASE = AttentionCase(
 )
 
 
-def test_kernels_of_torch_s_own_are_taken_and_not_cudnn(plant: Plant, monkeypatch) -> None:
+def test_rocm_uses_kernels_of_torch_without_cudnn(plant: Plant, monkeypatch) -> None:
     assert select_backends(ORDER, CASE) == ("flash", "efficient", "flex")
     assert select_backends(ORDER, CASE._replace(device="cuda"))[0] == "cudnn"
     plant(cuda=1)

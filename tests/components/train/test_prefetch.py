@@ -94,7 +94,7 @@ def test_the_next_step_is_read_by_a_thread(batches: Watched) -> None:
     assert not readers()  # of a run that ends midway
 
 
-def test_every_batch_is_that_of_its_step(batches: Watched) -> None:
+def test_every_step_has_its_batch(batches: Watched) -> None:
     found = list(Loop(batches, steps=5))
     assert len(found) == 5
     assert all(torch.equal(one, late(batches, step)) for step, one in enumerate(found))
@@ -104,7 +104,7 @@ def test_every_batch_is_that_of_its_step(batches: Watched) -> None:
     assert not readers()
 
 
-def test_what_a_guard_leaves_out_is_dropped_though_read(batches: Watched) -> None:
+def test_samples_that_a_guard_skips_are_dropped_after_prefetch(batches: Watched) -> None:
     loop = Loop(batches)
     steps = iter(loop.reader)
     next(steps)
@@ -117,7 +117,7 @@ def test_what_a_guard_leaves_out_is_dropped_though_read(batches: Watched) -> Non
     ]
 
 
-def test_what_was_read_ahead_is_taken_after_a_bad_step(batches: Watched) -> None:
+def test_a_prefetched_batch_is_used_after_a_bad_step(batches: Watched) -> None:
     after = batches.list_sample_numbers(1)
     steps = iter(Loop(batches).reader)
     next(steps)
@@ -127,14 +127,14 @@ def test_what_was_read_ahead_is_taken_after_a_bad_step(batches: Watched) -> None
     assert [positions for _, positions in batches.reads].count(after) == 1
 
 
-def test_a_run_that_goes_back_reads_from_there(batches: Watched) -> None:
+def test_a_rollback_reads_from_its_step(batches: Watched) -> None:
     loop = Loop(batches)
     steps = iter(loop.reader)
     for loop.taken in (7, 3, 4):
         assert torch.equal(next(steps).tokens, late(batches, loop.taken))
 
 
-def test_a_read_error_is_said_as_it_is_without_a_thread(batches: Watched, tmp_path) -> None:
+def test_a_read_error_of_the_thread_has_the_same_message(batches: Watched, tmp_path) -> None:
     for source in Manifest.from_folder(tmp_path / "data").sources.values():
         for record in source.train:
             file = tmp_path / "data" / record.name
@@ -147,7 +147,7 @@ def test_a_read_error_is_said_as_it_is_without_a_thread(batches: Watched, tmp_pa
     assert not readers()
 
 
-def test_an_error_in_reading_ahead_is_raised_once_it_is_due(batches: Watched) -> None:
+def test_a_prefetch_error_is_raised_when_its_batch_is_needed(batches: Watched) -> None:
     bad = batches.list_sample_numbers(1)
 
     def fail(positions: Sequence[int], *, pinned: bool) -> Tensor:

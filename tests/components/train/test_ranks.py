@@ -33,7 +33,7 @@ EXPECTED |= {"WORLD_SIZE": "24", "LOCAL_WORLD_SIZE": "12"}
     ],
     ids=["srun", "PALS", "OpenMPI", "Hydra", "Hydra in SLURM"],
 )
-def test_every_launcher_s_rank_becomes_torchrun_s(seen: dict[str, str]) -> None:
+def test_ranks_of_every_launcher_become_variables_of_torchrun(seen: dict[str, str]) -> None:
     found = rank_variables(seen, ranks=24, per_node=12)
     assert found.pop("TORCHELASTIC_RUN_ID")
     assert found == EXPECTED
@@ -41,7 +41,7 @@ def test_every_launcher_s_rank_becomes_torchrun_s(seen: dict[str, str]) -> None:
     assert numbered["TORCHELASTIC_RUN_ID"] == "7.server"
 
 
-def test_srun_s_own_pmi_and_torchrun_s_ranks_stay() -> None:
+def test_pmi_of_srun_and_ranks_of_torchrun_are_unchanged() -> None:
     seen = {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NTASKS": "2", "PMI_RANK": "1"}
     assert rank_variables(seen, ranks=2, per_node=2)["RANK"] == "1"
     assert rank_variables({"RANK": "1", "SLURM_PROCID": "5"}, ranks=2, per_node=2) == {}
@@ -49,7 +49,7 @@ def test_srun_s_own_pmi_and_torchrun_s_ranks_stay() -> None:
     assert task_number({"SLURM_PROCID": "2", "SLURM_LOCALID": "0"}) == 2
 
 
-def test_lightning_takes_these_names_for_torchrun_s_inside_slurm(monkeypatch):
+def test_lightning_detects_torchrun_inside_slurm(monkeypatch):
     slurm = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
     slurm |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "teuken7b", "SLURM_NTASKS_PER_NODE": "1"}
     for name, value in {**slurm, **rank_variables(slurm, ranks=2, per_node=1)}.items():
@@ -61,7 +61,7 @@ def test_lightning_takes_these_names_for_torchrun_s_inside_slurm(monkeypatch):
     assert isinstance(environment, TorchElasticEnvironment)
 
 
-def test_a_process_that_nobody_told_its_rank_is_refused() -> None:
+def test_a_process_without_a_rank_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"RANK: not set, but the recipe has 24 ranks"):
         rank_variables({}, ranks=24, per_node=12)
     with pytest.raises(RecipeError, match="RANK: no launcher sets the node's number in"):
@@ -71,7 +71,7 @@ def test_a_process_that_nobody_told_its_rank_is_refused() -> None:
         rank_variables(seen, ranks=24, per_node=12)
 
 
-def test_every_folder_that_is_named_is_made_and_no_other(tmp_path: Path) -> None:
+def test_only_named_cache_folders_are_created(tmp_path: Path) -> None:
     named = {name: str(tmp_path / "cache" / name) for name in cache_variables("xpu")}
     make_cache_folders(named | {"OTHER_CACHE": str(tmp_path / "other")})
     make_cache_folders(named)  # by the node's other ranks
@@ -79,13 +79,13 @@ def test_every_folder_that_is_named_is_made_and_no_other(tmp_path: Path) -> None
     assert not (tmp_path / "other").exists()
 
 
-def test_each_kind_of_device_has_caches_of_its_own() -> None:
+def test_each_device_kind_has_its_caches() -> None:
     assert "CUDA_CACHE_PATH" in cache_variables("cuda")
     assert {"NEO_CACHE_DIR", "SYCL_CACHE_DIR"} <= set(cache_variables("xpu"))
     assert set(cache_variables("cpu")) == set(cache_variables("cuda")) - {"CUDA_CACHE_PATH"}
 
 
-def test_memory_of_nvidia_s_devices_grows_unless_the_user_says_otherwise() -> None:
+def test_cuda_segments_are_expandable_unless_the_user_sets_the_allocator() -> None:
     grows = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     assert allocator_variables("cuda", {}) == grows
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
@@ -93,7 +93,7 @@ def test_memory_of_nvidia_s_devices_grows_unless_the_user_says_otherwise() -> No
     assert allocator_variables("cpu", {}) == allocator_variables("xpu", {}) == {}
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_an_error_names_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     seen = {"TRITON_CACHE_DIR": str(tmp_path / "file" / "triton")}
     message = (

@@ -70,7 +70,7 @@ def test_given_shares_change_where_the_phase_begins(manifest) -> None:
     assert order.count_samples("de", 480) == order.count_samples("de", 360)
 
 
-def test_what_a_source_may_not_repeat_is_refused_or_dealt(manifest) -> None:
+def test_a_source_beyond_its_epochs_is_refused_or_redistributed(manifest) -> None:
     words = (SOURCES, "data.shares={en: 0.9, de: 0.1}", "data.sources.en.most_epochs=4")
     with pytest.raises(RecipeError, match=r"en\.most_epochs: 4, but .* 4\.32 times"):
         make_order(composed(*words), manifest, Path())
@@ -79,7 +79,7 @@ def test_what_a_source_may_not_repeat_is_refused_or_dealt(manifest) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_draw_across_a_phase_what_one_process_draws(tmp_path, ranks) -> None:
+def test_ranks_draw_the_samples_of_one_process_across_a_phase(tmp_path, ranks) -> None:
     words = (*HALVES, "data.phases={end: {from_fraction: 0.33, shares: {en: 1.0}}}")
     recipe = composed(*words)
     draw_data(recipe, tmp_path / "data")
@@ -97,7 +97,7 @@ def test_ranks_draw_across_a_phase_what_one_process_draws(tmp_path, ranks) -> No
     assert ids(recipe, 7, 1) == ids(composed(*words), 7, 1)
 
 
-def test_shares_after_a_step_are_those_of_its_last_sample(tmp_path):
+def test_shares_after_a_step_come_from_its_last_sample(tmp_path):
     words = (*HALVES, "data.phases={end: {from_fraction: 0.5, shares: {en: 1.0}}}")
     recipe = composed(*words)
     draw_data(recipe, tmp_path / "data")
@@ -143,7 +143,7 @@ def packed_batches(ranks: int, folder: Path, rank: int = 0) -> RankBatches:
     return RankBatches(recipe=recipe, folder=folder, manifest=manifest, rank=rank)
 
 
-def test_each_row_comes_once_in_an_epoch_and_not_from_the_fullest_on(rows_folder: Path) -> None:
+def test_each_packed_row_appears_once_an_epoch_in_shuffled_order(rows_folder: Path) -> None:
     source = Manifest.from_folder(rows_folder).sources["en"]
     rows = open_rows(rows_folder, "en", source, length=LENGTH)
     here = packed_batches(1, rows_folder)
@@ -154,7 +154,7 @@ def test_each_row_comes_once_in_an_epoch_and_not_from_the_fullest_on(rows_folder
     assert max(Counter(read).values()) == 1
 
 
-def test_a_sample_is_its_row_and_padding_is_no_token_of_another(rows_folder: Path) -> None:
+def test_a_packed_sample_has_its_row_and_padding(rows_folder: Path) -> None:
     manifest, here = Manifest.from_folder(rows_folder), packed_batches(1, rows_folder)
     eod = manifest.tokenizer.eod_id
     rows = open_rows(rows_folder, "en", manifest.sources["en"], length=LENGTH)
@@ -180,7 +180,7 @@ def test_ranks_read_together_what_one_reads(rows_folder: Path) -> None:
         assert together == alone.sample_ids(step)
 
 
-def test_the_packing_is_mathematics():
+def test_the_packing_is_part_of_the_fingerprint():
     tree = packed().model_dump(mode="json")
     plain = check_recipe({**tree, "data": {**tree["data"], "packing": "concatenate"}})
     assert compute_fingerprint(plain) != compute_fingerprint(packed())
@@ -250,7 +250,7 @@ def test_ranks_read_together_what_one_reads_on_both_sides_of_the_border(folder) 
         assert ids(together, folder, step, ranks=4) == ids(alone, folder, step)
 
 
-def test_the_longer_windows_begin_an_epoch_and_none_comes_twice_in_one(folder) -> None:
+def test_longer_windows_start_an_epoch_without_repeats(folder) -> None:
     recipe = phased()
     short = [one for step in range(BORDER) for one in ids(recipe, folder, step)]
     long = [one for step in range(BORDER, STEPS) for one in ids(recipe, folder, step)]
@@ -262,7 +262,7 @@ def test_the_longer_windows_begin_an_epoch_and_none_comes_twice_in_one(folder) -
         assert share == pytest.approx({"en": 0.75, "de": 0.25}[name], abs=2 / len(long))
 
 
-def test_what_is_left_out_moves_samples_of_its_own_length_alone(folder) -> None:
+def test_skipped_samples_shift_only_samples_of_their_length(folder) -> None:
     recipe = phased()
     last, next_one = (batches(recipe, folder, step) for step in (BORDER - 1, BORDER))
     before, after = last.list_sample_numbers(BORDER - 1), next_one.list_sample_numbers(BORDER)
@@ -277,7 +277,7 @@ def test_what_is_left_out_moves_samples_of_its_own_length_alone(folder) -> None:
     assert next_one.list_sample_numbers(BORDER) == [number + 3 for number in after]
 
 
-def test_what_was_drawn_counts_tokens_of_both_lengths(folder) -> None:
+def test_drawn_shares_count_tokens_of_both_lengths(folder) -> None:
     phase = {"end": {"from_tokens": 9_216, "shares": {"en": 1.0}}}
     recipe = phased(phases=phase)
     counted = Counter[str]()
@@ -328,13 +328,13 @@ def trained_on(windows: list[tuple[int, int]]) -> list[int]:
 
 
 @given(WINDOWS)
-def test_places_are_the_numbers_that_no_window_has(windows: list[tuple[int, int]]) -> None:
+def test_sample_numbers_skip_the_windows(windows: list[tuple[int, int]]) -> None:
     skipped, expected = SampleSkipper(windows), trained_on(windows)
     assert [skipped.find_sample_number(place) for place in range(100)] == expected[:100]
 
 
 @given(WINDOWS, st.integers(0, 50), st.integers(1, 30))
-def test_leaving_places_out_leaves_the_rest_in_order(windows, first, count):
+def test_a_new_window_keeps_the_order_of_other_samples(windows, first, count):
     window = SampleSkipper(windows).find_window(first, first + count)
     rest = SampleSkipper([*windows, window])
     before = trained_on(windows)
@@ -343,6 +343,6 @@ def test_leaving_places_out_leaves_the_rest_in_order(windows, first, count):
 
 
 @given(WINDOWS, st.integers(0, 100))
-def test_what_was_left_out_below_a_number_is_counted(windows, number):
+def test_skipped_samples_below_a_number_are_counted(windows, number):
     left_out = sum(count for _, count in SampleSkipper(windows).iterate_skipped(number))
     assert number - left_out == sum(one < number for one in trained_on(windows))

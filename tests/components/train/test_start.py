@@ -104,7 +104,7 @@ def start(folder: Path, rank: int, monkeypatch: pytest.MonkeyPatch) -> list[str]
     return [name for name in OPENED if name.startswith(str(folder))]
 
 
-def test_of_512_ranks_the_first_alone_opens_the_history(tmp_path, monkeypatch):
+def test_only_the_first_of_512_ranks_opens_the_history(tmp_path, monkeypatch):
     sys.addaudithook(note_opened)
     monkeypatch.setattr(lifecycle, "gather_results", lambda task: [task()])
     monkeypatch.setattr(lifecycle, "emulation_of", lambda *words: None)
@@ -145,7 +145,7 @@ def test_a_part_of_the_history_gives_the_same_summary(tmp_path, seed: int) -> No
     assert make_metrics(tmp_path, 1).energy_used["devices"].joules == 0
 
 
-def test_a_history_larger_than_2_gib_is_read_at_its_ends(tmp_path: Path) -> None:
+def test_only_the_ends_of_a_large_history_are_read(tmp_path: Path) -> None:
     """Between them is a hole of 3 GiB, which is longer than any line may be."""
     file = write(tmp_path, [held_out_line(0, 9.0), *map(step_line, range(1, 700))])
     with file.open("r+b") as stream:

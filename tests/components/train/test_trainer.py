@@ -90,13 +90,13 @@ def test_auto_is_the_best_device_that_torch_sees(plant, seen, kind):
 
 
 @pytest.mark.parametrize("device", ["cuda", "xpu"])
-def test_an_accelerator_computes_in_bfloat16_unless_told_otherwise(device: str) -> None:
+def test_an_accelerator_computes_in_bfloat16_by_default(device: str) -> None:
     assert compute_dtype("auto", torch.device(device)) == torch.bfloat16
     assert compute_dtype("float32", torch.device(device)) == torch.float32
 
 
 @pytest.mark.parametrize("hierarchy", ["COMPOSITE", "composite", "tiles"])
-def test_gpus_whose_tiles_are_no_devices_are_refused(plant, monkeypatch, hierarchy):
+def test_gpus_with_composite_tiles_are_refused(plant, monkeypatch, hierarchy):
     plant(xpu=12)
     monkeypatch.setenv("ZE_FLAT_DEVICE_HIERARCHY", hierarchy)
     with pytest.raises(RecipeError) as caught:
@@ -152,7 +152,7 @@ def test_a_whole_node_of_tiles_passes(plant: Plant, monkeypatch, hierarchy: str 
     ],
     ids=["whole GPUs", "another machine", "too few", "none", "none of a cluster's"],
 )
-def test_other_devices_than_the_recipe_s_are_refused(
+def test_devices_that_differ_from_the_recipe_are_refused(
     plant: Plant, kind: str, seen: int, wanted: int, scheduler: str, message: str
 ) -> None:
     plant(**{kind: seen})
@@ -165,7 +165,7 @@ def test_other_devices_than_the_recipe_s_are_refused(
     ("kind", "mask", "value"),
     [("xpu", "ZE_AFFINITY_MASK", "3.1"), ("cuda", "CUDA_VISIBLE_DEVICES", "0")],
 )
-def test_a_mask_that_hides_devices_is_named(plant, monkeypatch, kind, mask, value):
+def test_an_error_names_a_mask_that_hides_devices(plant, monkeypatch, kind, mask, value):
     plant(**{kind: 1})
     monkeypatch.setenv(mask, value)
     with pytest.raises(RecipeError, match=rf"sees 1 here\n  unset {mask} \(now {value}\): a"):
@@ -182,7 +182,7 @@ def test_a_mask_that_hides_devices_is_named(plant, monkeypatch, kind, mask, valu
 @pytest.mark.parametrize(
     ("kind", "backend"), [("cpu", "gloo"), ("cuda", "nccl"), ("xpu", "xccl")]
 )
-def test_ranks_are_joined_by_torch_s_backend_of_their_devices(monkeypatch, kind, backend):
+def test_ranks_use_the_default_backend_of_their_devices(monkeypatch, kind, backend):
     monkeypatch.setattr(dist, "is_backend_available", lambda name: True)
     assert group_backend(kind) == dist.Backend.default_device_backend_map[kind] == backend
     monkeypatch.setattr(dist, "is_backend_available", lambda name: name != "xccl")
@@ -194,12 +194,12 @@ def test_ranks_are_joined_by_torch_s_backend_of_their_devices(monkeypatch, kind,
     ("kind", "missing", "backend"),
     [("cpu", "nccl", "gloo"), ("cuda", "xccl", "nccl"), ("cuda", "nccl", "gloo")],
 )
-def test_a_rank_alone_has_the_backend_of_its_devices(monkeypatch, kind, missing, backend):
+def test_a_single_rank_has_the_backend_of_its_device(monkeypatch, kind, missing, backend):
     monkeypatch.setattr(dist, "is_backend_available", lambda name: name != missing)
     assert lone_backend(kind) == backend
 
 
-def test_the_memory_of_a_cpu_rank_is_what_it_held_at_most(monkeypatch) -> None:
+def test_the_memory_of_a_cpu_rank_is_its_peak(monkeypatch) -> None:
     held = torch.zeros(256, 2**20, dtype=torch.uint8)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     del held
@@ -210,13 +210,13 @@ def test_the_memory_of_a_cpu_rank_is_what_it_held_at_most(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("module", [torch.cuda, torch.xpu], ids=["cuda", "xpu"])
-def test_the_memory_of_a_device_is_its_allocators(monkeypatch, module: Any) -> None:
+def test_the_memory_of_a_device_comes_from_its_allocator(monkeypatch, module: Any) -> None:
     kind = module.__name__.removeprefix("torch.")
     monkeypatch.setattr(module, "max_memory_allocated", lambda device: 1000 + device.index)
     assert peak_memory_bytes(torch.device(kind, 3)) == 1003
 
 
-def test_lightning_finds_our_accelerator_under_its_name(plant: Plant, monkeypatch) -> None:
+def test_lightning_finds_the_xpu_accelerator(plant: Plant, monkeypatch) -> None:
     plant(xpu=2)
     register_xpu()
     register_xpu()
@@ -273,7 +273,7 @@ def test_a_rank_takes_the_device_of_its_number(plant, monkeypatch, kind, bound):
     }
 
 
-def test_alone_on_an_xpu_lightning_asks_nothing_of_the_group(plant: Plant, monkeypatch) -> None:
+def test_a_single_xpu_rank_uses_no_collective(plant: Plant, monkeypatch) -> None:
     def refuse(*given: Any, **settings: Any) -> None:
         raise AssertionError("gloo knows no tensor on an Intel GPU")
 
@@ -293,7 +293,9 @@ def test_alone_on_an_xpu_lightning_asks_nothing_of_the_group(plant: Plant, monke
     assert chosen == [torch.device("xpu", 0)]
 
 
-def test_the_program_refuses_a_missing_device_first(plant: Plant, tmp_path, capsys) -> None:
+def test_a_missing_device_is_refused_before_files_are_written(
+    plant: Plant, tmp_path, capsys
+) -> None:
     plant()
     run = tmp_path / "run"
     words = ["recipe=teuken7b", "cluster.device=xpu", f"run={run}"]
@@ -314,6 +316,6 @@ assert not asked
 
 
 @pytest.mark.long
-def test_what_ranks_are_forked_from_has_asked_for_no_device() -> None:
+def test_the_parent_of_forked_ranks_initializes_no_device() -> None:
     """Asking may start the driver, which a fork of the process then cannot use."""
     subprocess.run([sys.executable, "-c", FORKED_FROM], cwd=ROOT, check=True, timeout=600)

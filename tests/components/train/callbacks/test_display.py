@@ -14,7 +14,7 @@ from components.terminal import create_console
 from components.train.callbacks.display import RunProgressBar
 
 
-def test_a_signal_is_answered_also_in_the_middle_of_a_line_or_an_import(capfd, monkeypatch):
+def test_a_signal_during_a_print_or_an_import_prints_its_line(capfd, monkeypatch):
     """Rich imports its emoji with the first colon that it prints: a handler may find half."""
     monkeypatch.setitem(sys.modules, "rich._emoji_codes", ModuleType("half"))
     display = RunProgressBar(create_console(stderr=True))
@@ -26,7 +26,7 @@ def test_a_signal_is_answered_also_in_the_middle_of_a_line_or_an_import(capfd, m
     assert capfd.readouterr().err == "SIGUSR2: :saving:\n"
 
 
-def test_other_ranks_than_the_first_say_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_the_first_rank_prints(capfd: pytest.CaptureFixture[str]) -> None:
     display = RunProgressBar(create_console(stderr=True, quiet=True))
     display.say_at_once("SIGINT: saving")
     display.print_line("step 1")

@@ -50,7 +50,7 @@ def test_the_first_rank_counts_the_cards_of_a_node(plant, tmp_path, cards, tiles
     [(2, 4, 2, ""), (2, 2, 2, "0.0,0.1"), (2, 3, 3, ""), (0, 2, 2, "")],
     ids=["some tiles are others'", "tiles are hidden", "tiles of another card", "no counter"],
 )
-def test_cards_that_count_more_than_our_ranks_count_nothing(
+def test_counters_shared_with_other_ranks_are_not_used(
     plant: Plant,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -69,7 +69,7 @@ def test_cards_that_count_more_than_our_ranks_count_nothing(
     assert source.text.startswith(f"no counter: {said}")
 
 
-def test_a_gpu_without_a_driver_says_no_counter(tmp_path, monkeypatch):
+def test_a_gpu_without_a_driver_has_no_counter(tmp_path, monkeypatch):
     properties = SimpleNamespace(uuid="00000000-0000-0000-0000-000000000000")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     source = source_of(torch.device("cuda", 3), rank=3, ranks=4, sysfs=tmp_path)
@@ -78,7 +78,7 @@ def test_a_gpu_without_a_driver_says_no_counter(tmp_path, monkeypatch):
     assert "\n" not in source.text  # the run says it in a line
 
 
-def test_a_cpu_has_no_energy_beside_its_hosts(tmp_path: Path) -> None:
+def test_the_energy_of_a_cpu_is_counted_by_its_host(tmp_path: Path) -> None:
     cpu = source_of(torch.device("cpu"), rank=0, ranks=2, sysfs=tmp_path)
     assert (cpu.units, len(cpu.counters)) == (0, 0)
     write_zone(tmp_path, "intel-rapl:0", "package-0")
@@ -89,7 +89,7 @@ def test_a_cpu_has_no_energy_beside_its_hosts(tmp_path: Path) -> None:
     assert (there_is_none.units, there_is_none.text[:11]) == (1, "no counter:")
 
 
-def test_a_run_that_goes_on_adds_to_what_it_used_before(tmp_path: Path) -> None:
+def test_a_resumed_run_adds_to_its_earlier_energy(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     used = []
     for joules in (50.0, 70.0):
@@ -108,7 +108,7 @@ def test_a_run_that_goes_on_adds_to_what_it_used_before(tmp_path: Path) -> None:
     assert lines[-1]["hosts"]["passed_seconds"] == 2
 
 
-def test_a_token_has_a_share_if_all_devices_were_counted() -> None:
+def test_energy_per_token_requires_counters_of_all_devices() -> None:
     whole = {"devices": counted(3_000, 10), "hosts": counted(0, 0, 5)}
     found = summarize_energy(whole, tokens=1_500, sources=SOURCES, electricity=FRANCE)
     assert found["joules_per_token"] == 2
@@ -126,7 +126,7 @@ def test_a_token_has_a_share_if_all_devices_were_counted() -> None:
     assert found["emissions"] == site | unknown
 
 
-def test_emissions_are_energy_times_what_the_site_says() -> None:
+def test_emissions_are_energy_times_factors_of_the_site() -> None:
     whole = {"devices": counted(7.2e6, 10), "hosts": counted(0, 0, 5)}  # 2 kWh
     found = summarize_energy(whole, tokens=1, sources=SOURCES, electricity=FRANCE)["emissions"]
     assert found["site_kwh"] == pytest.approx(2.4)

@@ -45,7 +45,7 @@ def begun(every_steps: int) -> tuple[Run, GarbageCollection]:
     return run, schedule
 
 
-def test_a_cycle_lives_until_the_next_step_of_the_schedule() -> None:
+def test_cycles_are_collected_at_scheduled_steps() -> None:
     run, schedule = begun(4)
     kept = weakref.ref(Node())
     for step in (1, 2, 3):
@@ -58,7 +58,7 @@ def test_a_cycle_lives_until_the_next_step_of_the_schedule() -> None:
     schedule.close()
 
 
-def test_what_was_there_before_the_first_step_is_not_looked_at_again():
+def test_objects_before_the_first_step_are_frozen():
     _, schedule = begun(4)
     assert gc.get_freeze_count() > 10_000
     schedule.close()
@@ -75,7 +75,7 @@ def test_objects_frozen_by_the_program_stay_frozen() -> None:
 
 
 @pytest.mark.parametrize("was_enabled", [True, False])
-def test_after_the_run_python_collects_as_it_did_before(was_enabled: bool) -> None:
+def test_after_the_run_garbage_collection_is_restored(was_enabled: bool) -> None:
     if not was_enabled:
         gc.disable()
     _, schedule = begun(4)

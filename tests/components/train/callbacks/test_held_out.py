@@ -13,7 +13,7 @@ from components.train.module import Pretraining
 from components.train.validation_batches import ValidationBatches, take_turns
 
 
-def test_every_turn_has_one_shape_on_all_ranks_and_every_batch_counts_once() -> None:
+def test_all_ranks_evaluate_equal_shapes_and_each_batch_once() -> None:
     shapes = [(2, 5)] * 3 + [(1, 5)] + [(2, 4)] * 2
     batches = [torch.full(shape, index) for index, shape in enumerate(shapes)]
     taken = [list(take_turns(iter(batches), rank, 2)) for rank in range(2)]
@@ -25,7 +25,7 @@ def test_every_turn_has_one_shape_on_all_ranks_and_every_batch_counts_once() -> 
     assert counted == list(range(6))
 
 
-def test_the_loss_of_a_source_is_the_mean_over_its_tokens_not_over_its_batches(monkeypatch):
+def test_the_loss_of_a_source_is_the_mean_over_its_tokens(monkeypatch):
     windows = [*map(torch.tensor, ([0, 1, 2, 3, 4], [0, 9, 9, 9, 9], [7, 6]))]
     predicted = torch.cat([window[1:] for window in windows]).double()
     words = ["recipe=teuken7b", "parallelism.microbatch_sequences=2"]

@@ -18,7 +18,7 @@ def metrics_in(folder: Path) -> RunMetrics:
     return RunMetrics(file=file)
 
 
-def test_a_measurement_for_which_there_is_no_room_says_so(tmp_path: Path) -> None:
+def test_a_metric_that_cannot_be_written_raises_an_error(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(b"\n" * 100_000)
     metrics = metrics_in(tmp_path)
@@ -28,7 +28,7 @@ def test_a_measurement_for_which_there_is_no_room_says_so(tmp_path: Path) -> Non
     assert [line["step"] for line in read_lines(file)] == [2]
 
 
-def test_numbers_that_a_callback_logs_at_every_step_hide_no_energy(tmp_path: Path) -> None:
+def test_logged_numbers_of_a_callback_do_not_hide_energy(tmp_path: Path) -> None:
     metrics = metrics_in(tmp_path)
     used = EnergyReading(joules=50.0, counted_seconds=1.0, passed_seconds=1.0)
     metrics.record_energy(RunProgress(step=1, tokens=10), used, used)
