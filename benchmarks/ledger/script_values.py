@@ -30,9 +30,15 @@ class Deviation(BaseModel, extra="forbid"):
 
 
 class ScriptFacts(BaseModel, extra="forbid"):
-    """One facts file: the sources, the values of the run and of its later phases."""
+    """One facts file: the sources, the values of the run and of its later phases.
+
+    With ``like``, this script has the values of that recipe's script, except those under
+    ``values`` and the keys ``without``.
+    """
 
     script: list[str] = Field(min_length=1)
+    like: str | None = None
+    without: list[str] = []
     values: dict[str, Any] = Field(min_length=1)
     stages: dict[str, dict[str, Any]] = {}
     deviations: dict[str, Deviation] = {}
@@ -55,10 +61,17 @@ class ValueCounts(NamedTuple):
 
 
 def read_facts(name: str) -> ScriptFacts | None:
-    """Read a recipe's facts file; None if the recipe has no file."""
+    """Read a recipe's facts file with all values; None if the recipe has no file."""
     file = FACTS / f"{name}.yaml"
-    text = file.read_text("utf-8") if file.exists() else None
-    return None if text is None else ScriptFacts.model_validate(yaml.safe_load(text))
+    if not file.exists():
+        return None
+    facts = ScriptFacts.model_validate(yaml.load(file.read_text("utf-8"), yaml.CSafeLoader))
+    if facts.like is None:
+        return facts
+    like = read_facts(facts.like)
+    assert like is not None
+    shared = {key: like.values[key] for key in like.values.keys() - facts.without}
+    return facts.model_copy(update={"values": {**shared, **facts.values}})
 
 
 def compare_values(name: str, facts: ScriptFacts) -> ValueCounts:

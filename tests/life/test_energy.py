@@ -1,4 +1,4 @@
-"""A run on a host whose counter runs at a known power finds it, also when it goes on."""
+"""The energy that a run measures, on a host with a counter of known power and without."""
 
 import json
 import threading
@@ -15,13 +15,13 @@ from tests.components.energy.sysfs import write_zone
 from tests.life.conftest import TINY, Program, entries, forget_the_end
 
 WATTS = 150.0
-# It is written some 200 times a second, for runs of seconds, on a host that may be busy.
+# The counter is written about 200 times a second, for runs of seconds, on a busy host.
 TOLERANCE = 0.1
 
 
 @pytest.fixture
 def powered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let the counter of a host run at so many watts."""
+    """Replace the host's energy counter with a counter that increases by `WATTS`."""
     file = write_zone(tmp_path, "intel-rapl:0", "package-0")
     monkeypatch.setattr(fit, "SYSFS", tmp_path)
     began, over = time.monotonic(), threading.Event()
@@ -40,8 +40,8 @@ def powered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def energy(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "results.json").read_text())["energy"]
-    return found
+    results: dict[str, Any] = json.loads((run / "results.json").read_text())
+    return dict(results["energy"])
 
 
 @pytest.mark.long
@@ -58,7 +58,23 @@ def test_a_run_measures_the_power_of_its_host_also_after_a_resume(
     both = energy(run)
     assert both["hosts"]["joules"] > 1.1 * first["hosts"]["joules"]
     assert both["hosts"]["watts"] == pytest.approx(WATTS, rel=TOLERANCE)
-    # A process that goes on begins to count anew, and its seconds are those of its steps.
+    # The resumed process starts a new count, and its seconds are the seconds of its steps.
     seconds = [one["hosts"]["passed_seconds"] for one in entries(run, "energy")]
     assert seconds == sorted(seconds)
     assert read_history(run).energy["hosts"].energy_kwh == both["hosts"]["joules"] / 3.6e6
+
+
+@pytest.mark.long
+def test_a_run_without_counters_reports_no_energy(
+    home: Path, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "SYSFS", tmp_path)
+    run = home / "unmeasured"
+    stderr = program(*TINY, f"run={run}").stderr
+    assert "not measured" not in stderr  # a CPU has no counter of its own
+    measured = energy(run)
+    assert (measured["devices"]["joules"], measured["joules_per_token"]) == (None, None)
+    assert measured["devices"]["source"] == "a CPU's energy is its host's"
+    assert measured["hosts"]["joules"] is None
+    assert measured["hosts"]["source"] == f"no counter: no RAPL below {tmp_path}/class/powercap"
+    assert "<td>not measured</td>" in (run / "report.html").read_text("utf-8")

@@ -57,7 +57,7 @@ def test_only_one_of_several_resume_commands_trains(
     assert act(home, *WORDS, f"run={whole}") == 0
     first = start(home, *WORDS, f"run={run}")
     wait_until(lambda: len(entries(run, "step")) >= 3)
-    first.send_signal(signal.SIGINT)  # it saves and stops
+    first.send_signal(signal.SIGTERM)  # it saves and stops
     _, err = first.communicate(timeout=600)
     assert first.returncode == 3, err
     # Long enough for the others to meet the first, on a host however busy.

@@ -175,6 +175,15 @@ def test_a_finished_run_is_refused(
     assert message.replace("{run}", str(whole)) in done.stderr
 
 
+def test_a_run_on_missing_nodes_is_refused_before_it_has_a_folder(
+    home: Path, program: Program
+) -> None:
+    words = ("cluster.ranks=2", "cluster.nodes=2")
+    done = program(*TINY, *words, f"run={home / 'never'}", status=2)
+    assert "cluster: this machine is not 2 nodes of local" in done.stderr
+    assert not (home / "never").exists()
+
+
 def test_a_report_of_several_runs_is_one_file(
     whole: Path, home: Path, program: Program
 ) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from benchmarks.ledger import script_values
 from benchmarks.ledger.script_values import (
@@ -49,6 +50,14 @@ def test_a_deviation_differs_from_the_script_and_has_a_reason(name: str) -> None
         assert not is_equal(deviation.script, deviation.ours), key
         assert deviation.why.strip(), key
     assert not facts.deviations.keys() & facts.values.keys()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_has_only_the_values_that_differ_from_the_file_it_is_like(name: str) -> None:
+    own = yaml.safe_load((FACTS / f"{name}.yaml").read_text("utf-8"))
+    like = facts_of(own["like"]).values if "like" in own else {}
+    assert [key for key, value in own["values"].items() if like.get(key, NO_KEY) == value] == []
+    assert {*own.get("without", ())} <= like.keys() - facts_of(name).values.keys()
 
 
 def test_a_wrong_value_and_an_unknown_key_are_differences() -> None:

@@ -106,8 +106,9 @@ def test_a_key_that_others_can_read_is_refused(recipe: Path, home: Path, mode: i
     assert is_own(recipe)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.getuid", lambda: 12_345)
-        with pytest.raises(RecipeError, match="is a private key that another user can read"):
-            is_own(recipe)
+        for use in (sign_file, is_own):
+            with pytest.raises(RecipeError, match="is a private key that another user"):
+                use(recipe)
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o077])
