@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from benchmarks.recipes import recipe_tree
+from command.actions.show import WORKS
 from command.arguments import ROOT
 from components.build import build_node
 from tests.recipes.compositions import RECIPES, SCALES, at_home, composed, composed_tree
@@ -52,6 +53,12 @@ def test_every_composed_recipe_is_its_row_of_the_golden_table() -> None:
 def test_a_miniature_cites_what_its_recipe_cites(name: str) -> None:
     full, mini = (composed_tree(name, scale)["recipe"] for scale in SCALES)
     assert {key: mini[key] for key in CITED} == {key: full[key] for key in CITED}
+
+
+def test_every_recipe_cites_works_and_every_work_is_cited() -> None:
+    cited = {name: composed_tree(name, "full")["recipe"]["citations"] for name in RECIPES}
+    assert all(cited.values())
+    assert set().union(*cited.values()) == {file.stem for file in WORKS.glob("*.bib")}
 
 
 def test_no_golden_file_is_left_without_its_recipe() -> None:
