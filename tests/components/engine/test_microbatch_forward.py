@@ -1,5 +1,6 @@
 """Document numbers of packed tokens, and the dropout seeds of a microbatch."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from tests.components.engine.test_mesh_engine import count_unequally
 CPU = torch.device("cpu")
 
 
+@cache
 def mini(*words: str) -> Recipe:
     return compose_recipe(read_point(["recipe=teuken7b", "scale=mini", *words]))
 
