@@ -1,6 +1,5 @@
 """Document numbers of packed tokens, and the dropout seeds of a microbatch."""
 
-from functools import cache
 from typing import Any
 
 import pytest
@@ -10,8 +9,6 @@ from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.nn.functional import cross_entropy
 
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
 from components.data.samples import LossMask
 from components.distributed.mesh import Mesh, build_mesh
@@ -25,13 +22,13 @@ from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import Parts
 from tests.components.distributed.tensor_cases import build as build_decoder
 from tests.components.engine.test_mesh_engine import count_unequally
+from tests.recipes.compositions import compose
 
 CPU = torch.device("cpu")
 
 
-@cache
 def mini(*words: str) -> Recipe:
-    return compose_recipe(read_point(["recipe=teuken7b", "scale=mini", *words]))
+    return compose("teuken7b", "scale=mini", *words)
 
 
 RECIPE = mini()

@@ -15,6 +15,7 @@ from components.model import float8
 from components.model.decoder import Decoder
 from components.model.float8 import check_torchao, float8_layers
 from components.model.linear import ResidualLinear
+from tests.recipes.compositions import compose
 
 LARGEST = 448.0  # of e4m3: 1.75 x 2**8
 TOKENS, INPUTS, OUTPUTS = 24, 64, 48
@@ -108,11 +109,8 @@ def test_tokens_are_scaled_independently(
 
 
 def decoder(name: str) -> Decoder:
-    from command.arguments import read_point
-    from command.composition.compose import compose_recipe
-
-    words = [f"recipe={name}", "scale=mini", "model.num_layers=2", "precision=fp8"]
-    built = build_node(compose_recipe(read_point(words)).model, "model")
+    recipe = compose(name, "scale=mini", "model.num_layers=2", "precision=fp8")
+    built = build_node(recipe.model, "model")
     assert isinstance(built, Decoder)
     return built
 
