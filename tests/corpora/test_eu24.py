@@ -75,31 +75,22 @@ def test_there_is_one_file_for_each_of_the_24_official_languages() -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_file_has_twelve_paragraphs_of_one_line(language: str) -> None:
+def test_a_file_has_twelve_paragraphs_and_about_two_thousand_characters(language: str) -> None:
     paragraphs = paragraphs_of(language)
     assert len(paragraphs) == PARAGRAPHS
     assert all(paragraph == paragraph.strip() != "" for paragraph in paragraphs)
     assert not any("\n" in paragraph for paragraph in paragraphs)
     assert text_of(language).endswith("\n")
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_a_file_has_about_two_thousand_characters(language: str) -> None:
     assert SMALLEST_CHARACTERS <= len(text_of(language)) <= LARGEST_CHARACTERS
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_file_is_composed_unicode_without_controls(language: str) -> None:
+def test_a_file_is_composed_unicode_without_controls_and_markup(language: str) -> None:
     text = text_of(language)
     assert unicodedata.is_normalized("NFC", text)
     categories = {unicodedata.category(character) for character in text.replace("\n", "")}
     assert not {category for category in categories if category.startswith("C")}
     assert "\N{REPLACEMENT CHARACTER}" not in text
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_a_file_has_no_doubled_spaces_and_no_markup(language: str) -> None:
-    text = text_of(language)
     assert not re.search(r"[^\S\n]{2}", text)
     assert not set(text) & set("<>*_#`[]{}|\\\"'\t")
 

@@ -4,10 +4,12 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import packages_distributions
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.house.test_house import ROOT, nodes_of
+
+installed_distributions = cache(packages_distributions)
 ROOMS = ("command", "cluster", "components", "data_prep")
 NAME = re.compile(r"^([A-Za-z0-9_.-]+)", re.MULTILINE)
 
@@ -23,7 +25,7 @@ def normal(name: str) -> str:
 
 def imports(folder: str) -> Iterator[str]:
     for file in (ROOT / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        for node in nodes_of(file):
             if isinstance(node, ast.Import):
                 yield from (alias.name.partition(".")[0] for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -33,7 +35,7 @@ def imports(folder: str) -> Iterator[str]:
 def distributions(folder: str) -> set[str]:
     """Name the distributions that a room imports, from the packages installed here."""
     uninstalled = {"pynvml": ["nvidia-ml-py"], "mlflow": ["mlflow-skinny"]}
-    homes = {**uninstalled, **packages_distributions()}
+    homes = {**uninstalled, **installed_distributions()}
     ours = {*ROOMS, *sys.stdlib_module_names}
     return {normal(homes.get(name, [name])[0]) for name in set(imports(folder)) - ours}
 

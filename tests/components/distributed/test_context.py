@@ -260,18 +260,21 @@ def test_figures_are_averaged_over_the_parts(four_ranks: Ranks) -> None:
     assert four_ranks(mean_of_ranks) == [1.5] * 4
 
 
+# Flex attention is compiled on every rank.
 @pytest.mark.quick(
-    *(f"{core}-dense" for core in CORES),
-    *("one group-flex", "window, sinks-flex", "grouped, slopes, documents-flex"),
+    *(f"{core}-dense-{ranks}_ranks" for core in CORES for ranks in ("two", "four")),
+    *("window, sinks-flex-two_ranks", "grouped, slopes, documents-flex-two_ranks"),
+    "one group-flex-four_ranks",
 )
+@pytest.mark.parametrize("ranks", ["two_ranks", "four_ranks"])
 @pytest.mark.parametrize("flex", [False, True], ids=["dense", "flex"])
 @pytest.mark.parametrize("core", CORES)
 def test_outputs_and_gradients_of_each_rank_equal_attention_over_the_whole_sequence(
-    two_ranks: Ranks, four_ranks: Ranks, core: str, flex: bool
+    request: pytest.FixtureRequest, core: str, flex: bool, ranks: str
 ) -> None:
-    for ranks in (two_ranks, four_ranks):
-        for differences in ranks(core_differences, CORES[core]._replace(flex=flex)):
-            assert max(differences) < tensor_cases.LOSS_TOLERANCE
+    run_ranks: Ranks = request.getfixturevalue(ranks)
+    for differences in run_ranks(core_differences, CORES[core]._replace(flex=flex)):
+        assert max(differences) < tensor_cases.LOSS_TOLERANCE
 
 
 def test_half_of_the_weights_are_dropped_in_training_and_none_in_evaluation(

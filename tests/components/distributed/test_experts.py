@@ -165,28 +165,18 @@ def test_biases_of_routers_and_experts_train_as_in_one_process(
     assert all(bias.count_nonzero() for bias in biases)
 
 
-@pytest.mark.quick("1f1b-layer", "zbv-model")
+@pytest.mark.quick("1f1b-layer-1", "zbv-model-2")
+@pytest.mark.parametrize("expert", [1, 2])
 @pytest.mark.parametrize("scope", ["model", "layer"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble", "zbv", "dualpipev"])
 def test_auxiliary_losses_over_stages_equal_one_process(
-    two_ranks: Ranks, scope: str, schedule: str
+    run_layout: Callable[..., Any], scope: str, schedule: str, expert: int
 ) -> None:
-    several = schedule != "1f1b"
-    layout = Layout(pipeline=2, schedule=schedule, stages_per_rank=2 if several else 1)
+    stages = 1 if schedule == "1f1b" else 2
+    layout = Layout(pipeline=2, expert=expert, schedule=schedule, stages_per_rank=stages)
     parts = mixture(auxiliary_scope=scope)._replace(num_layers=5)
-    for rank in two_ranks(run_steps, parts, layout, [4, 6], True):
-        assert rank.loss < TOLERANCE
-        assert rank.gradient < TOLERANCE
-
-
-@pytest.mark.quick("zbv-2")
-@pytest.mark.parametrize(("schedule", "stages"), [("1f1b", 1), ("zbv", 2)])
-def test_stages_of_expert_ranks_compute_what_one_process_does(
-    four_ranks: Ranks, schedule: str, stages: int
-) -> None:
-    layout = Layout(pipeline=2, expert=2, schedule=schedule, stages_per_rank=stages)
-    parts = mixture()._replace(num_layers=4)
-    for rank in four_ranks(run_steps, parts, layout, [4], False):
+    steps = ([4, 6], True) if expert == 1 else ([4], False)
+    for rank in run_layout(run_steps, parts, layout, *steps):
         assert rank.loss < TOLERANCE
         assert rank.gradient < TOLERANCE
 

@@ -165,18 +165,6 @@ CASES |= {
 }
 
 
-def assert_as_one_process(found: list[Found], microbatches: int, tolerance: float) -> None:
-    """Check that all losses and all weights exist on some rank."""
-    for rank in found:
-        assert rank.loss < tolerance
-        assert rank.gradient < tolerance
-        assert rank.losses in {0, microbatches}
-    assert any(rank.losses for rank in found)
-    names = set.union(*(rank.parameters for rank in found))
-    assert {f"layers.{index}.mlp.down.weight" for index in range(5)} <= names
-    assert {"embedding.weight", "positions.weight", "final_norm.bias"} <= names
-
-
 @pytest.mark.quick(
     *("growing batch, 1f1b", "zero 2, zero_bubble", "evaluation between, 1f1b"),
     *("recomputed, interleaved", "drops, zbv", "data ranks, 1f1b", "tensor ranks, interleaved"),
@@ -185,8 +173,15 @@ def assert_as_one_process(found: list[Found], microbatches: int, tolerance: floa
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_compute_what_one_process_does(run_layout: Callable[..., Any], case: str) -> None:
     parts, layout, counts, evaluates, tolerance = CASES[case]
-    found = run_layout(run_steps, parts, layout, counts, evaluates)
-    assert_as_one_process(found, sum(counts), tolerance)
+    found: list[Found] = run_layout(run_steps, parts, layout, counts, evaluates)
+    for rank in found:
+        assert rank.loss < tolerance
+        assert rank.gradient < tolerance
+        assert rank.losses in {0, sum(counts)}
+    assert any(rank.losses for rank in found)
+    names = set.union(*(rank.parameters for rank in found))
+    assert {f"layers.{index}.mlp.down.weight" for index in range(5)} <= names
+    assert {"embedding.weight", "positions.weight", "final_norm.bias"} <= names
 
 
 @pytest.mark.parametrize("schedule", sorted(SPLIT_SCHEDULES))

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
 from components.engine.deepspeed_state import deepspeed_config
 from components.errors import RecipeError
 from components.train import local_checks
+from tests.recipes.compositions import compose
 
 ALONE = (
     "scale=full",
@@ -41,9 +40,7 @@ GPT = {
 
 
 def config(recipe: str, compute: str, *words: str) -> dict[str, Any]:
-    return deepspeed_config(
-        compose_recipe(read_point([f"recipe={recipe}", *ALONE, *words])), compute
-    )
+    return deepspeed_config(compose(recipe, *ALONE, *words), compute)
 
 
 def test_gpt_on_one_node_of_supermuc() -> None:
@@ -66,7 +63,7 @@ def test_teuken_in_float32_at_stage_3_with_its_optimizer_in_host_memory() -> Non
 
 
 def test_a_miniature_of_gpt_accumulates_in_float32_without_bfloat16() -> None:
-    recipe = compose_recipe(read_point(["recipe=gpt3b6"]))
+    recipe = compose("gpt3b6")
     found = deepspeed_config(recipe, "float32")
     zero, parameters = found["zero_optimization"], recipe.decoder_spec.total_parameters
     assert found["data_types"] == {"grad_accum_dtype": "fp32"}
@@ -103,7 +100,7 @@ def test_a_missing_engine_is_refused_before_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(local_checks, "find_spec", lambda name: None)
-    recipe = compose_recipe(read_point(["recipe=teuken7b", "parallelism.engine=deepspeed"]))
+    recipe = compose("teuken7b", "parallelism.engine=deepspeed")
     with pytest.raises(RecipeError, match=r"parallelism\.engine: deepspeed, but DeepSpeed is"):
         local_checks.check_builds(recipe)
 
@@ -111,7 +108,7 @@ def test_a_missing_engine_is_refused_before_training(
 @pytest.mark.parametrize("scale", ["mini", "parity"])
 def test_a_miniature_has_no_buffers_of_gigabytes(scale: str) -> None:
     words = [word for word in ALONE if not word.startswith("scale")]
-    recipe = compose_recipe(read_point(["recipe=teuken7b", *words, f"scale={scale}"]))
+    recipe = compose("teuken7b", *words, f"scale={scale}")
     zero = deepspeed_config(recipe, "float32")["zero_optimization"]
     assert zero["reduce_bucket_size"] == recipe.derived_numbers.parameters.total < 5_000_000
 

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.nn.functional import cross_entropy
 
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
 from components.data.samples import LossMask
 from components.distributed.mesh import Mesh, build_mesh
@@ -24,12 +22,13 @@ from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import Parts
 from tests.components.distributed.tensor_cases import build as build_decoder
 from tests.components.engine.test_mesh_engine import count_unequally
+from tests.recipes.compositions import compose
 
 CPU = torch.device("cpu")
 
 
 def mini(*words: str) -> Recipe:
-    return compose_recipe(read_point(["recipe=teuken7b", "scale=mini", *words]))
+    return compose("teuken7b", "scale=mini", *words)
 
 
 RECIPE = mini()

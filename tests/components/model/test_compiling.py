@@ -1,7 +1,6 @@
 """Compiled layers: the same losses and gradients, one compilation for all layers."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,20 +25,16 @@ from tests.components.model.specs import RMS_NORM, experts_spec, mlp_spec, small
 
 # Torch's compiler warns about its own imports and internals, which is visible only with
 # warnings as errors.
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, see above
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of the compiler, see above
+    pytest.mark.usefixtures("_forget_what_was_compiled"),
+]
 
 FEW_EXPERTS = experts_spec(ffn_dim=24, auxiliary_loss=0.01, path="grouped")
 CLAMPED = mlp_spec(77, bias=True, swiglu_limit=0.5, linear_offset=1.0)
 SOME_ROTATE = InterleavedRotarySpec(base=10_000.0, skip_every=4)
 TURNED = RotarySpec(base=10_000.0, local_base=100.0)
 SHARED = FEW_EXPERTS.model_copy(update={"shared_ffn_dim": 6, "shared_gate": True})
-
-
-@pytest.fixture(autouse=True)
-def _forget_what_was_compiled() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def compare(plain: Decoder, model: Decoder, tokens: Tensor) -> None:

@@ -1,7 +1,7 @@
 """Experts in compiled layers use one graph for any distribution of tokens."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import pytest
@@ -32,11 +32,8 @@ def mixture(**changes: Any) -> ExpertsSpec:
 
 
 @pytest.fixture(autouse=True)
-def _forget_what_was_compiled() -> Iterator[None]:
-    torch._dynamo.reset()
+def _count_from_zero(_forget_what_was_compiled: None) -> None:
     counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def falling_on(favourites: Sequence[int]) -> Tensor:

@@ -8,13 +8,12 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
 from components.build import build_node
 from components.model.decoder import Decoder
 from tests.components.model.comparison import assert_equal_models, gradient_of, randomized
 from tests.components.model.mappings import to_llama
 from tests.components.model.specs import small_decoder
+from tests.recipes.compositions import compose
 
 
 def llama_like(model: Decoder, heads: int = 6, groups: int = 2, width: int = 10) -> Any:
@@ -68,9 +67,8 @@ def test_a_later_token_changes_no_earlier_logit() -> None:
 
 
 def test_the_full_size_has_the_published_number_of_parameters() -> None:
-    recipe = compose_recipe(read_point(["recipe=teuken7b", "scale=full"]))
     with torch.device("meta"):
-        model = build_node(recipe.model, "model")
+        model = build_node(compose("teuken7b", "scale=full").model, "model")
     padded = sum(parameter.numel() for parameter in model.parameters())
     padding = (
         model.embedding.num_embeddings - model.vocab_size

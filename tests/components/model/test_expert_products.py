@@ -28,7 +28,6 @@ PATHS: dict[str, Mix] = {
     "sorted": sorted_products,
     "grouped": grouped_products,
 }
-paths = pytest.mark.parametrize("path", list(PATHS))
 # Torch has no grouped products in double precision.
 KERNELS = [
     (path, dtype)
@@ -37,7 +36,6 @@ KERNELS = [
     if (path, dtype) != ("grouped", torch.float64)
 ]
 ROUTINGS = ["random", "no token", "one token", "all to one", "every expert"]
-routings = pytest.mark.parametrize("routing", ROUTINGS)
 
 
 def choose(routing: str) -> Tensor:
@@ -99,7 +97,7 @@ def reference(tokens: Tensor, weights: Tensor, experts: Tensor, matrices: Matric
     return mixed if down_bias is None else mixed + shares @ down_bias
 
 
-@routings
+@pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize(
     ("gated", "activation"), [(True, "silu"), (True, "gelu_tanh"), (False, "gelu")]
 )
@@ -119,30 +117,9 @@ def test_a_mixture_and_its_gradients_equal_the_sum_over_all_experts(
         if exact.numel():  # without tokens, gradients of matrices are zero
             gap = (one.double() - exact).abs().max()
             assert gap <= TOLERANCES[dtype] * exact.abs().max()
-
-
-@paths
-def test_an_expert_without_tokens_gets_a_gradient_of_zeros(path: str) -> None:
-    chosen = choose("all to one")
-    given = draw(chosen, gated=True, dtype=torch.float32)
-    for gradient in differentiate(PATHS[path], chosen, given)[3:]:
-        others = torch.cat([gradient[:3], gradient[4:]])
-        assert not others.any()
-        assert gradient[3].any()
-
-
-@pytest.mark.parametrize("mix", [mix_in_loop, sorted_products])
-@routings
-def test_gradients_equal_numerical_gradients(mix: Mix, routing: str) -> None:
-    chosen = choose(routing)[:5]
-    *given, _ = draw(chosen, gated=True, dtype=torch.float64)
-    given = [each.requires_grad_() for each in given]
-
-    def mixed(tokens: Tensor, weights: Tensor, *stacks: Tensor) -> Tensor:
-        gate, up, down = stacks
-        return mix(tokens, weights, chosen, Matrices(gate, up, down, ACTIVATIONS["silu"]))
-
-    assert torch.autograd.gradcheck(mixed, given, fast_mode=True)
+    if routing == "all to one":
+        for gradient in found[3:]:  # of experts without tokens
+            assert not torch.cat([gradient[:3], gradient[4:]]).any()
 
 
 @pytest.mark.parametrize("first", [0, 2], ids=["whole", "part"])

@@ -1,6 +1,6 @@
 """Products of oneDNN against torch's in double precision, and cases without oneDNN."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -184,16 +184,9 @@ def forward_flops(maps: int) -> int:
     return maps * 2 * 4 * 16 * 16
 
 
-@pytest.fixture
-def _compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of its own imports
-@pytest.mark.usefixtures("_compiler")
+@pytest.mark.usefixtures("_forget_what_was_compiled")
 def test_a_compiled_map_equals_the_plain_one() -> None:
     layer = Linear(24, 40)
     compiled = torch.compile(layer, dynamic=False, fullgraph=True)

@@ -151,17 +151,6 @@ def test_without_gradients_the_loss_is_the_same_and_leaves_no_graph(mode: Any) -
     assert loss.item() == penalized_cross_entropy(hidden, weight, targets)[0].item()
 
 
-def test_meta_tensors_give_the_right_shapes() -> None:
-    with torch.device("meta"):
-        hidden, weight = torch.empty(2, 7, 5), torch.empty(13, 5)
-        targets = torch.empty(2, 7, dtype=torch.int64)
-    loss = penalized_cross_entropy(hidden.requires_grad_(), weight.requires_grad_(), targets)[0]
-    of_hidden, of_weight = torch.autograd.grad(loss, (hidden, weight))
-    assert loss.shape == ()
-    assert of_hidden.shape == hidden.shape
-    assert of_weight.shape == weight.shape
-
-
 def test_a_second_differentiation_finds_the_same_or_is_refused_without_a_graph() -> None:
     hidden, weight = leaves(7, dim=5, rows=13, precision=torch.float32)
     loss = penalized_cross_entropy(hidden, weight, torch.randint(13, (7,)))[0]

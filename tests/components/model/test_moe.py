@@ -7,11 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
 from transformers import OlmoeConfig
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 
-from components.model import moe
 from components.model.moe import Experts
 from tests.components.model.specs import experts_spec
 
@@ -109,19 +107,6 @@ def test_under_autocast_the_products_are_made_in_bfloat16(path: str) -> None:
     assert mixed.dtype == torch.bfloat16
     assert one(part.up.weight.grad).dtype == torch.float32
     torch.testing.assert_close(mixed.float(), part(hidden), rtol=0.05, atol=0.05)
-
-
-def test_the_grouped_path_reads_no_values_and_so_runs_on_fake_tensors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(moe, "has_grouped_kernel", lambda device: True)
-    # Torch has a fake grouped product only for bfloat16.
-    with FakeTensorMode(), torch.autocast("cpu", dtype=torch.bfloat16):
-        part = experts()
-        mixed = part(torch.randn(2, 8, DIM))
-        mixed.sum().backward()
-        assert mixed.shape == (2, 8, DIM)
-        assert one(part.down.weight.grad).shape == part.down.weight.shape
 
 
 def test_stacks_start_like_linear_maps() -> None:

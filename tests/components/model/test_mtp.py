@@ -9,8 +9,6 @@ from torch import Tensor
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.nn.functional import cross_entropy, silu
 
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
 from components.config.model_spec.mtp import MTPSpec
 from components.data.samples import LossMask
 from components.distributed.mesh import build_mesh
@@ -19,6 +17,7 @@ from components.model.decoder import Decoder
 from components.model.mtp import MTPTargets
 from tests.components.distributed.tensor_cases import Parts, randomized
 from tests.components.model.comparison import gradient_of
+from tests.recipes.compositions import compose
 
 EOD, WEIGHT, LENGTH = 7, 0.3, 12
 HEADS, HEAD_DIM, EPS = 4, 6, 1e-5
@@ -123,9 +122,7 @@ def expected_losses(decoder: Decoder, batch: Tensor, words: tuple[str, ...]) -> 
     ids=["all targets", "masked", "packed"],
 )
 def test_losses_and_gradients_equal_the_formula(words: tuple[str, ...], tied: bool) -> None:
-    recipe = compose_recipe(
-        read_point(["recipe=teuken7b", "scale=mini", *words, f"{KEY}2, loss_weight: 0.3}}"])
-    )
+    recipe = compose("teuken7b", "scale=mini", *words, f"{KEY}2, loss_weight: 0.3}}")
     decoder = randomized(PARTS._replace(tied=tied))
     batch = torch.randint(0, 60, (3, 2, LENGTH + 1), generator=torch.Generator().manual_seed(1))
     batch[0, :, ::4] = EOD

@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
 from components.build import build_node
 from components.config.check import check_recipe
 from components.config.recipe import Recipe
@@ -20,6 +18,7 @@ from components.model.first_weights import initial_stds
 from components.model.layer import collect_layers
 from components.optim.groups import set_rate
 from components.parity.coordinates import resize_recipe
+from tests.recipes.compositions import compose
 
 MUP = {"_target_": "components.model.parametrization.MuP", "_partial_": True}
 COMPLETEP = {"_target_": "components.model.parametrization.CompleteP", "_partial_": True}
@@ -30,8 +29,8 @@ LR, EPS, DECAY = 0.25, 2.0**-20, 0.125
 def recipe_of(name: str, parametrization: dict[str, Any] | None = None) -> Recipe:
     """Make a narrow recipe with 64 channels and four layers."""
     plain = "model.initialization.residual=plain"
-    words = (f"recipe={name}", "scale=parity", "precision.compute=float32", plain)
-    tree = compose_recipe(read_point(words)).model_dump(mode="json")
+    recipe = compose(name, "scale=parity", "precision.compute=float32", plain)
+    tree = recipe.model_dump(mode="json")
     tree["optimizer"] |= {"lr": LR, "eps": EPS, "weight_decay": DECAY}
     tree["model"] |= {} if parametrization is None else {"parametrization": parametrization}
     return check_recipe(tree)

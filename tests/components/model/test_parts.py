@@ -192,8 +192,6 @@ def test_clamped_swiglu_equals_its_formula_under_autograd() -> None:
     result, expected = SwiGLU(ALPHA, LIMIT, OFFSET)(*ours), clamped(*theirs)
     torch.testing.assert_close(result, expected, rtol=1e-13, atol=1e-13)
     gradients = torch.autograd.grad(result, ours, upstream)
-    assert not gradients[0][gate > LIMIT].any()
-    assert not gradients[1][up.abs() > LIMIT].any()
     expected_gradients = torch.autograd.grad(expected, theirs, upstream)
     torch.testing.assert_close(gradients, expected_gradients, rtol=1e-12, atol=1e-13)
 

@@ -81,21 +81,17 @@ def test_cosine_passes_through_points_computed_by_hand() -> None:
     assert cosine(1_100) == cosine(5_000) == 0.1
 
 
-def test_constant_warms_up_and_stays() -> None:
-    constant = Constant(total_tokens=100, warmup_tokens=10, warmup_from=0.0, value=0.5)
-    assert [constant(tokens) for tokens in (0, 5, 10, 99, 200)] == [0.0, 0.25, 0.5, 0.5, 0.5]
-
-
-def test_a_warmup_may_begin_above_zero() -> None:
-    constant = Constant(total_tokens=100, warmup_tokens=10, warmup_from=0.2, value=0.6)
-    cosine = cosine_of(100, 10, warmup_from=0.1)
-    assert [constant(tokens) for tokens in (0, 5, 10)] == pytest.approx([0.2, 0.4, 0.6])
-    assert [cosine(tokens) for tokens in (0, 5, 10)] == pytest.approx([0.1, 0.55, 1.0])
-
-
-def test_a_schedule_without_warmup_starts_at_its_peak() -> None:
-    assert Constant(total_tokens=9, warmup_tokens=0, warmup_from=0.0, value=1.0)(0) == 1.0
-    assert cosine_of(9, start=0.7)(0) == 0.7
+@pytest.mark.parametrize(
+    ("warmup", "first", "expected"),
+    [
+        (10, 0.0, [0.0, 0.3, 0.6, 0.6, 0.6]),
+        (10, 0.2, [0.2, 0.4, 0.6, 0.6, 0.6]),
+        (0, 0.2, [0.6] * 5),
+    ],
+)
+def test_constant_warms_up_and_stays(warmup: int, first: float, expected: list[float]) -> None:
+    constant = Constant(total_tokens=100, warmup_tokens=warmup, warmup_from=first, value=0.6)
+    assert [constant(tokens) for tokens in (0, 5, 10, 99, 200)] == pytest.approx(expected)
 
 
 def test_phases_meet_at_exact_tokens_and_the_last_one_stays() -> None:

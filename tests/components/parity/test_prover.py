@@ -2,28 +2,25 @@
 
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from command.arguments import read_point
-from command.composition.compose import compose_recipe
 from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe
 from components.data.manifest import Manifest
 from components.parity import prover
 from components.train.batches import RankBatches
+from tests.recipes.compositions import compose
 
 Start = Callable[[str, int], None]
 STAGES = "parallelism.stages_per_rank=2"
 
 
-@cache
 def composed(*words: str) -> Recipe:
-    return compose_recipe(read_point(["recipe=teuken7b", "scale=parity", *words]))
+    return compose("teuken7b", "scale=parity", *words)
 
 
 def test_one_process_has_the_same_mathematics_and_microbatches() -> None:
