@@ -44,9 +44,7 @@ def test_a_case_is_repeated_by_its_number(number: int, tmp_path: Path) -> None:
         ((False, None, 0, [2], "Traceback (most recent call last):"), "prints a traceback"),
     ],
 )
-def test_each_kind_of_failure_is_reported(
-    ended: tuple[bool, list[str] | None, int, list[int], str], problem: str
-) -> None:
+def test_each_kind_of_failure_is_reported(ended, problem):
     is_tokenizer, documents, child, statuses, output = ended
     case = InputCase(commands=(), documents=documents, is_tokenizer=is_tokenizer)
     found = find_problem(case, child, statuses, output)

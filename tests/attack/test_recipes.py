@@ -82,9 +82,7 @@ def test_every_attack_is_refused_by_line_without_effect(folder: Path) -> None:
 
 @pytest.mark.quick("environment_resolver", "key_of_instantiation", "text_behind_a_link")
 @pytest.mark.parametrize("one", GUARDED, ids=names(GUARDED))
-def test_without_its_guard_an_attack_has_another_outcome(
-    one: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_its_guard_an_attack_has_another_outcome(one, folder, monkeypatch):
     module, _, name = one["guard"].rpartition(".")
     monkeypatch.setattr(importlib.import_module(module), name, lambda *_: None)
     try:

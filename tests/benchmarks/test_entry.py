@@ -56,9 +56,7 @@ def test_every_program_uses_the_entry_point() -> None:
 
 
 @pytest.mark.parametrize("file", SCRIPTS, ids=script_name)
-def test_help_is_the_docstring_and_measures_nothing(
-    file: Path, run: RunScript, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_is_the_docstring_and_measures_nothing(file, run, capsys):
     assert run(script_name(file), "--help") == 0
     docstring = ast.get_docstring(ast.parse(file.read_text("utf-8")))
     assert capsys.readouterr().out == f"{docstring}\n"
@@ -80,13 +78,7 @@ def test_help_is_the_docstring_and_measures_nothing(
         ("speed", ["x"], "wrong number of arguments: 1\n\nWrite the tables of docs/speed.md"),
     ],
 )
-def test_wrong_arguments_print_one_message(
-    name: str,
-    words: list[str],
-    message: str,
-    run: RunScript,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_wrong_arguments_print_one_message(name, words, message, run, capsys):
     assert run(name, *words) == 2
     output = capsys.readouterr()
     assert output.err.startswith(message)
@@ -94,13 +86,11 @@ def test_wrong_arguments_print_one_message(
 
 
 @pytest.mark.parametrize(("returned", "status"), [(None, 0), (0, 0), (1, 1)])
-def test_the_return_value_is_the_exit_status(
-    returned: int | None, status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_return_value_is_the_exit_status(returned, status, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["x", "one", "two"])
     received: list[str] = []
 
-    def main(words: list[str]) -> int | None:
+    def main(words):
         received.extend(words)
         return returned
 

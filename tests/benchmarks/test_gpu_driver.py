@@ -58,9 +58,7 @@ def read_results(file: Path) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_out_of_memory_and_other_failures_are_stored_as_results(
-    write: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_out_of_memory_and_other_failures_are_stored_as_results(write, capsys):
     file = write({"none": ("exhaust_memory", 60), "wrong": ("fail", 60), "gone": ("abort", 60)})
     assert main(words_for(file)) == 1
     results = read_results(file)
@@ -97,9 +95,7 @@ def test_an_interrupted_part_continues_with_the_next_case(write: Write) -> None:
 
 
 @pytest.mark.long
-def test_cases_without_enough_time_are_listed_and_not_started(
-    write: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cases_without_enough_time_are_listed_and_not_started(write, capsys):
     file = write({"long": ("finish", LONG_SECONDS), "short": ("finish", 30)})
     assert main(words_for(file, "minutes=2")) == 1
     assert list(read_results(file)) == ["short"]
@@ -116,18 +112,14 @@ def test_a_timeout_is_a_result(write: Write) -> None:
 
 
 @pytest.mark.long
-def test_a_case_interrupted_by_the_end_of_the_part_has_no_result(
-    write: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_case_interrupted_by_the_end_of_the_part_has_no_result(write, capsys):
     file = write({"slow": ("hang", 2)})
     assert main(words_for(file, "minutes=0.05")) == 1
     assert not (file.parent / "T.json").exists()
     assert "not enough time for: slow" in capsys.readouterr().out
 
 
-def test_a_case_does_not_start_on_a_device_with_too_little_memory(
-    write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_case_does_not_start_on_a_device_with_too_little_memory(write, monkeypatch, capsys):
     file = write({"large": ("finish", 60)})
     large = GpuCase(name="large", part="T", runs="", seconds=1, least_gib=100, settings={})
     monkeypatch.setattr(drive, "read_cases", lambda *_, **__: [large])
@@ -146,9 +138,7 @@ def test_a_case_does_not_start_on_a_device_with_too_little_memory(
         (["part=A"], "scale: torch detects no GPU"),
     ],
 )
-def test_wrong_arguments_are_errors(
-    words: list[str], problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_arguments_are_errors(words, problem, monkeypatch):
     monkeypatch.setattr(drive, "detect_device", lambda: CPU_DEVICE)
     with pytest.raises(RecipeError) as error:
         main(words)

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -19,9 +18,7 @@ def test_the_page_has_the_tables_of_today() -> None:
     assert render_page(text) == text, f"run {pages.WRITER}"
 
 
-def test_a_row_has_a_measurement_and_its_prediction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_has_a_measurement_and_its_prediction(tmp_path, monkeypatch):
     case = next(case for case in read_cases() if predict.is_ours(case))
     figures = {"tokens_per_second": 8192.0, "teraflops_full": 400.4, "teraflops_causal": 350.2}
     figures |= {"peak_bytes": 2**34}

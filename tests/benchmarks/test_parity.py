@@ -74,8 +74,6 @@ def test_a_proof_without_output_is_an_error() -> None:
         prove_layouts("bloom560m", ["nonsense"])
 
 
-def test_an_unknown_recipe_is_an_error_before_the_first_proof(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_unknown_recipe_is_an_error_before_the_first_proof(capsys):
     assert main(["bloom560m", "nothing"]) == 2
     assert capsys.readouterr().err.startswith("not a published recipe: nothing")

@@ -26,9 +26,7 @@ from components.planner.software import OURS, read_software
 SOURCE = yaml.safe_load((planner_blind.DATA / "published_steps.yaml").read_text("utf-8"))
 
 
-def test_the_released_layouts_are_predicted_as_well_as_the_docs_say(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_released_layouts_are_predicted_as_well_as_the_docs_say(capsys):
     accuracy.main()
     figures = json.loads(capsys.readouterr().out)
     ratios = {ratio.case: ratio for ratio in accuracy.predicted_ratios()}

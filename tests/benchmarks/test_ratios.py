@@ -38,9 +38,7 @@ def measured_on(processor: str, date: str = "2026-01-01", **figures: Any) -> dic
     return {"machine": {"processor": processor}, "date": date, "peer": "the peer", **figures}
 
 
-def test_a_slower_result_changes_verdict_and_exit_status(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_slower_result_changes_verdict_and_exit_status(capsys):
     for seconds, status in ((MOST_SECONDS, 0), (MOST_SECONDS + 0.1, 1)):
         worlds = ratios_of_worlds({1_024: 1.0, 12_288: seconds})
         assert [world.met for world in worlds] == [True, not status]

@@ -59,9 +59,7 @@ def test_a_missing_python_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path:
         build_environment(REFERENCE)
 
 
-def test_an_environment_with_the_same_locks_is_not_rebuilt(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_environment_with_the_same_locks_is_not_rebuilt(monkeypatch, tmp_path):
     from benchmarks.versions.environments import hash_locks
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -102,9 +100,7 @@ def test_a_row_passes_only_if_all_its_findings_do(worse: dict[str, object]) -> N
     assert not has_passed(ROW | worse)
 
 
-def test_the_page_has_sorted_rows_and_its_other_text(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_page_has_sorted_rows_and_its_other_text(monkeypatch, tmp_path):
     page = tmp_path / "versions.md"
     marks = "<!-- versions: written by `make versions` -->\n", "<!-- end of versions -->\n"
     page.write_text(f"above\n{marks[0]}old\n{marks[1]}below\n")

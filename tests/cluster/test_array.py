@@ -16,7 +16,7 @@ from components.errors import RecipeError
 from data_prep.task import Array, QueuedError, read_array
 from tests.cluster.directives import read_directives
 from tests.cluster.jobs import CHECKOUT, recipe_of
-from tests.cluster.programs import Patch, Programs, queued
+from tests.cluster.programs import Programs, queued
 from tests.data_prep.corpora import clean, preparation_of, write_corpus
 
 JUWELS = ("recipe=teuken7b", "cluster=juwels", "preparation=engine")
@@ -62,9 +62,7 @@ def array_of(tmp_path: Path) -> Array:
     return array
 
 
-def test_array_has_at_most_the_users_limit_of_jobs(
-    prepare: Prepare, taking: Programs, tmp_path: Path
-) -> None:
+def test_array_has_at_most_the_users_limit_of_jobs(prepare, taking, tmp_path):
     queue = "{name: one, fewest_nodes: 1, most_nodes: 9, longest_hours: 2.0"
     limited = f"cluster.queues=[{queue}, submitted_per_user: 1}}]"
     with pytest.raises(QueuedError):
@@ -120,18 +118,14 @@ def test_tasks_are_submitted_once(prepare: Prepare, taking: Programs, tmp_path: 
         ),
     ],
 )
-def test_errors_of_an_array_are_reported(
-    program: str, error: str, message: str, prepare: Prepare, taking: Programs
-) -> None:
+def test_errors_of_an_array_are_reported(program, error, message, prepare, taking):
     if program:
         taking.add(program, error=error, status=1)
     with pytest.raises(RecipeError, match=message):
         prepare()
 
 
-def test_scheduler_is_required(
-    prepare: Prepare, programs: Programs, monkeypatch: Patch
-) -> None:
+def test_scheduler_is_required(prepare, programs, monkeypatch):
     monkeypatch.setenv("PATH", str(programs.folder))
     with pytest.raises(RecipeError, match="sbatch is not found; Slurm is not available here"):
         prepare()

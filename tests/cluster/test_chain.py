@@ -19,9 +19,7 @@ from tests.cluster.programs import Capture, Patch, Programs
 MISTAKE = "RecipeError: data.sources.eu: is missing\n  prepare it again"
 
 
-def test_job_is_recorded_and_files_of_the_last_job_are_removed(
-    jobs: Jobs, capfd: Capture
-) -> None:
+def test_job_is_recorded_and_files_of_the_last_job_are_removed(jobs, capfd):
     save(jobs, 512)
     jobs.folder.stop.touch()
     finish(jobs, "stopped")
@@ -54,9 +52,7 @@ def begins(jobs: Jobs, programs: Programs, number: int, *, before: str) -> int:
     return start_job(jobs.folder.path, task(number))
 
 
-def test_two_jobs_without_progress_end_it(
-    jobs: Jobs, programs: Programs, capfd: Capture
-) -> None:
+def test_two_jobs_without_progress_end_it(jobs, programs, capfd):
     run = jobs.folder.path
     save(jobs, 512)
     for number in (1, 2):
@@ -100,9 +96,7 @@ def test_overtaken_requeued_job_did_not_fail(jobs: Jobs, programs: Programs) -> 
         ("NOBODY_KNOWS", "ended without a message: it was killed or its node failed", 5),
     ],
 )
-def test_lost_jobs_without_progress_end_the_chain_at_last(
-    state: str, why: str, most: int, jobs: Jobs, programs: Programs
-) -> None:
+def test_lost_jobs_without_progress_end_the_chain_at_last(state, why, most, jobs, programs):
     found: list[int] = []
     while len(found) < 9 and OVER not in found:
         found.append(begins(jobs, programs, len(found) + 1, before=state))
@@ -136,9 +130,7 @@ def test_users_mistake_ends_the_chain(jobs: Jobs, programs: Programs, capfd: Cap
         ([0, 5, 5], 5, True),
     ],
 )
-def test_last_two_jobs_decide_if_it_is_stuck(
-    began_at: list[int], saved: int, over: bool
-) -> None:
+def test_last_two_jobs_decide_if_it_is_stuck(began_at, saved, over):
     chain = ChainState()
     for number, tokens in enumerate(began_at):
         key = {"at": "", "job": str(number), "attempt": 0}
@@ -149,9 +141,7 @@ def test_last_two_jobs_decide_if_it_is_stuck(
     assert bool(why_over(chain, saved=saved, finished=False)) is over
 
 
-def test_missing_launcher_ends_a_job(
-    jobs: Jobs, programs: Programs, monkeypatch: Patch
-) -> None:
+def test_missing_launcher_ends_a_job(jobs, programs, monkeypatch):
     monkeypatch.setenv("PATH", f"{programs.folder}:/bin/none")
     (programs.folder / "srun").unlink()
     assert start_job(jobs.folder.path, task(1)) == 1
@@ -161,9 +151,7 @@ def test_missing_launcher_ends_a_job(
 
 
 @pytest.mark.parametrize(("status", "launcher"), [("finished", 0), ("stopped", 143)])
-def test_only_a_finished_run_takes_its_waiting_jobs_back(
-    status: str, launcher: int, jobs: Jobs, programs: Programs
-) -> None:
+def test_only_a_finished_run_takes_its_waiting_jobs_back(status, launcher, jobs, programs):
     start_job(jobs.folder.path, task(1))
     save(jobs, 1_024)
     finish(jobs, status)

@@ -25,9 +25,7 @@ IMAGE = "site.image=/capstor/scratch/cscs/me/kochbuch.sqsh"
 ALPS = ("recipe=teuken7b", "cluster=alps")
 
 
-def test_file_tells_image_and_hooks_what_they_need(
-    machine: dict[str, str], tmp_path: Path
-) -> None:
+def test_file_tells_image_and_hooks_what_they_need(machine, tmp_path):
     job = here(job_of(*ALPS, IMAGE, f"site.host_python={tmp_path}/venv/bin/python"), tmp_path)
     job = replace(job, container_path=f"{job.run}/jobs/container-$SLURM_JOB_ID.toml")
     (Path(job.run) / "jobs").mkdir(parents=True)

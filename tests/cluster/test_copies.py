@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from cluster.end import find_failure
 from components.errors import RecipeError
 from components.preflight.copies import failed_copies
 from tests.cluster.jobs import ROOT
-from tests.cluster.programs import Capture
 
 LONG = "#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n"
 SAYS = "import first, other\nprint(first.__file__, other.__file__)\n"
@@ -65,9 +63,7 @@ def moved(venv: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("words", [("python", "-c", SAYS), ("short",), ("long",)])
-def test_moved_python_imports_its_own(
-    words: tuple[str, ...], venv: Path, tmp_path: Path
-) -> None:
+def test_moved_python_imports_its_own(words, venv, tmp_path):
     copy = moved(venv, tmp_path / "node")
     command = [str(copy / "bin" / words[0]), *words[1:]]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -142,9 +138,7 @@ def spoil_mark(venv: Path) -> None:
         (spoil_mark, r"node_local, but \S+ has no pyvenv\.cfg.*\n  set site\.venv"),
     ],
 )
-def test_environment_with_files_elsewhere_is_refused(
-    spoil: Callable[[Path], None], message: str, venv: Path
-) -> None:
+def test_environment_with_files_elsewhere_is_refused(spoil, message, venv):
     spoil(venv)
     with pytest.raises(RecipeError, match=message):
         archive_venv(venv)
@@ -191,9 +185,7 @@ def test_code_of_a_node_reads_nothing_of_the_repository(listed: Path, tmp_path: 
     assert [file for file in ours if file.is_relative_to(tmp_path / "node" / "code")]
 
 
-def test_failed_copy_of_an_environment_ends_jobs(
-    listed: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_failed_copy_of_an_environment_ends_jobs(listed, tmp_path, capsys):
     (tmp_path / "conda").mkdir()
     assert copies_main(listed, tmp_path / "conda") == 2
     assert "conda has no pyvenv.cfg" in capsys.readouterr().err
@@ -300,9 +292,7 @@ def occupy(code: Path, folder: Path) -> None:
         (occupy, "Not a directory"),
     ],
 )
-def test_node_that_cannot_says_why_and_keeps_nothing(
-    spoil: Callable[[Path, Path], object], why: str, run: Path, folder: Path
-) -> None:
+def test_node_that_cannot_says_why_and_keeps_nothing(spoil, why, run, folder):
     spoil(run / "copies" / "code.tar", folder)
     assert unpack(run, folder) == 1
     ((node, said),) = failed_copies(run).items()

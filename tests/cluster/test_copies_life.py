@@ -144,9 +144,7 @@ def test_ranks_open_nothing_of_the_shared_environment_and_their_losses_are_the_s
     same_as_uninterrupted(run)
 
 
-def test_node_without_room_is_left_out(
-    slurm: LocalSlurm, submit: Submit, tmp_path: Path
-) -> None:
+def test_node_without_room_is_left_out(slurm, submit, tmp_path):
     venv = environment(tmp_path / "venv", set())
     # As where modules bring the packages: Python finds them by PYTHONPATH.
     modules = f"cluster.site.environment.PYTHONPATH={{value: {PACKAGES}, reason: modules}}"

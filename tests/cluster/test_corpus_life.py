@@ -124,9 +124,7 @@ def test_killed_command_finds_its_array_and_submits_lost_elements_again(
     assert sorted(task for group in again.groups for task in group) == sorted(first.groups[1])
 
 
-def test_error_of_an_element_is_reported(
-    words: list[str], tmp_path: Path, capsys: Capture
-) -> None:
+def test_error_of_an_element_is_reported(words, tmp_path, capsys):
     (tmp_path / "texts" / "en1.jsonl").write_text('{"tekst": "x"}\n')
     assert main([*words, SLURM]) == 2
     stderr = capsys.readouterr().err
@@ -166,9 +164,7 @@ def submitted(run: Path) -> tuple[str, EvaluationArray]:
     return array.job, array
 
 
-def test_checkpoints_are_evaluated_once(
-    trained: Path, slurm: LocalSlurm, capsys: Capture
-) -> None:
+def test_checkpoints_are_evaluated_once(trained, slurm, capsys):
     for node in slurm.nodes:  # nothing starts yet
         slurm.call("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
     found, said = ask(trained, capsys)

@@ -74,9 +74,7 @@ def not_finite_on(jobs: Jobs, number: int, node: str) -> int:
     return end_job(jobs.folder.path, 1)
 
 
-def test_step_bad_on_two_nodes_ends_the_chain(
-    jobs: Jobs, programs: Programs, capfd: Capture
-) -> None:
+def test_step_bad_on_two_nodes_ends_the_chain(jobs, programs, capfd):
     assert not_finite_on(jobs, 1, "jwb0002") == 1
     (one,) = jobs.load_chain().attempts
     assert (one.bad_nodes, one.bad_step) == (("jwb0002",), 9)
@@ -132,9 +130,7 @@ def test_event_log_has_the_end_of_a_requeued_attempt(jobs: Jobs, programs: Progr
     ]
 
 
-def test_a_quarter_of_the_nodes_is_too_many(
-    jobs: Jobs, programs: Programs, capfd: Capture
-) -> None:
+def test_a_quarter_of_the_nodes_is_too_many(jobs, programs, capfd):
     programs.add("scontrol", says="\n".join(NODES[:8]))
     for number, rank in enumerate((0, 4, 8), start=1):
         break_on(jobs, number, rank)
@@ -152,9 +148,7 @@ def test_exclusion_ends_by_itself(jobs: Jobs, programs: Programs, capfd: Capture
     assert "readmitted nodes: jwb0001" in capfd.readouterr().err
 
 
-def test_nodes_needed_to_start_are_readmitted(
-    run_on: Run, programs: Programs, capfd: Capture
-) -> None:
+def test_nodes_needed_to_start_are_readmitted(run_on, programs, capfd):
     jobs = run_on("juwels", "scale=mini", "cluster.nodes=2")
     for name in ("scancel", "srun"):
         programs.add(name)
@@ -180,9 +174,7 @@ def test_new_submission_forgets_suspects(jobs: Jobs, programs: Programs) -> None
     assert excluded(programs) == ["jwb0001", "jwb0002"]
 
 
-def test_silent_scheduler_costs_no_status(
-    jobs: Jobs, programs: Programs, capfd: Capture
-) -> None:
+def test_silent_scheduler_costs_no_status(jobs, programs, capfd):
     start_job(jobs.folder.path, task(1))
     error = "slurm_load_jobs error: Unable to contact slurm controller"
     programs.add("squeue", error=error, status=1)
@@ -290,9 +282,7 @@ def test_relaunch_keeps_the_wish_to_stop(spared: Jobs) -> None:
         (LONG, "RecipeError: data.folder: x", "a new job would fail the same way"),
     ],
 )
-def test_failure_without_a_relaunch_ends_the_job(
-    seconds: float | None, message: str, said: str, spared: Jobs, capfd: Capture
-) -> None:
+def test_failure_without_a_relaunch_ends_the_job(seconds, message, said, spared, capfd):
     fail(spared, 0, message)
     # The launcher's status may be any, and is no wish of this program.
     assert end_job(spared.folder.path, RELAUNCH, seconds) == 1
@@ -309,9 +299,7 @@ def test_failure_without_a_relaunch_ends_the_job(
         ({"status": "stopped", "goes_on": True}, 10.0, 0),  # the next job starts the phase
     ],
 )
-def test_ranks_that_ended_a_phase_are_launched_again(
-    spared: Jobs, results: dict[str, object], seconds: float | None, status: int
-) -> None:
+def test_ranks_that_ended_a_phase_are_launched_again(spared, results, seconds, status):
     run = spared.folder.path
     spared.folder.write_json("results.json", results)
     assert end_job(run, 0, seconds) == status

@@ -213,9 +213,7 @@ def test_full_memory_is_the_nodes_fault_on_one_node_with_the_usual_work(
         "ssh: connect to host jwb0002 port 22: Connection refused",
     ],
 )
-def test_node_that_starts_no_ranks_is_left_out(
-    tmp_path: Path, raises: Raise, line: str
-) -> None:
+def test_node_that_starts_no_ranks_is_left_out(tmp_path, raises, line):
     raises(0, RuntimeError("Timed out after 1800 s waiting for clients"))
     noise = "srun: launch/slurm: _step_signal: Terminating\nsrun: Job step aborted: Waiting\n"
     found = find(tmp_path, f"{noise}{line}\nsrun: error: jwb0001: tasks 0-3: Terminated\n")
@@ -239,9 +237,7 @@ def test_node_that_starts_no_ranks_is_left_out(
         "ORTE was unable to reliably start one or more daemons.",
     ],
 )
-def test_complaint_of_the_launcher_is_a_reason(
-    tmp_path: Path, raises: Raise, line: str
-) -> None:
+def test_complaint_of_the_launcher_is_a_reason(tmp_path, raises, line):
     log = f"step 1\nsrun: warning: cannot\n{line}\nsrun: error: jwb0001: task 0: Terminated\n"
     found = find(tmp_path, log)
     assert (found.why, found.nodes) == (f"exit status 1, and {line}", ())

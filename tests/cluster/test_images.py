@@ -10,9 +10,7 @@ import pytest
 import yaml
 
 from components.versions import PYTHON
-from tests.cluster.conftest import Submit
 from tests.cluster.jobs import ROOT
-from tests.cluster.programs import Programs
 
 IMAGES = sorted((ROOT / "cluster" / "images").glob("*.def"))
 
@@ -70,9 +68,7 @@ def test_the_packages_of_the_host_have_the_versions_of_the_lock() -> None:
     assert {name: lock[name] for name in host} == host
 
 
-def test_begin_and_end_need_few_packages(
-    taking: Programs, submit: Submit, tmp_path: Path
-) -> None:
+def test_begin_and_end_need_few_packages(taking, submit, tmp_path):
     taking.add("scontrol", says="n1\n")
     taking.add("srun")
     assert submit("cluster.jobs=1") == 0

@@ -2,20 +2,19 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cluster.chain import QueuedEvent
 from cluster.pbs import Pbs
-from cluster.records import Jobs, utc_now
+from cluster.records import utc_now
 from cluster.scheduler import NotOwnError, SchedulerError, user_name
 from cluster.status import status_of
 from command.main import main
 from tests.cluster import openpbs
 from tests.cluster.jobs import began, ended, submitted
-from tests.cluster.programs import Capture, Patch, Programs
+from tests.cluster.programs import Patch, Programs
 
 AFTER = "afterany:1.s@s"
 ME = user_name()
@@ -71,9 +70,7 @@ def test_run_that_waits_for_another_is_not_a_part_of_it(queue: Path) -> None:
     assert openpbs.read(other)["job_state"] == "H"
 
 
-def test_job_that_ends_between_two_questions_hides_no_other(
-    queue: Path, programs: Programs, monkeypatch: Patch
-) -> None:
+def test_job_that_ends_between_two_questions_hides_no_other(queue, programs, monkeypatch):
     monkeypatch.setenv("OPENPBS_HISTORY", "off")
     gone, there = put("a", state="F"), put("a", state="R")
     once = f"[ -e {queue}/asked ] || echo {gone}; touch {queue}/asked; echo {there}"
@@ -152,9 +149,7 @@ def test_without_history_only_the_queue_is_read(no_history: Path) -> None:
     Pbs().cancel_jobs(first, logs_of("a"), running=True)  # nothing of it, and no error
 
 
-def test_chain_between_two_jobs_is_found_by_the_one_queued_behind(
-    no_history: Path, run_on: Callable[..., Jobs], capfd: Capture
-) -> None:
+def test_chain_between_two_jobs_is_found_by_the_one_queued_behind(no_history, run_on, capfd):
     jobs = run_on("aurora", "scale=mini", "cluster.nodes=2", "cluster.devices_per_node=1")
     run = jobs.folder.path
     first = put(str(run), state="R")
@@ -186,9 +181,7 @@ HELD = "is held (Hold_Types={}): release the job with qrls, or ask the site"
         ("Q", {}, ""),
     ],
 )
-def test_waiting_job_has_a_reason(
-    state: str, known: dict[str, str], why: str, queue: Path
-) -> None:
+def test_waiting_job_has_a_reason(state, known, why, queue):
     job = put("a", state=state)
     tree = {key: value for key, value in openpbs.read(job).items() if key != "comment"}
     openpbs.write(job, tree | known)

@@ -17,7 +17,7 @@ from components.report.measurements import read_evaluations
 from components.run.folder import RunFolder
 from tests.cluster import openpbs
 from tests.cluster.planting import CLOCK, plant
-from tests.cluster.programs import Capture, Patch
+from tests.cluster.programs import Patch
 from tests.cluster.slurm import BUSY_HOST
 from tests.cluster.test_preflight_life import verdict
 from tests.cluster.test_slurm_life import ends_of_logs, rank_with, tell_times
@@ -70,9 +70,7 @@ def wait_until(run: Path, holds: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.3)
 
 
-def test_next_job_continues_and_the_last_is_cancelled(
-    home: Path, machine: str, capfd: Capture
-) -> None:
+def test_next_job_continues_and_the_last_is_cancelled(home, machine, capfd):
     run, alone = home / "walled", home / "alone"
     budget = (
         *("budget.total_tokens=2_048", "checkpoint.every_tokens=1_024"),
@@ -109,9 +107,7 @@ def rank_of(run: Path, rank: int) -> int:
     return rank_with(run, f"PALS_RANKID={rank}")
 
 
-def test_killed_rank_is_named_and_its_node_avoided(
-    home: Path, machine: str, capfd: Capture
-) -> None:
+def test_killed_rank_is_named_and_its_node_avoided(home, machine, capfd):
     run = home / "killed"
     budget = (
         *("budget.total_tokens=51_200_000", "checkpoint.every_tokens=10_240"),

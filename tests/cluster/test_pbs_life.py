@@ -86,9 +86,7 @@ def test_job_killed_at_its_wall_is_known_where_history_is_kept(
     Pbs().cancel_jobs(job, tmp_path / "jobs", running=True)  # nothing left, nothing said
 
 
-def test_held_jobs_of_a_chain_have_reasons(
-    pbs: LocalPbs, submit: Submit, tmp_path: Path
-) -> None:
+def test_held_jobs_of_a_chain_have_reasons(pbs, submit, tmp_path):
     first = submit()
     second = submit(after=first)
     pbs.wait_for(lambda: letter(first) == "R", 30)
@@ -138,9 +136,7 @@ def here(pbs: LocalPbs, home: Path, monkeypatch: Patch) -> str:
     return f"site.venv={home / 'venv'}"
 
 
-def test_next_job_continues_after_a_job_killed_at_its_time_limit(
-    pbs: LocalPbs, home: Path, here: str
-) -> None:
+def test_next_job_continues_after_a_job_killed_at_its_time_limit(pbs, home, here):
     pbs.keep_history(kept=True)
     run = home / "walled"
     budget = (

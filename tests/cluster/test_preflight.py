@@ -27,7 +27,7 @@ from components.preflight.verdict import (
 from components.run.folder import RunFolder
 from components.run.history import read_lines
 from tests.cluster.jobs import Run, job_of, recipe_of, submitted
-from tests.cluster.programs import Capture, Patch, Programs, queued
+from tests.cluster.programs import Patch, Programs, queued
 from tests.cluster.slurm import free_ports
 from tests.components.preflight.conftest import finding, report
 
@@ -75,9 +75,7 @@ def with_bad(name: str, check: str) -> NodeReport:
     return report(name).model_copy(update={"findings": (finding(check, "bad"),)})
 
 
-def test_bad_node_is_left_out_and_avoided(
-    jobs: Jobs, programs: Programs, capfd: Capture
-) -> None:
+def test_bad_node_is_left_out_and_avoided(jobs, programs, capfd):
     said = [with_bad(NODES[0], "run folder"), *map(report, NODES[1:])]
     assert look(jobs.folder.path, said) == 0
     err = capfd.readouterr().err
@@ -94,9 +92,7 @@ def test_bad_node_is_left_out_and_avoided(
     assert programs.calls()[-1] == f"scontrol update JobId=77_4 ExcNodeList={NODES[0]}"
 
 
-def test_pbs_job_without_a_preflight_avoids_no_node(
-    run_on: Run, programs: Programs, tmp_path: Path, capfd: Capture
-) -> None:
+def test_pbs_job_without_a_preflight_avoids_no_node(run_on, programs, tmp_path, capfd):
     programs.add("mpiexec")
     (tmp_path / "nodefile").write_text("".join(f"{name}\n" for name in NODES))
     seen = {"PBS_JOBID": "9.pbs", "PBS_NODEFILE": str(tmp_path / "nodefile")}
@@ -122,9 +118,7 @@ def test_too_few_good_nodes_fail_the_job(jobs: Jobs, programs: Programs) -> None
     assert not any("ExcNodeList" in call for call in programs.calls())
 
 
-def test_check_failed_everywhere_ends_the_chain(
-    jobs: Jobs, programs: Programs, capfd: Capture
-) -> None:
+def test_check_failed_everywhere_ends_the_chain(jobs, programs, capfd):
     assert look(jobs.folder.path, [with_bad(name, "data") for name in NODES]) == 1
     assert end_job(jobs.folder.path, 1) == 1
     assert "a new job would fail the same way: the chain ends here" in capfd.readouterr().err
@@ -159,9 +153,7 @@ def pbs(run_on: Run, tmp_path: Path) -> dict[str, str]:
     return seen
 
 
-def test_ranks_start_under_pbs_on_names_of_its_file(
-    pbs: dict[str, str], tmp_path: Path
-) -> None:
+def test_ranks_start_under_pbs_on_names_of_its_file(pbs, tmp_path):
     preflight = tmp_path / "run" / "preflight"
     full = [f"{name}.hsn.example" for name in NODES]
     assert (preflight / "hosts").read_text().split() == full

@@ -81,9 +81,7 @@ def test_command_asks_nodes_of_a_job(slurm: LocalSlurm, home: Path, tmp_path: Pa
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="of one core none can be taken away")
-def test_small_full_or_slow_nodes_are_out(
-    slurm: LocalSlurm, submit: Submit, tmp_path: Path
-) -> None:
+def test_small_full_or_slow_nodes_are_out(slurm, submit, tmp_path):
     fewer, full, slow, *good = slurm.nodes
     (temporary := tmp_path / "temporary").mkdir()
     slurm.start_again(fewer, "taskset", "--cpu-list", str(min(CORES)))

@@ -148,9 +148,7 @@ def test_finished_run_starts_no_rank(words: Words, machine: Machine, tmp_path: P
 
 
 @pytest.mark.parametrize("status", ["0", "143"])
-def test_warning_stops_ranks_and_keeps_status(
-    status: str, machine: Machine, tmp_path: Path
-) -> None:
+def test_warning_stops_ranks_and_keeps_status(status, machine, tmp_path):
     job = here(job_of(*TEUKEN), tmp_path)
     process = subprocess.Popen(
         ["bash", "-c", render_job_script(job)],
@@ -166,9 +164,7 @@ def test_warning_stops_ranks_and_keeps_status(
     assert notes(machine)[-1] == f"python -m cluster.end {job.run} {status}"
 
 
-def test_pbs_script_watches_the_clock_and_queues_a_job(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_pbs_script_watches_the_clock_and_queues_a_job(machine, tmp_path):
     job = brief(MULA, tmp_path)
     done = run(job, machine, PATIENCE="100", TRAIN="3")
     assert (done.returncode, done.stderr) == (3, "")
@@ -209,9 +205,7 @@ def test_settings_of_the_user_are_in_the_script() -> None:
 
 
 @BOTH
-def test_too_few_good_nodes_start_no_rank(
-    words: Words, machine: Machine, tmp_path: Path
-) -> None:
+def test_too_few_good_nodes_start_no_rank(words, machine, tmp_path):
     job = brief(words, tmp_path)
     assert run(job, machine, LOOK="1").returncode == 1
     assert notes(machine)[-1].startswith(f"python -m cluster.end {job.run} 1")
@@ -251,9 +245,7 @@ def test_ranks_start_on_the_chosen_nodes_and_meet_at_the_first(
 
 @pytest.mark.long
 @BOTH
-def test_hanging_node_does_not_stop_others(
-    words: Words, machine: Machine, tmp_path: Path
-) -> None:
+def test_hanging_node_does_not_stop_others(words, machine, tmp_path):
     job = brief(words, tmp_path)
     began = time.monotonic()
     assert run(job, machine, HANG="600").returncode == 0

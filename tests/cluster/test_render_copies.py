@@ -68,9 +68,7 @@ def test_ranks_start_with_their_copy(words: Words, machine: Machine, tmp_path: P
 
 
 @BOTH
-def test_node_without_a_copy_ends_the_job(
-    words: Words, machine: Machine, tmp_path: Path
-) -> None:
+def test_node_without_a_copy_ends_the_job(words, machine, tmp_path):
     job, seen = with_copies((*words, "cluster.preflight=none"), machine, tmp_path)
     (tmp_path / "local").rmdir()
     assert run(job, seen).returncode == 1
@@ -87,9 +85,7 @@ def test_node_without_a_copy_runs_the_shared_python(machine: Machine, tmp_path: 
 
 
 @pytest.mark.parametrize(("says", "status"), [({"LOOK": "1"}, 1), ({"COPIES": "2"}, 2)])
-def test_no_copy_is_left_of_a_job_without_ranks(
-    says: Machine, status: int, machine: Machine, tmp_path: Path
-) -> None:
+def test_no_copy_is_left_of_a_job_without_ranks(says, status, machine, tmp_path):
     job, seen = with_copies((*TEUKEN, "cluster.site.setup=[]"), machine, tmp_path)
     assert run(job, seen, **says).returncode == status
     assert list((tmp_path / "local").iterdir()) == []
@@ -163,9 +159,7 @@ RESTARTS = ("watchdog.restarts=3", "cluster.spare_nodes=1")
 
 @BOTH
 @pytest.mark.parametrize("over", [False, True])
-def test_failed_launch_is_repeated_while_its_end_requests_it(
-    words: Words, over: bool, machine: Machine, tmp_path: Path
-) -> None:
+def test_failed_launch_is_repeated_while_its_end_requests_it(words, over, machine, tmp_path):
     job = here(job_of(*words, *RESTARTS), tmp_path)
     assert job.nodes == job.cluster.nodes + 1
     job = replace(job, lead_seconds=job.walltime_seconds - 400)

@@ -48,9 +48,7 @@ def run(submit: Submit, taking: Programs, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("by", ["recipe", "resume"])
-def test_everything_but_the_mathematics_may_change(
-    by: str, submit: Submit, run: Path, taking: Programs, capfd: Capture
-) -> None:
+def test_everything_but_the_mathematics_may_change(by, submit, run, taking, capfd):
     before = recipe_in(run)
     taking.add("sbatch", says="78\n")
     if by == "recipe":
@@ -77,9 +75,7 @@ def test_everything_but_the_mathematics_may_change(
 
 
 @pytest.mark.parametrize("by", ["recipe", "resume"])
-def test_other_mathematics_is_refused_and_changes_nothing(
-    by: str, submit: Submit, run: Path, taking: Programs, capfd: Capture
-) -> None:
+def test_other_mathematics_is_refused_and_changes_nothing(by, submit, run, taking, capfd):
     before = {file: file.read_bytes() for file in run.rglob("*.json*")}
     if by == "recipe":
         assert submit("optimizer.lr=1e-5", "again=true") == 2
@@ -92,9 +88,7 @@ def test_other_mathematics_is_refused_and_changes_nothing(
 
 
 @pytest.mark.parametrize("how", ["lost", "cancelled", "used", "left", "running", "unknown"])
-def test_command_that_status_prints_is_accepted(
-    how: str, submit: Submit, taking: Programs, tmp_path: Path, capfd: Capture
-) -> None:
+def test_command_that_status_prints_is_accepted(how, submit, taking, tmp_path, capfd):
     run = tmp_path / "run"
     assert submit("cluster.jobs=1" if how == "used" else "cluster.jobs=2") == 0
     jobs = Jobs(RunFolder(run))
@@ -118,9 +112,7 @@ def test_command_that_status_prints_is_accepted(
     assert capfd.readouterr().out.startswith("submitted 78")
 
 
-def test_run_of_another_user_writes_no_script(
-    run: Path, taking: Programs, capfd: Capture
-) -> None:
+def test_run_of_another_user_writes_no_script(run, taking, capfd):
     seal_of(run / "recipe.json").unlink()
     calls = len(taking.calls())
     assert main([f"resume={run}", "data.sources.eu.files=[]", "site.account=kitchen"]) == 2
@@ -131,9 +123,7 @@ def test_run_of_another_user_writes_no_script(
     assert "again=true" in status_of(run, Slurm()).next
 
 
-def test_job_with_a_lost_answer_is_found_by_where_it_writes(
-    run: Path, submit: Submit, taking: Programs, capfd: Capture
-) -> None:
+def test_job_with_a_lost_answer_is_found_by_where_it_writes(run, submit, taking, capfd):
     jobs = Jobs(RunFolder(run))
     jobs.append_events(SubmitEvent(at=utc_now(), jobs=1))
     others = queued(run.parent / "other" / "jobs", "99|RUNNING|None|n2")

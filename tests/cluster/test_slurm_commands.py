@@ -10,7 +10,7 @@ from cluster.chain import ExcludedEvent
 from cluster.decisions import avoided_until
 from cluster.pbs import Pbs
 from cluster.records import Jobs, utc_now
-from cluster.scheduler import Scheduler, check_id, user_name
+from cluster.scheduler import check_id, user_name
 from cluster.slurm import Slurm
 from cluster.status import status_of
 from command.main import main
@@ -31,9 +31,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_without_the_scheduler_the_script_is_written(
-    run: Path, submit: Submit, programs: Programs, monkeypatch: Patch, capfd: Capture
-) -> None:
+def test_without_the_scheduler_the_script_is_written(run, submit, programs, monkeypatch, capfd):
     monkeypatch.setenv("PATH", str(programs.folder))
     assert submit() == 2
     script = run / "jobs" / "job.sh"
@@ -45,9 +43,7 @@ def test_without_the_scheduler_the_script_is_written(
     assert Jobs(RunFolder(run)).load_chain().submissions == ()
 
 
-def test_submission_is_reported(
-    run: Path, submit: Submit, taking: Programs, capfd: Capture
-) -> None:
+def test_submission_is_reported(run, submit, taking, capfd):
     taking.add("sbatch", says="77;juwels\n")  # as in a federation
     assert submit("cluster.jobs=3") == 0
     said = capfd.readouterr()
@@ -79,9 +75,7 @@ def test_rejected_script_is_named_and_can_be_submitted_with_other_settings(
     assert "12:00:00" in (run / "jobs" / "job.sh").read_text()
 
 
-def test_missing_answer_is_no_refusal(
-    run: Path, submit: Submit, taking: Programs, monkeypatch: Patch, capfd: Capture
-) -> None:
+def test_missing_answer_is_no_refusal(run, submit, taking, monkeypatch, capfd):
     """It may have taken the job: the next submission asks a person first."""
     monkeypatch.setattr(scheduler_command, "ANSWERS_WITHIN_SECONDS", 0.5)
     taking.script("sbatch", "exec sleep 20")
@@ -135,9 +129,7 @@ def test_submits_only_once(run: Path, submit: Submit, taking: Programs, capfd: C
         ("site.account=a b", "'a b' is not allowed in a job script"),
     ],
 )
-def test_login_node_refuses_wrong_words(
-    word: str, message: str, taking: Programs, run: Path, monkeypatch: Patch, capfd: Capture
-) -> None:
+def test_login_node_refuses_wrong_words(word, message, taking, run, monkeypatch, capfd):
     monkeypatch.chdir(run.parent)
     account = FULL if not word.startswith("site.account") else FULL[:-1]
     assert main([*account, f"run={run}", word]) == 2
@@ -160,9 +152,7 @@ def test_missing_account_is_reported(taking: Programs, site_file: Path, capfd: C
     ["parallelism.zero=0", "cluster.hardware.usable_bytes=24_600_000_000"],
     ids=["does not fit", "tight, above the limit"],
 )
-def test_peak_above_memory_is_refused(
-    taking: Programs, run: Path, capfd: Capture, word: str
-) -> None:
+def test_peak_above_memory_is_refused(taking, run, capfd, word):
     words = [*FULL, word, f"run={run}"]
     assert main(words) == 2
     stderr = capfd.readouterr().err
@@ -174,9 +164,7 @@ def test_peak_above_memory_is_refused(
     assert "this source has no text files" in stderr  # the next check
 
 
-def test_cancel_needs_a_submission(
-    taking: Programs, run_on: Run, run: Path, capfd: Capture
-) -> None:
+def test_cancel_needs_a_submission(taking, run_on, run, capfd):
     assert main(["action=cancel", f"run={run}"]) == 2
     assert "run is not a run folder: it does not exist" in capfd.readouterr().err
     run_on("juwels")
@@ -185,10 +173,8 @@ def test_cancel_needs_a_submission(
     assert f"run: {run} was never submitted\n  {remedy}" in capfd.readouterr().err
 
 
-def test_cancel_lets_the_running_job_save_unless_forced(
-    run: Path, submit: Submit, taking: Programs, capfd: Capture
-) -> None:
-    def cancel(force: str, status: int = 0) -> str:
+def test_cancel_lets_the_running_job_save_unless_forced(run, submit, taking, capfd):
+    def cancel(force, status=0):
         capfd.readouterr()
         assert main(["action=cancel", f"force={force}", f"run={run}"]) == status
         said = capfd.readouterr()
@@ -236,9 +222,7 @@ def excludes_and_readmits(slurm: LocalSlurm, run: Path) -> None:
     assert avoided not in slurm.call(*said)
 
 
-def test_real_slurm_takes_holds_and_gives_back(
-    slurm: LocalSlurm, submit: Submit, run: Path, monkeypatch: Patch, capfd: Capture
-) -> None:
+def test_real_slurm_takes_holds_and_gives_back(slurm, submit, run, monkeypatch, capfd):
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
     slurm.call("scontrol", "update", "PartitionName=booster", "State=DOWN")
     try:
@@ -268,9 +252,7 @@ def test_real_slurm_takes_holds_and_gives_back(
         slurm.call("scontrol", "update", "PartitionName=booster", "State=UP")
 
 
-def test_job_that_submits_another_passes_on_nothing_of_itself(
-    programs: Programs, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_job_that_submits_another_passes_on_nothing_of_itself(programs, tmp_path, monkeypatch):
     programs.script("sbatch", f"env > {tmp_path}/seen\necho 78")
     own = {"SLURM_ARRAY_JOB_ID": "4", "SLURM_ARRAY_TASK_ID": "0", "SRUN_CPUS_PER_TASK": "8"}
     kept = {"SLURM_CONF": "/etc/conf", "TRITON_CACHE_DIR": "/own/cache"}
@@ -306,9 +288,7 @@ def jobs(run_on: Run, programs: Programs) -> Jobs:
         (Pbs(), ("77", "77.pbs-0001", "77[].pbs.site.de", "77[3].pbs-0001"), (*WRONG, "77_12")),
     ],
 )
-def test_each_scheduler_knows_its_ids(
-    scheduler: Scheduler, ids: tuple[str, ...], wrong: tuple[str, ...]
-) -> None:
+def test_each_scheduler_knows_its_ids(scheduler, ids, wrong):
     for job in ids:
         check_id(scheduler, job, Path("jobs"))
     for job in wrong:
@@ -319,9 +299,7 @@ def test_each_scheduler_knows_its_ids(
 
 
 @pytest.mark.parametrize("action", ["status", "cancel"])
-def test_wrong_id_is_refused(
-    action: str, jobs: Jobs, programs: Programs, capfd: Capture
-) -> None:
+def test_wrong_id_is_refused(action, jobs, programs, capfd):
     submitted(jobs, "--user=walnut", 4)
     assert main([f"action={action}", f"run={jobs.folder.path}"]) == 2
     message = f"{jobs.path}: '--user=walnut' is not a job id of Slurm"
@@ -334,9 +312,7 @@ def test_wrong_id_is_refused(
 
 
 @pytest.mark.parametrize("force", ["false", "true"])
-def test_foreign_job_is_refused(
-    force: str, jobs: Jobs, programs: Programs, capfd: Capture
-) -> None:
+def test_foreign_job_is_refused(force, jobs, programs, capfd):
     submitted(jobs, "77", 4)
     run = jobs.folder.path
     programs.add("squeue", says=queued(jobs.path, "77|RUNNING|None|n1", user="walnut"))
@@ -360,9 +336,7 @@ def test_foreign_job_is_refused(
     assert not jobs.folder.stop.exists()
 
 
-def test_run_is_known_by_any_path(
-    jobs: Jobs, programs: Programs, tmp_path: Path, capfd: Capture
-) -> None:
+def test_run_is_known_by_any_path(jobs, programs, tmp_path, capfd):
     submitted(jobs, "77", 4)
     programs.add("squeue", says=queued(jobs.path, "77|PENDING|Priority|"))
     (tmp_path / "link").symlink_to(jobs.folder.path)

@@ -18,7 +18,7 @@ from command.main import main
 from components.run.folder import RunFolder
 from components.run.history import read_lines
 from tests.cluster.pbs_server import LocalPbs
-from tests.cluster.programs import Capture, Patch
+from tests.cluster.programs import Patch
 from tests.cluster.slurm import LocalSlurm
 from tests.life.conftest import TINY, entries
 
@@ -114,9 +114,7 @@ def same_as_uninterrupted(
 
 
 @pytest.mark.long
-def test_chain_continues_over_time_limits(
-    slurm: LocalSlurm, submit: Submit, capsys: Capture
-) -> None:
+def test_chain_continues_over_time_limits(slurm, submit, capsys):
     words = (
         *("cluster.nodes=2", "parallelism.data=8", "budget.total_tokens=614_400"),
         *("checkpoint.every_tokens=204_800", "evaluation.every_tokens=307_200"),
@@ -153,9 +151,7 @@ TWO_RANKS = (
 )
 
 
-def test_requeued_job_continues_from_its_checkpoint(
-    slurm: LocalSlurm, submit: Submit, same_as_uninterrupted: Compare
-) -> None:
+def test_requeued_job_continues_from_its_checkpoint(slurm, submit, same_as_uninterrupted):
     words = (word for word in TWO_RANKS if not word.startswith("cluster.jobs"))
     run = submit("requeued", *words, "cluster.jobs=1")
     wait_until(slurm, run, begun(run, "checkpoint"), 120)
@@ -211,9 +207,7 @@ def test_run_killed_in_a_save_continues_from_the_last_whole_checkpoint(
     same_as_uninterrupted(run)
 
 
-def test_cancelled_run_saves_and_resumes(
-    slurm: LocalSlurm, submit: Submit, capsys: Capture
-) -> None:
+def test_cancelled_run_saves_and_resumes(slurm, submit, capsys):
     """Its path has what Slurm would expand in the names of output files."""
     words = [word for word in TWO_RANKS if not word.startswith("cluster.jobs")]
     run = submit("50%j%%", *words, "cluster.jobs=1")
@@ -278,9 +272,7 @@ def test_job_of_a_dead_node_is_requeued_and_continues_without_it(
 
 
 @pytest.mark.long
-def test_same_job_continues_on_a_spare_node(
-    slurm: LocalSlurm, submit: Submit, same_as_uninterrupted: Compare
-) -> None:
+def test_same_job_continues_on_a_spare_node(slurm, submit, same_as_uninterrupted):
     run = submit("spared", *TWO_RANKS, "watchdog.restarts=2", "cluster.spare_nodes=1")
     wait_until(slurm, run, lambda: len(entries(run, "checkpoint")) >= 2, 180)
     (job,) = status(run).jobs

@@ -148,9 +148,7 @@ def test_status_has_a_state_and_a_reason(jobs: Jobs, programs: Programs) -> None
     assert state_and_reason(jobs) == ("finished", "")
 
 
-def test_run_is_lost_if_its_job_ended_without_a_record(
-    jobs: Jobs, programs: Programs, show: Show
-) -> None:
+def test_run_is_lost_if_its_job_ended_without_a_record(jobs, programs, show):
     began(jobs, "77_1")
     gone = "job 77_1 ended without a message: it was killed or its node failed"
     log = "see jobs/77_1.log"
@@ -169,9 +167,7 @@ def test_run_is_lost_if_its_job_ended_without_a_record(
     assert show(jobs.folder.path).count("running") == 2  # the run and its job, listed once
 
 
-def test_status_has_the_last_and_the_next_event(
-    jobs: Jobs, programs: Programs, show: Show
-) -> None:
+def test_status_has_the_last_and_the_next_event(jobs, programs, show):
     end(jobs, "77_1", how="failed", why="rank 3: loss is NaN")
     programs.add("squeue", says=queued(jobs.path, "77_2|PENDING|Priority|"))
     found = ask(jobs)
@@ -193,9 +189,7 @@ def test_status_has_the_last_and_the_next_event(
     assert ask(jobs).next.startswith("no automatic step; submit again: ")
 
 
-def test_status_names_avoided_nodes_and_remedy(
-    run_on: Run, programs: Programs, show: Show
-) -> None:
+def test_status_names_avoided_nodes_and_remedy(run_on, programs, show):
     for name in ("squeue", "sbatch", "scontrol"):
         programs.add(name)
     jobs = run_on("juwels", "scale=mini", "cluster.nodes=2")
@@ -250,9 +244,7 @@ def test_one_run_has_its_jobs_several_have_rows(jobs: Jobs, tmp_path: Path, show
     assert [shown.count(f"optimizer.lr={rate}") for rate in ("0.0001", "0.0003")] == [1, 1]
 
 
-def test_foreign_text_does_not_act_on_terminals(
-    jobs: Jobs, programs: Programs, show: Show
-) -> None:
+def test_foreign_text_does_not_act_on_terminals(jobs, programs, show):
     end(jobs, "77_1", how="failed", why="\x1b]0;x\a\u202e [/nope] is no :warning:")
     programs.add("squeue", error="\x1b[2J[/nope]", status=1)
     shown = show(jobs.folder.path)

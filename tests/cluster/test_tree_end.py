@@ -177,9 +177,7 @@ def test_cancelled_tree_submits_nothing(trunk: Path, programs: Programs) -> None
 
 
 @pytest.mark.parametrize("obstacle", ["held", "folder", "link", "no locks"])
-def test_failed_lock_of_a_tree_is_reported(
-    trunk: Path, programs: Programs, obstacle: str, monkeypatch: Patch, capfd: Capture
-) -> None:
+def test_failed_lock_of_a_tree_is_reported(trunk, programs, obstacle, monkeypatch, capfd):
     programs.add("sbatch", says="77\n")
     monkeypatch.setattr(submission, "PATIENCE_SECONDS", 0.1)
     lock = trunk / "children" / "submit.lock"
@@ -204,9 +202,7 @@ def test_failed_lock_of_a_tree_is_reported(
     assert not (trunk.parent / "elsewhere").exists()
 
 
-def test_child_of_another_user_waits(
-    tmp_path: Path, programs: Programs, capfd: Capture
-) -> None:
+def test_child_of_another_user_waits(tmp_path, programs, capfd):
     child = "{at_tokens: 100_000_000_000, with: weights, set: {budget.sequence_length: 2_048}}"
     composed = compose_run(read_point([*TREE[:-1], f"children.given={child}"]))
     trunk = trunk_with_checkpoint(composed.recipe, tmp_path)

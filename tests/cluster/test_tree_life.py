@@ -87,16 +87,14 @@ CANCELLED = {
 
 
 @pytest.mark.long
-def test_resume_continues_cancelled_tree(
-    slurm: LocalSlurm, submit: Submit, capsys: Capture
-) -> None:
+def test_resume_continues_cancelled_tree(slurm, submit, capsys):
     def states() -> dict[str, str]:
         capsys.readouterr()
         assert main(["action=status", f"run={trunk}", "output=json"]) == 0
         shown = json.loads(capsys.readouterr().out)["children"]
         return {name: one["state"] for name, one in shown.items()}
 
-    def queue() -> str:
+    def queue():
         return slurm.call("squeue", "--noheader", "--format=%j")
 
     named = [f"children.{name}={text(one)}" for name, one in CANCELLED.items()]

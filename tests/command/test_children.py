@@ -58,9 +58,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, dict[str, R
         return composed.recipe, dict(composed.children)
 
 
-def test_children_have_trunk_keys_and_parent_and_no_mathematics(
-    found: tuple[Recipe, dict[str, Recipe]],
-) -> None:
+def test_children_have_trunk_keys_and_parent_and_no_mathematics(found):
     recipe, _ = found
     assert compute_fingerprint(recipe) == compute_fingerprint(trunk())
     assert "children" not in trunk().model_dump(mode="json")

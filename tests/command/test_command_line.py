@@ -54,9 +54,7 @@ def test_closed_pipe_ends_command_silently(lines: int, tmp_path: Path) -> None:
     assert running.returncode == 141
 
 
-def test_other_broken_pipe_is_shown(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Said
-) -> None:
+def test_other_broken_pipe_is_shown(monkeypatch, tmp_path, capfd):
     def broken(arguments: object) -> None:
         raise BrokenPipeError("to another process")
 

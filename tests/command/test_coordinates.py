@@ -57,9 +57,7 @@ def test_the_standard_form_grows_and_is_not_judged(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.usefixtures("few")
-def test_rates_that_do_not_follow_the_width_are_found(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rates_that_do_not_follow_the_width_are_found(capsys, monkeypatch):
     monkeypatch.setattr("components.engine.optimizer.scale_groups", lambda *_: None)
     assert main(["action=parity", "kind=coordinates", "recipe=teuken7b", MUP]) == 1
     shown = capsys.readouterr().out
@@ -79,9 +77,7 @@ def test_rates_that_do_not_follow_the_width_are_found(
     ],
     ids=["dense", "depth", "experts", "biases and learned norms", "norms after"],
 )
-def test_every_family_is_flat_over_sixteen_times_the_width(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_family_is_flat_over_sixteen_times_the_width(words, capsys):
     status, tree = checked(capsys, *words)
     assert (status, tree["flat"]) == (0, True), tree["rows"]
 
@@ -126,9 +122,7 @@ def test_what_the_check_sets_itself_is_refused() -> None:
         ("change", (1.0, 2.0, 4.0), 1.0),
     ],
 )
-def test_sizes_that_are_zero_or_not_finite_have_no_slope(
-    of: str, sizes: tuple[float, ...], slope: float
-) -> None:
+def test_sizes_that_are_zero_or_not_finite_have_no_slope(of, sizes, slope):
     row = Coordinates("mlp", of, "width", dict(zip((2, 4, 8), sizes, strict=True)))
     assert row.growth_exponent == pytest.approx(slope, nan_ok=True)
     assert row.is_flat == (slope == 0.0)
@@ -138,9 +132,7 @@ def test_sizes_that_are_zero_or_not_finite_have_no_slope(
 @pytest.mark.long
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("rate", ["1e-30", "1e30"])
-def test_a_rate_that_changes_nothing_or_everything_is_not_flat(
-    rate: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rate_that_changes_nothing_or_everything_is_not_flat(rate, capsys):
     words = ("recipe=teuken7b", COMPLETEP, PLAIN, f"optimizer.lr={rate}")
     status, tree = checked(capsys, *words)
     assert (status, tree["flat"]) == (1, False)

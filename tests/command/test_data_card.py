@@ -53,9 +53,7 @@ def card(prepared: Path) -> Any:
     return json.loads((prepared / "card.json").read_text())
 
 
-def test_a_card_counts_its_files_and_replaces_no_folder(
-    prepared: Path, card: Any, tmp_path: Path
-) -> None:
+def test_a_card_counts_its_files_and_replaces_no_folder(prepared, card, tmp_path):
     manifest = Manifest.from_folder(prepared)
     for name, source in card["sources"].items():
         record = manifest.sources[name]

@@ -59,9 +59,7 @@ def placeholder(monkeypatch: pytest.MonkeyPatch, weights_bytes: int) -> None:
 @pytest.mark.parametrize(
     ("gib", "status", "verdict"), [(10, 0, "fits"), (68, 0, "tight"), (90, 1, "does_not_fit")]
 )
-def test_the_status_is_the_verdict(
-    monkeypatch: pytest.MonkeyPatch, capsys: Said, gib: int, status: int, verdict: str
-) -> None:
+def test_the_status_is_the_verdict(monkeypatch, capsys, gib, status, verdict):
     placeholder(monkeypatch, gib * GIB)
     assert main([*WORDS, "output=json"]) == status
     tree = json.loads(capsys.readouterr().out)

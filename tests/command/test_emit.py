@@ -192,9 +192,7 @@ for section, keys in CANNOT.items():
 
 
 @pytest.mark.parametrize(("words", "offered"), GIVEN)
-def test_unsupported_key_has_remedy(
-    words: list[str], offered: list[str], tmp_path: Path, capfd: Any
-) -> None:
+def test_unsupported_key_has_remedy(words, offered, tmp_path, capfd):
     err = refused(capfd, tmp_path / "out", *said(*words))
     assert "torchtitan 0.2.2 cannot train this recipe" in err
     for word in offered:

@@ -106,9 +106,7 @@ NO_MEMORY = [
 
 @pytest.mark.parametrize("error", NO_MEMORY)
 @pytest.mark.parametrize("is_wrapped", [False, True])
-def test_no_memory_is_no_fault(
-    error: Exception, is_wrapped: bool, broken: Breaks, state: Path, capfd: Said
-) -> None:
+def test_no_memory_is_no_fault(error, is_wrapped, broken, state, capfd):
     if is_wrapped:
         wrapped = KeyError("cannot be built")
         wrapped.__cause__ = error
@@ -134,9 +132,7 @@ def test_memory_ends_while_told(broken: Breaks, monkeypatch: Patch, capfd: Said)
 
 
 @pytest.mark.parametrize("read", [Path.read_bytes, Path.read_text])
-def test_read_error_names_file(
-    read: Callable[[Path], object], monkeypatch: Patch, capfd: Said
-) -> None:
+def test_read_error_names_file(read, monkeypatch, capfd):
     """The memory of a process is a file whose first page cannot be read."""
 
     def run(arguments: object) -> ActionResult:
@@ -148,9 +144,7 @@ def test_read_error_names_file(
     assert capfd.readouterr().err.startswith("/proc/self/mem: Input/output error\n")
 
 
-def test_details_go_elsewhere(
-    broken: Breaks, tmp_path: Path, monkeypatch: Patch, capfd: Said
-) -> None:
+def test_details_go_elsewhere(broken, tmp_path, monkeypatch, capfd):
     (tmp_path / "file").touch()
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
@@ -176,9 +170,7 @@ def test_details_go_elsewhere(
         (errno.ETIMEDOUT, "ask the administrator of that file system"),
     ],
 )
-def test_system_error_is_no_fault(
-    number: int, said: str, broken: Breaks, state: Path, capfd: Said
-) -> None:
+def test_system_error_is_no_fault(number, said, broken, state, capfd):
     broken(OSError(number, os.strerror(number), "plan.html"))
     assert main(SHOW) == 2
     message = capfd.readouterr().err

@@ -77,9 +77,7 @@ def _train_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @each
 @pytest.mark.usefixtures("_train_nothing")
-def test_mistake_has_its_answer(
-    mistake: Mistake, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_mistake_has_its_answer(mistake, tmp_path, capfd):
     before = sorted(tmp_path.iterdir())
     status = main(mistake.words)
     printed = capfd.readouterr()

@@ -292,9 +292,7 @@ def test_a_folder_without_the_file_or_none_at_all_is_refused(home: Path, capfd: 
     assert "action=new does not accept recipe keys" in refused(capfd, "budget.seed=3")
 
 
-def test_data_elsewhere_need_trusted_recipe(
-    home: Path, tmp_path_factory: pytest.TempPathFactory, capfd: Said
-) -> None:
+def test_data_elsewhere_need_trusted_recipe(home, tmp_path_factory, capfd):
     elsewhere = tmp_path_factory.mktemp("scratch")
     put(elsewhere, published("olmo2_1b"))
     (elsewhere / "hf" / "model.safetensors").touch()

@@ -69,9 +69,7 @@ def test_narrow_model_has_larger_first_weights(parameters: int, std: float) -> N
 @pytest.mark.parametrize(
     ("parametrization", "is_raised"), [(None, True), (MULTIPLIERS, True), (MUP, False)]
 )
-def test_only_a_parametrization_by_width_keeps_small_first_weights(
-    parametrization: dict[str, Any] | None, is_raised: bool
-) -> None:
+def test_only_a_parametrization_by_width_keeps_small_first_weights(parametrization, is_raised):
     """MuP scales the first weights with the width. Multipliers do not change them."""
     model = compose_group("model", FAMILY) | {"parametrization": parametrization}
     assert ("initialization" in choose_shape(model, 10**6, 512)) == is_raised

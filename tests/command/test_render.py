@@ -56,9 +56,7 @@ def test_a_run_whose_path_no_file_system_takes_is_refused(path: str) -> None:
         run(read_point(words))
 
 
-def test_script_is_written_to_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_script_is_written_to_file(tmp_path, capsys, monkeypatch):
     words = ("recipe=bloom176b", "cluster=jean_zay", "site.account=a")
     assert run_action("render", read_point([*words, f"file={tmp_path}/job.sh"])).status == 0
     assert capsys.readouterr() == (f"{tmp_path}/job.sh\n", "")

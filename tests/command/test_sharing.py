@@ -261,9 +261,7 @@ def test_a_file_that_is_there_is_replaced_only_by_name(capfd: Said) -> None:
     assert main([*SMALL, "action=pack", f"file={name}"]) == 0
 
 
-def test_what_is_shared_names_no_folder_of_the_author(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, answer: Json, capfd: Any
-) -> None:
+def test_what_is_shared_names_no_folder_of_the_author(folder, monkeypatch, answer, capfd):
     home = folder / "anna"
     (home / "work").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))

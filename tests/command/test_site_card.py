@@ -118,9 +118,7 @@ def test_a_card_narrows_the_plan_of_its_machine(card: Path, capfd: Said) -> None
         (("cluster.nodes=2", "parallelism.tensor=4"), 1.25),  # only links and products count
     ],
 )
-def test_the_interval_depends_on_how_far_the_plan_is_from_the_card(
-    card: Path, capfd: Said, words: tuple[str, ...], factor: float
-) -> None:
+def test_the_interval_depends_on_how_far_the_plan_is_from_the_card(card, capfd, words, factor):
     assert width(plan(capfd, *words, f"calibrate={card}")) == pytest.approx(factor)
 
 
@@ -142,18 +140,14 @@ def test_cpu_card_is_no_plan(tmp_path: Path, fingerprints: dict[str, str], capfd
         (("calibrate=[run]",), "a calibration reads run folders"),
     ],
 )
-def test_card_and_contradicting_words(
-    card: Path, folder: Path, capfd: Said, words: tuple[str, ...], told: str
-) -> None:
+def test_card_and_contradicting_words(card, folder, capfd, words, told):
     own = {"recipe": "teuken7b", "calibrate": "card.json"}
     own |= dict(word.split("=", 1) for word in words)
     assert main(["action=plan", *(f"{key}={value}" for key, value in own.items())]) == 2
     assert told in capfd.readouterr().err
 
 
-def test_accelerator_card_is_a_row(
-    card: Path, tmp_path: Path, fingerprints: dict[str, str], capsys: Said
-) -> None:
+def test_accelerator_card_is_a_row(card, tmp_path, fingerprints, capsys):
     row = card_row(card)
     assert (row["recipe"], row["cluster"], row["ranks"]) == ("teuken7b", "juwels", 8)
     assert (row["step_seconds"], row["peak_memory_bytes"]) == (1.5, 30e9)

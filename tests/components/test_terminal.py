@@ -155,9 +155,7 @@ def test_shown_differences_are_cleaned(capsys: pytest.CaptureFixture[str]) -> No
         (2, ["recipe=caf\u00e9\x1b]0;x\a"]),
     ],
 )
-def test_an_ascii_terminal_causes_no_traceback(
-    status: int, words: list[str], tmp_path: Path
-) -> None:
+def test_an_ascii_terminal_causes_no_traceback(status, words, tmp_path):
     program = [sys.executable, str(ROOT / "run.py"), *words]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, env=environment)

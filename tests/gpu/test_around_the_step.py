@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,9 +27,7 @@ print({one["is_expandable"] for one in torch.cuda.memory_snapshot()})
 """
 
 
-def test_batches_lie_in_pinned_memory_and_arrive_as_they_were_read(
-    gpu: str, tmp_path: Path
-) -> None:
+def test_batches_lie_in_pinned_memory_and_arrive_as_they_were_read(gpu, tmp_path):
     recipe = compose_recipe(read_point(["recipe=teuken7b", "scale=parity"]))
     draw_data(recipe, tmp_path / "data")
     manifest = Manifest.from_folder(tmp_path / "data")
@@ -46,9 +43,7 @@ def test_batches_lie_in_pinned_memory_and_arrive_as_they_were_read(
 
 
 @pytest.mark.parametrize("own", [None, "backend:native"])
-def test_memory_grows_in_segments_unless_the_user_has_said_otherwise(
-    gpu: str, own: str | None
-) -> None:
+def test_memory_grows_in_segments_unless_the_user_has_said_otherwise(gpu, own):
     if gpu != "cuda":
         pytest.skip("only CUDA has these allocator settings")
     seen = {k: v for k, v in os.environ.items() if k not in {ALLOCATOR, *OLDER_ALLOCATORS}}

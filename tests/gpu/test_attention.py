@@ -44,9 +44,7 @@ def far(found: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("slopes", [False, True], ids=["causal", "alibi"])
 @pytest.mark.parametrize("dropout", [0.0, DROPPED])
-def test_a_gpu_mixes_by_the_formula_and_its_gradients_are_the_formulas(
-    gpu: str, slopes: bool, dropout: float
-) -> None:
+def test_a_gpu_mixes_by_the_formula_and_its_gradients_are_the_formulas(gpu, slopes, dropout):
     """Which weights are dropped is read off values that are the unit matrix."""
     torch.manual_seed(3)
     heads = [torch.randn(ROWS, HEADS, LENGTH, WIDTH).bfloat16() for _ in range(4)]

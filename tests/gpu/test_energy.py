@@ -3,7 +3,6 @@
 import json
 import time
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 
 from components.energy.counters import Meter
 from components.energy.devices import NvidiaCounter
-from tests.life.conftest import TINY, Program
+from tests.life.conftest import TINY
 
 SECONDS = 10.0
 SIZE, PRODUCTS = 8_192, 32  # a twentieth of a second at 700 TFLOP/s
@@ -55,9 +54,7 @@ def test_the_counter_agrees_with_power_over_time(cuda: torch.device) -> None:
     assert counted.joules == pytest.approx(joules, rel=POWER_TOLERANCE)
 
 
-def test_a_run_on_a_gpu_knows_its_energy(
-    home: Path, program: Program, cuda: torch.device
-) -> None:
+def test_a_run_on_a_gpu_knows_its_energy(home, program, cuda):
     run = home / "energy"
     program(*TINY, "cluster.device=cuda", f"run={run}")
     energy = json.loads((run / "results.json").read_text())["energy"]

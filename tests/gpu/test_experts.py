@@ -78,9 +78,7 @@ def mixed_and_gradients(model: Layers, hidden: Tensor, upstream: Tensor) -> list
 
 @pytest.mark.parametrize("parts", ["none", "layers"], ids=["eager", "compiled"])
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
-def test_a_gpu_mixes_what_the_host_mixes_in_double_precision(
-    gpu: str, dtype: torch.dtype, parts: str
-) -> None:
+def test_a_gpu_mixes_what_the_host_mixes_in_double_precision(gpu, dtype, parts):
     torch._dynamo.reset()
     exact = layers_of(dtype)
     model = copy.deepcopy(exact).to(gpu)
@@ -111,9 +109,7 @@ def test_grouped_products_on_a_gpu_wait_for_no_counts(gpu: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
-def test_rows_that_pad_a_bounded_exchange_change_nothing_on_a_gpu(
-    gpu: str, dtype: torch.dtype
-) -> None:
+def test_rows_that_pad_a_bounded_exchange_change_nothing_on_a_gpu(gpu, dtype):
     """They have the number after the last expert, come last, and their results are not read."""
     given = torch.randn(TOKENS, DIM), torch.rand(TOKENS, 1)
     stacks = [torch.randn(NUM_EXPERTS, FFN_DIM, DIM) / 16 for _ in range(2)]

@@ -1,14 +1,12 @@
 """Products in float8 on a GPU, beside those that the CPU emulates and those in bfloat16."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from components.model.float8 import float8_layers
 from tests.components.model.test_float8 import Model, passed
 from tests.gpu.test_one_gpu import BFLOAT16_TOLERANCE, losses
-from tests.life.conftest import TINY, Program
+from tests.life.conftest import TINY
 
 # An emulated sum is of float32; tensor cores may add in fewer bits, and results are bfloat16.
 PRODUCT_TOLERANCE = 2**-6
@@ -47,9 +45,7 @@ def test_a_linear_map_finds_what_is_emulated(float8_gpu: str) -> None:
 
 
 @pytest.mark.parametrize("compiles", ["none", "layers"])
-def test_a_run_finds_the_losses_that_the_cpu_emulates(
-    home: Path, program: Program, float8_gpu: str, compiles: str
-) -> None:
+def test_a_run_finds_the_losses_that_the_cpu_emulates(home, program, float8_gpu, compiles):
     run = home / f"gpu-{compiles}"
     words = (*TINY, "precision=fp8", f"parallelism.compile={compiles}")
     program(*words, f"cluster.device={float8_gpu}", f"run={run}")

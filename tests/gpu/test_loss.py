@@ -16,9 +16,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("precision", NARROW)
 @pytest.mark.parametrize("rows", [517, 1_024, 32_000, 131_072])  # torch has a kernel for each
-def test_a_gpu_finds_loss_and_gradients_of_the_host_in_double_precision(
-    gpu: str, precision: torch.dtype, rows: int
-) -> None:
+def test_a_gpu_finds_loss_and_gradients_of_the_host_in_double_precision(gpu, precision, rows):
     torch.manual_seed(7)
     tokens, dim = ON_DEVICE.least_tokens + 1, 64
     hidden, weight = torch.randn(tokens, dim), 0.1 * torch.randn(rows, dim)

@@ -24,9 +24,7 @@ def train(program: Program, run: Path, *words: str) -> list[float]:
 
 
 @pytest.mark.parametrize("zero", [0, 1, 3])
-def test_a_gpu_in_bfloat16_finds_the_losses_of_the_cpu(
-    home: Path, program: Program, gpu: str, zero: int
-) -> None:
+def test_a_gpu_in_bfloat16_finds_the_losses_of_the_cpu(home, program, gpu, zero):
     found = {
         device: train(
             program,
@@ -40,9 +38,7 @@ def test_a_gpu_in_bfloat16_finds_the_losses_of_the_cpu(
     assert found[gpu] == pytest.approx(found["cpu"], rel=BFLOAT16_TOLERANCE)
 
 
-def test_a_run_says_on_which_gpu_it_was_and_how_full_that_became(
-    home: Path, program: Program, gpu: str
-) -> None:
+def test_a_run_says_on_which_gpu_it_was_and_how_full_that_became(home, program, gpu):
     run = home / "memory"
     train(program, run, *TINY, f"cluster.device={gpu}")
     results = json.loads((run / "results.json").read_text())
@@ -61,9 +57,7 @@ def test_a_run_says_on_which_gpu_it_was_and_how_full_that_became(
     ],
     ids=["data", "tensor", "pipeline"],
 )
-def test_two_gpus_find_the_losses_of_the_cpu(
-    home: Path, program: Program, two_gpus: str, layout: tuple[str, ...]
-) -> None:
+def test_two_gpus_find_the_losses_of_the_cpu(home, program, two_gpus, layout):
     name = layout[0].removeprefix("parallelism.")
     alone = train(program, home / f"alone-{name}", *TINY, "cluster.device=cpu")
     words = (*layout, "cluster.ranks=2", f"cluster.device={two_gpus}")

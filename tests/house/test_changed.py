@@ -20,9 +20,7 @@ from tests.changed import ALWAYS, select
         ("docs/speed.md", set()),
     ],
 )
-def test_a_file_selects_the_tests_of_its_package_and_of_its_importers(
-    changed: str, expected: set[str]
-) -> None:
+def test_a_file_selects_the_tests_of_its_package_and_of_its_importers(changed, expected):
     found = set(select([changed]))
     assert found >= expected | {ALWAYS}
     assert "tests" not in found

@@ -96,9 +96,7 @@ def test_the_commands_are_found() -> None:
 
 
 @pytest.mark.parametrize("line", list(dict.fromkeys(SHORT)))
-def test_a_fast_command_of_a_page_works(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fast_command_of_a_page_works(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for page in PAGES:

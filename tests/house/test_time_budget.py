@@ -121,9 +121,7 @@ def test_workers_share_the_order_and_the_record(suite: Path) -> None:
 
 
 @pytest.mark.long
-def test_without_a_record_the_files_are_rotated(
-    suite: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_record_the_files_are_rotated(suite, monkeypatch):
     (suite / "kochbuch" / "not_run.tiny").unlink()
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True)
     start = int(commit.stdout or b"0", 16) % 3

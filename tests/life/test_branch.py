@@ -96,9 +96,7 @@ def test_a_branch_with_weights_alone_restarts_clock_data_and_optimizer(made: Mad
     assert marker.fresh_optimizer
 
 
-def test_a_branch_links_files_of_its_trunk_and_removes_none(
-    made: Made, program: Program
-) -> None:
+def test_a_branch_links_files_of_its_trunk_and_removes_none(made, program):
     trunk = made("trunk", *ends(TRUNK))
     before = saved(trunk, BRANCHED)
     short = made("short", *on(trunk), *ends(COOLED), "checkpoint.keep=1")
@@ -109,9 +107,7 @@ def test_a_branch_links_files_of_its_trunk_and_removes_none(
     assert os.path.samefile(trunk / shared, kept / shared)  # noqa: PTH121 (the same in short)
 
 
-def test_a_branch_interrupted_before_its_first_checkpoint_resumes(
-    made: Made, program: Program
-) -> None:
+def test_a_branch_interrupted_before_its_first_checkpoint_resumes(made, program):
     cooled = made("cooled", *on(made("trunk", *ends(TRUNK))), *ends(COOLED))
     shutil.copytree(cooled, cooled.with_name("expected"))
     for one in (cooled / "checkpoints").glob("tokens-*"):
@@ -144,9 +140,7 @@ def test_an_invalid_branch_is_refused_before_a_folder_is_created(
     assert not (home / "refused").exists()
 
 
-def test_merged_checkpoints_are_exported_and_start_a_run(
-    made: Made, program: Program, home: Path
-) -> None:
+def test_merged_checkpoints_are_exported_and_start_a_run(made, program, home):
     trunk = made("trunk", *ends(TRUNK))
     words = ("action=merge", f"run={trunk}", "last=3", "average=1-sqrt", "file=merged")
     said = program(*words, "at_tokens=4_000").stderr

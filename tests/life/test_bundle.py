@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.life.conftest import ROOT, Program, column, environment, tiny
+from tests.life.conftest import ROOT, column, environment, tiny
 
 CLONED = (
     *("run.py", "command", "components", "cluster", "data_prep"),
@@ -69,9 +69,7 @@ def ran(bundle: Path) -> Path:
 
 
 @pytest.mark.long
-def test_another_clone_reproduces_the_losses_exactly(
-    bundle: Path, ran: Path, home: Path, program: Program
-) -> None:
+def test_another_clone_reproduces_the_losses_exactly(bundle, ran, home, program):
     done = program(f"recipe={bundle}", f"run={ran}")
     here = column(ran, "loss")
     assert len(here) == 6
@@ -110,9 +108,7 @@ def as_nobody(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     os.geteuid() != 0 or shutil.which("setpriv") is None,
     reason="only root can act as another user",
 )
-def test_another_user_reproduces_the_losses_exactly(
-    bundle: Path, home: Path, elsewhere: Path
-) -> None:
+def test_another_user_reproduces_the_losses_exactly(bundle, home, elsewhere):
     if as_nobody(sys.executable, "-c", "import torch", folder=elsewhere).returncode:
         pytest.skip("other users cannot run this Python")
     assert "Permission denied" in as_nobody("ls", str(home), folder=elsewhere).stderr
@@ -124,9 +120,7 @@ def test_another_user_reproduces_the_losses_exactly(
 
 
 @pytest.mark.long
-def test_verify_lists_the_differences_of_a_run(
-    bundle: Path, home: Path, program: Program
-) -> None:
+def test_verify_lists_the_differences_of_a_run(bundle, home, program):
     program(f"recipe={bundle}", "optimizer.eps=1e-6", f"run={home / 'other'}")
     done = program(
         *("action=verify", "output=json", f"file={bundle}", f"run={home / 'other'}"), status=1
@@ -137,9 +131,7 @@ def test_verify_lists_the_differences_of_a_run(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["de.train.tokens", "tokenizer.model"])
-def test_a_changed_byte_of_the_data_is_named(
-    name: str, bundle: Path, ran: Path, home: Path, program: Program
-) -> None:
+def test_a_changed_byte_of_the_data_is_named(name, bundle, ran, home, program):
     program("action=verify", f"file={bundle}")
     (file,) = (home / "prepared").glob(f"*/{name}")
     content = file.read_bytes()

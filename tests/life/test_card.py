@@ -18,9 +18,7 @@ SMALL = tuple(word for word in TINY if not word.startswith(OWN))
 
 
 @pytest.mark.long
-def test_two_processes_make_a_card_of_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_two_processes_make_a_card_of_this_machine(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     run = tmp_path / "run"

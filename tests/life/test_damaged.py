@@ -59,9 +59,7 @@ def early(whole: Path, folder: Path) -> Path:
 
 
 @pytest.mark.long
-def test_a_run_resumes_before_a_damaged_checkpoint_with_the_same_bits(
-    whole: Path, tmp_path: Path, program: Program
-) -> None:
+def test_a_run_resumes_before_a_damaged_checkpoint_with_the_same_bits(whole, tmp_path, program):
     run = unfinished(whole, tmp_path)
     expected = weights(run)
     shutil.rmtree(next((run / "checkpoints").glob("weights-*")))
@@ -89,9 +87,7 @@ def test_every_checkpoint_event_has_its_cost(whole: Path) -> None:
     assert all(Path(one["folder"]).is_dir() for one in evidence[1:])
 
 
-def test_a_run_that_cannot_save_ends_with_a_message_and_resumes(
-    whole: Path, tmp_path: Path, program: Program
-) -> None:
+def test_a_run_that_cannot_save_ends_with_a_message_and_resumes(whole, tmp_path, program):
     run = early(whole, tmp_path)
     with fill_up(NO_LARGER_BYTES):
         said = program(f"resume={run}", status=2).stderr
@@ -106,9 +102,7 @@ def test_a_run_that_cannot_save_ends_with_a_message_and_resumes(
 
 
 @pytest.mark.long
-def test_a_rank_that_cannot_write_its_error_prints_it_and_sets_its_status(
-    whole: Path, tmp_path: Path
-) -> None:
+def test_a_rank_that_cannot_write_its_error_prints_it_and_sets_its_status(whole, tmp_path):
     """As on a full disk: there is no room for its error, either."""
     run = early(whole, tmp_path)
     (run / "events.jsonl").unlink()
@@ -126,9 +120,7 @@ def test_a_rank_that_cannot_write_its_error_prints_it_and_sets_its_status(
     assert "Traceback" not in done.stderr
 
 
-def test_a_run_with_missing_checkpoints_does_not_restart(
-    whole: Path, tmp_path: Path, program: Program
-) -> None:
+def test_a_run_with_missing_checkpoints_does_not_restart(whole, tmp_path, program):
     run = unfinished(whole, tmp_path)
     (run / "checkpoints").rename(tmp_path / "away")
     said = program(f"resume={run}", status=2).stderr
@@ -156,9 +148,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_run_on_a_full_disk_writes_nothing_and_resumes_later(
-    whole: Path, disk: Path, program: Program
-) -> None:
+def test_a_run_on_a_full_disk_writes_nothing_and_resumes_later(whole, disk, program):
     run = early(whole, disk)
     before = contents(run / "checkpoints")
     filler, free = disk / "filler", shutil.disk_usage(disk).free
@@ -174,9 +164,7 @@ def test_a_run_on_a_full_disk_writes_nothing_and_resumes_later(
     assert all(tensor.equal(found[name]) for name, tensor in expected.items())
 
 
-def test_a_read_only_run_folder_is_refused_and_unchanged(
-    whole: Path, disk: Path, program: Program
-) -> None:
+def test_a_read_only_run_folder_is_refused_and_unchanged(whole, disk, program):
     run = early(whole, disk)
     before = contents(run)
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)

@@ -10,7 +10,7 @@ import pytest
 from command.outcome import Status
 from components.checkpoint.metadata import list_saved_tokens
 from components.run.history import read_history
-from tests.life.conftest import Program, act, entries, tiny
+from tests.life.conftest import act, entries, tiny
 
 WORDS = tiny(
     *("evaluation.every_tokens=512", "checkpoint.every_tokens=512"),
@@ -49,9 +49,7 @@ def test_every_json_file_of_a_diverged_run_is_valid_json(diverged: Path) -> None
         json.loads(text, parse_constant=refuse)
 
 
-def test_nan_in_files_of_an_earlier_version_is_read_as_null(
-    diverged: Path, tmp_path: Path
-) -> None:
+def test_nan_in_files_of_an_earlier_version_is_read_as_null(diverged, tmp_path):
     lines = (diverged / "metrics.jsonl").read_text().splitlines(keepends=True)
     text = "".join(line.replace(": null", ": NaN") for line in lines if "joules" not in line)
     (tmp_path / "metrics.jsonl").write_text(text)
@@ -62,9 +60,7 @@ def test_nan_in_files_of_an_earlier_version_is_read_as_null(
     assert [*map(str, before)] == [*map(str, after)]
 
 
-def test_an_evaluation_with_nan_is_valid_json(
-    diverged: Path, program: Program, tmp_path: Path
-) -> None:
+def test_an_evaluation_with_nan_is_valid_json(diverged, program, tmp_path):
     done = program("action=evaluate", "output=json", f"run={diverged}")
     tree = json.loads(done.stdout, parse_constant=refuse)
     held_out = tree["held_out"]
@@ -85,9 +81,7 @@ def test_an_evaluation_with_nan_is_valid_json(
     assert "eu" in (diverged / "report.html").read_text()
 
 
-def test_the_checkpoint_before_the_divergence_is_evaluated(
-    diverged: Path, program: Program
-) -> None:
+def test_the_checkpoint_before_the_divergence_is_evaluated(diverged, program):
     (first, _) = list_saved_tokens(diverged / "checkpoints")
     done = program("action=evaluate", "output=json", f"run={diverged}", f"at_tokens={first}")
     held_out = json.loads(done.stdout)["held_out"]

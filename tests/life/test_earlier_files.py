@@ -31,9 +31,7 @@ def show(program: Program, *words: str) -> Any:
     return json.loads(program("action=show", "output=json", *words).stdout)
 
 
-def test_an_earlier_run_resumes_with_the_losses_of_the_whole_run(
-    home: Path, program: Program
-) -> None:
+def test_an_earlier_run_resumes_with_the_losses_of_the_whole_run(home, program):
     done = program("resume=run", "data.folder=data")
     assert "tokenizer: training" not in done.stderr  # the prepared data is used
     resumed = {entry["step"]: entry["loss"] for entry in entries(home / "run", "step")}
@@ -42,16 +40,12 @@ def test_an_earlier_run_resumes_with_the_losses_of_the_whole_run(
 
 
 @pytest.mark.parametrize("file", ["small.yaml", "small.recipe.yaml"])
-def test_an_earlier_recipe_and_bundle_keep_their_fingerprint(
-    home: Path, program: Program, file: str
-) -> None:
+def test_an_earlier_recipe_and_bundle_keep_their_fingerprint(home, program, file):
     assert show(program, f"recipe=./{file}")["fingerprint"] == FINGERPRINT
 
 
 @pytest.mark.parametrize("file", ["small.lock.yaml", "small.recipe.yaml"])
-def test_an_earlier_lock_and_bundle_verify_an_earlier_run(
-    home: Path, program: Program, file: str
-) -> None:
+def test_an_earlier_lock_and_bundle_verify_an_earlier_run(home, program, file):
     words = ("action=verify", f"file={file}", "run=run", "data.folder=data", "output=json")
     verdict = json.loads(program(*words, status=1).stdout)
     differing = verdict["differences"]

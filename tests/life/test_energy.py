@@ -12,7 +12,7 @@ import pytest
 from components.run.history import read_history
 from components.train import fit
 from tests.components.energy.sysfs import write_zone
-from tests.life.conftest import TINY, Program, entries, forget_the_end
+from tests.life.conftest import TINY, entries, forget_the_end
 
 WATTS = 150.0
 # The counter is written about 200 times a second, for runs of seconds, on a busy host.
@@ -45,9 +45,7 @@ def energy(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_a_run_measures_the_power_of_its_host_also_after_a_resume(
-    home: Path, program: Program, powered: None
-) -> None:
+def test_a_run_measures_the_power_of_its_host_also_after_a_resume(home, program, powered):
     run = home / "powered"
     program(*TINY, "watchdog.every_steps=5", f"run={run}")
     first = energy(run)
@@ -65,9 +63,7 @@ def test_a_run_measures_the_power_of_its_host_also_after_a_resume(
 
 
 @pytest.mark.long
-def test_a_run_without_counters_reports_no_energy(
-    home: Path, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_without_counters_reports_no_energy(home, program, tmp_path, monkeypatch):
     monkeypatch.setattr(fit, "SYSFS", tmp_path)
     run = home / "unmeasured"
     stderr = program(*TINY, f"run={run}").stderr

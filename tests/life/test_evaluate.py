@@ -80,9 +80,7 @@ def summed_loss(model: Any, ids: Tensor) -> float:
     return total
 
 
-def test_held_out_losses_equal_those_of_transformers(
-    trained: Path, padded: Path, program: Program
-) -> None:
+def test_held_out_losses_equal_those_of_transformers(trained, padded, program):
     found = judged(program, f"run={trained}")["held_out"]
     model = AutoModelForCausalLM.from_pretrained(padded)
     pieces = SentencePieceProcessor(model_file=str(padded / "tokenizer.model"))
@@ -111,9 +109,7 @@ def _split(ids: list[int], end: int) -> list[list[int]]:
     return parts
 
 
-def test_every_checkpoint_has_the_loss_that_training_logged(
-    trained: Path, program: Program
-) -> None:
+def test_every_checkpoint_has_the_loss_that_training_logged(trained, program):
     logged = {one["tokens"]: one for one in entries(trained, "held_out")}
     assert sorted(logged) == [0, 512, 1_024, 1_536]
     for tokens in (512, 1_536):
@@ -141,9 +137,7 @@ def test_losses_are_weighted_with_the_mixture_of_the_phase(trained: Path) -> Non
     assert held_out["final_unweighted"] == entries(trained, "held_out")[-1]["loss"]
 
 
-def test_sources_of_a_language_add_up_and_all_count_every_token(
-    trained: Path, program: Program
-) -> None:
+def test_sources_of_a_language_add_up_and_all_count_every_token(trained, program):
     found = judged(program, f"run={trained}")["held_out"]
     sources = found["by_source"]
     both = [sources["hr"], sources["sl"]]
@@ -162,9 +156,7 @@ def test_fewer_windows_are_read_on_request(trained: Path, program: Program) -> N
     assert {one["tokens"] for one in found["by_source"].values()} == {2 * LENGTH}
 
 
-def test_own_text_is_evaluated_completely_and_saved(
-    trained: Path, padded: Path, program: Program, home: Path
-) -> None:
+def test_own_text_is_evaluated_completely_and_saved(trained, padded, program, home):
     texts = ["Ein Pfund Mehl, 2 Eier.", "Dvije žlice šećera " * 40]
     lines = [json.dumps({"text": text}) for text in texts]
     (home / "own.jsonl").write_text("\n".join(lines) + "\n")
@@ -210,21 +202,13 @@ def test_table_and_report_show_the_evaluation(trained: Path, program: Program) -
         (("file=padded",), "file: an exported folder supports only tasks"),
     ],
 )
-def test_an_invalid_evaluation_is_refused(
-    words: tuple[str, ...],
-    message: str,
-    padded: Path,
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_invalid_evaluation_is_refused(words, message, padded, home, monkeypatch):
     monkeypatch.chdir(home)
     with pytest.raises(RecipeError, match=message):
         evaluate.run(read_point(["action=evaluate", *words]))
 
 
-def test_changed_data_are_refused(
-    trained: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_data_are_refused(trained, home, monkeypatch):
     kept = (trained / "data.json").read_text()
     (trained / "data.json").write_text(json.dumps(json.loads(kept) | {"key": "another"}))
     monkeypatch.chdir(home)

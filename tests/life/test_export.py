@@ -54,9 +54,7 @@ def test_transformers_generates_text_from_the_folder(exported: Path) -> None:
     assert tokenizer.decode(generated[0]).startswith("The baker")
 
 
-def test_the_folder_holds_the_weights_of_the_last_checkpoint(
-    exported: Path, trained: Path
-) -> None:
+def test_the_folder_holds_the_weights_of_the_last_checkpoint(exported, trained):
     recipe = read_recipe(trained / "recipe.json")
     assert recipe.decoder_spec.padded_vocab_size > recipe.decoder_spec.vocab_size
     model = build_node(recipe.model, "model")
@@ -107,9 +105,7 @@ def test_a_weights_snapshot_exports_the_bytes_of_the_full_checkpoint(
     assert contents(tmp_path / "alone") == contents(exported)
 
 
-def test_an_earlier_snapshot_is_exported_by_its_tokens(
-    exported: Path, trained: Path, program: Program
-) -> None:
+def test_an_earlier_snapshot_is_exported_by_its_tokens(exported, trained, program):
     done = program("action=export", f"run={trained}", "at_tokens=1_024")
     folder = trained / "export" / f"weights-{1_024:015d}"
     assert done.stdout == f"{folder}\n"
@@ -135,14 +131,7 @@ def test_an_earlier_snapshot_is_exported_by_its_tokens(
         ),
     ],
 )
-def test_an_invalid_export_is_refused(
-    words: tuple[str, ...],
-    message: str,
-    trained: Path,
-    exported: Path,
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_invalid_export_is_refused(words, message, trained, exported, home, monkeypatch):
     (home / "new" / "checkpoints").mkdir(parents=True, exist_ok=True)
     (home / "new" / "recipe.json").write_bytes((trained / "recipe.json").read_bytes())
     monkeypatch.chdir(home)

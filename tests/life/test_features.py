@@ -21,9 +21,7 @@ def test_experts_are_trained_with_their_auxiliary_loss(home: Path, program: Prog
     assert taken[-1]["loss"] < taken[0]["loss"]
 
 
-def test_a_zero_initialized_model_learns_with_muon_and_logs_its_z_loss(
-    home: Path, program: Program
-) -> None:
+def test_a_zero_initialized_model_learns_with_muon_and_logs_its_z_loss(home, program):
     run = home / "nanochat"
     words = ("model.z_loss=1e-4", "parallelism.compile=none")
     program(*few("nanochat_d20", *words, f"run={run}"))
@@ -79,9 +77,7 @@ def test_float16_skips_steps_that_overflow(home: Path, program: Program) -> None
         ("model.dropout=0.1", True),
     ],
 )
-def test_an_option_changes_the_losses_or_only_the_memory(
-    home: Path, program: Program, word: str, differs: bool
-) -> None:
+def test_an_option_changes_the_losses_or_only_the_memory(home, program, word, differs):
     plain = home / "plain"
     if not plain.exists():
         program(*few("teuken7b", f"run={plain}"))
@@ -94,9 +90,7 @@ def test_an_option_changes_the_losses_or_only_the_memory(
 
 
 @pytest.mark.long
-def test_a_run_starts_with_exported_weights_of_the_same_model(
-    home: Path, program: Program
-) -> None:
+def test_a_run_starts_with_exported_weights_of_the_same_model(home, program):
     first, folder, second = home / "first", home / "weights", home / "second"
     program(*few("teuken7b", "budget.total_tokens=16_384", f"run={first}"))
     program("action=export", f"run={first}", f"file={folder}")

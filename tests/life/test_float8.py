@@ -30,9 +30,7 @@ def whole(home: Path) -> Path:
     return run
 
 
-def test_the_float8_loss_is_near_the_bfloat16_loss(
-    whole: Path, home: Path, program: Program
-) -> None:
+def test_the_float8_loss_is_near_the_bfloat16_loss(whole, home, program):
     program(*TINY, "precision.compute=bfloat16", f"run={home / 'bfloat16'}")
     float8, bfloat16 = (column(run, "loss", "held_out") for run in (whole, home / "bfloat16"))
     assert float8[-1] < 0.7 * column(whole, "loss")[0]
@@ -50,9 +48,7 @@ def test_a_resumed_float8_run_has_the_same_bits(whole: Path, program: Program) -
     check_same_bits(run, whole)
 
 
-def test_a_float8_export_has_the_trained_weights(
-    whole: Path, home: Path, program: Program
-) -> None:
+def test_a_float8_export_has_the_trained_weights(whole, home, program):
     program("action=export", f"run={whole}", f"file={home / 'hf'}")
     exported = load_file(home / "hf" / "model.safetensors")
     down = saved(whole)["model.layers.1.mlp.down.weight"]

@@ -137,9 +137,7 @@ def test_what_was_left_out_is_in_the_last_checkpoint(runs: Runs) -> None:
 SHORT = tuple(word.replace("=12_288", "=4_096") for word in TINY)  # eight steps
 
 
-def test_a_rule_broken_too_often_saves_stops_and_goes_on_with_a_larger_limit(
-    home: Path, program: Program
-) -> None:
+def test_a_rule_broken_too_often_saves_stops_and_goes_on_with_a_larger_limit(home, program):
     run = home / "stopped"
     faults = ", ".join(f"{{fault: nan, rank: 0, step: {step}}}" for step in (3, 5))
     words = (*SHORT, f"guard.inject=[{faults}]", f"run={run}")

@@ -73,9 +73,7 @@ def started(home: Path, *words: str) -> Iterator[Running]:
 
 
 @pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
-def test_a_signal_during_a_blocked_save_ends_the_run(
-    home: Path, ranks: int, number: int
-) -> None:
+def test_a_signal_during_a_blocked_save_ends_the_run(home, ranks, number):
     run = home / f"away-{ranks}-{number}"
     with started(home, *WORDS, f"cluster.ranks={ranks}", f"run={run}") as running:
         running.wait_until(lambda: entries(run, "checkpoint"))
@@ -114,9 +112,7 @@ def ranks_of(run: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("ranks", "moment"), [(1, "data:"), (1, "run:"), (2, "run:")])
-def test_a_run_interrupted_before_its_first_step_resumes(
-    home: Path, ranks: int, moment: str
-) -> None:
+def test_a_run_interrupted_before_its_first_step_resumes(home, ranks, moment):
     """Before the run has a folder, and while its ranks start."""
     run = home / f"early-{ranks}-{moment}"
     words = tiny("budget.total_tokens=2_048")

@@ -148,9 +148,7 @@ def undisturbed(
 
 
 @pytest.mark.parametrize("number", list(KILLS))
-def test_a_killed_command_is_completed_when_repeated(
-    undisturbed: Undisturbed, number: signal.Signals
-) -> None:
+def test_a_killed_command_is_completed_when_repeated(undisturbed, number):
     draw = random.Random(SEED + number)
     for _ in range(KILLS[number]):
         undisturbed.remove()

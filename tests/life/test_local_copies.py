@@ -46,9 +46,7 @@ def undisturbed(home: Path) -> dict[str, Path]:
     return runs
 
 
-def test_a_killed_rank_resumes_from_local_copies(
-    home: Path, undisturbed: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_killed_rank_resumes_from_local_copies(home, undisturbed, tmp_path):
     kill = "guard.inject=[{fault: kill, rank: 1, step: 4}, {fault: kill, rank: 0, step: 8}]"
     run = train(home, "struck", *TWO, kill, local(tmp_path))
     resumes = entries(run, "resume")
@@ -63,9 +61,7 @@ def test_a_killed_rank_resumes_from_local_copies(
     assert [path for path in job.rglob("*") if path.is_file()] == []
 
 
-def test_a_rollback_removes_later_local_copies(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rollback_removes_later_local_copies(home, tmp_path, monkeypatch):
     counted, forget = [], LocalCopies.remove_own_files
 
     def look(copies: LocalCopies) -> None:
@@ -104,9 +100,7 @@ def test_a_user_can_resume_from_copies_or_an_earlier_checkpoint(
     assert losses(run) == losses(alone)
 
 
-def test_local_copies_include_deepspeed_state(
-    home: Path, undisturbed: dict[str, Path], tmp_path: Path
-) -> None:
+def test_local_copies_include_deepspeed_state(home, undisturbed, tmp_path):
     kill = "guard.inject=[{fault: kill, rank: 1, step: 7}]"
     run = train(home, "deepspeed-struck", *DEEPSPEED, kill, local(tmp_path))
     (resume,) = entries(run, "resume")

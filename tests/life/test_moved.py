@@ -42,9 +42,7 @@ def read(file: Path) -> Any:
 
 
 @pytest.mark.long
-def test_one_process_resumes_a_run_of_two_ranks(
-    stayed: Path, killed: Path, program: Program
-) -> None:
+def test_one_process_resumes_a_run_of_two_ranks(stayed, killed, program):
     program(f"resume={killed}", "parallelism.data=1", "checkpoint.keep=1")
     found, expected = entries(killed, "step")[STEPS:], entries(stayed, "step")[SAVED_STEPS:]
     for one, other in zip(found, expected, strict=True):
@@ -82,18 +80,14 @@ def test_one_process_resumes_a_run_of_two_ranks(
         (("cluster.nodes=2", "cluster.devices_per_node=1"), "is not 2 nodes of local"),
     ],
 )
-def test_a_refused_layout_leaves_the_folder_unchanged(
-    killed: Path, words: tuple[str, ...], message: str, program: Program
-) -> None:
+def test_a_refused_layout_leaves_the_folder_unchanged(killed, words, message, program):
     before = {file: file.read_bytes() for file in killed.glob("*.json")}
     assert message in program(f"resume={killed}", *words, status=2).stderr
     assert {file: file.read_bytes() for file in killed.glob("*.json")} == before
 
 
 @pytest.mark.long
-def test_a_damaged_checkpoint_is_refused_before_the_recipe_changes(
-    killed: Path, program: Program
-) -> None:
+def test_a_damaged_checkpoint_is_refused_before_the_recipe_changes(killed, program):
     file = next((killed / "checkpoints").glob("*/*.safetensors"))
     file.write_bytes(file.read_bytes()[::-1])
     said = program(f"resume={killed}", "parallelism.data=1", status=2).stderr

@@ -50,9 +50,7 @@ def losses(run: Path) -> list[tuple[int, float]]:
 
 
 @pytest.mark.long
-def test_only_one_of_several_resume_commands_trains(
-    home: Path,
-) -> None:
+def test_only_one_of_several_resume_commands_trains(home):
     whole, run = home / "whole", home / "begun"
     assert act(home, *WORDS, f"run={whole}") == 0
     first = start(home, *WORDS, f"run={run}")

@@ -9,7 +9,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
 from components.data.manifest import Manifest
-from tests.life.conftest import Program
 
 EOD = "<|endoftext|>"
 WORDS = "the miller carries flour over a bridge and \u0939\u093f\u0928\u094d\u0926\u0940"
@@ -41,9 +40,7 @@ def make_tokenizer(folder: Path, documents: list[str]) -> None:
     engine.save(str(folder / "tokenizer.json"))
 
 
-def test_training_evaluation_and_export_agree_on_ids_and_bytes(
-    home: Path, program: Program, documents: list[str]
-) -> None:
+def test_training_evaluation_and_export_agree_on_ids_and_bytes(home, program, documents):
     (home / "text.txt").write_text("\n\n".join(documents), "utf-8")
     make_tokenizer(home / "tok", documents)
     words = ("tokenizer=tok", "data=text.txt", "file=own.yaml")

@@ -68,17 +68,13 @@ def killed(run: Path, copy: Path, kept: int) -> Path:
 
 
 @pytest.mark.parametrize("kept", [2, pytest.param(4, marks=pytest.mark.long), 6])
-def test_a_killed_run_resumes_on_both_sides_of_the_border(
-    run: Path, program: Program, tmp_path: Path, kept: int
-) -> None:
+def test_a_killed_run_resumes_on_both_sides_of_the_border(run, program, tmp_path, kept):
     copy = killed(run, tmp_path / "killed", kept)
     program(f"resume={copy}")
     assert steps(copy)[STEPS:] == steps(run)[kept:]
 
 
-def test_a_damaged_checkpoint_at_the_border_resumes_the_previous_phase(
-    run: Path, program: Program, tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_at_the_border_resumes_the_previous_phase(run, program, tmp_path):
     copy = killed(run, tmp_path / "damaged", BORDER)
     *_, last = sorted((copy / "checkpoints").glob("tokens-*"))
     file = max(last.iterdir(), key=lambda one: one.stat().st_size)
@@ -104,9 +100,7 @@ def test_a_phase_can_reset_the_optimizer(run: Path, program: Program) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("axis", ["context", "tensor"])
-def test_a_phase_in_another_layout_has_the_losses_of_one_process(
-    run: Path, program: Program, axis: str
-) -> None:
+def test_a_phase_in_another_layout_has_the_losses_of_one_process(run, program, axis):
     """Two data ranks, then two of another axis: of a checkpoint each takes its part."""
     two = run.parent / axis
     phase = f"phases={{long: {{from_tokens: 2_048, {LONG}, parallelism: {{{axis}: 2}}}}}}"

@@ -1,7 +1,6 @@
 """Every action that starts processes, in a folder where somebody has planted modules."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -25,9 +24,7 @@ ACTIONS = (  # of these only the processes that they start are others than the c
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_no_action_imports_a_module_of_the_working_folder(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_action_imports_a_module_of_the_working_folder(home, monkeypatch):
     mark = plant(home, *NAMES)
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")
     monkeypatch.setenv("PIP_RETRIES", "0")

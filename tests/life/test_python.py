@@ -31,9 +31,7 @@ class Stop(Callback):
 
 
 @pytest.mark.long
-def test_a_run_resumed_from_python_has_the_same_losses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_resumed_from_python_has_the_same_losses(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     callbacks: list[Callback] = [Stop()]
     for name, own in (("whole", []), ("stopped", callbacks), ("stopped", [])):
@@ -50,9 +48,7 @@ def test_a_run_resumed_from_python_has_the_same_losses(
 
 
 @pytest.mark.long
-def test_script_and_callback_of_the_page_work_unchanged(
-    tmp_path: Path,
-) -> None:
+def test_script_and_callback_of_the_page_work_unchanged(tmp_path):
     for room in ROOMS:
         shutil.copytree(ROOT / room, tmp_path / room, symlinks=True)
     assert NAME in CALLBACK

@@ -74,9 +74,7 @@ def test_a_hang_is_detected_in_time_with_its_rank(struck: Path) -> None:
     assert len(report["collectives"]["entries"]) > 10
 
 
-def test_an_error_for_the_user_ends_the_run_without_a_restart(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_for_the_user_ends_the_run_without_a_restart(home, capfd):
     """The fault strikes once: ranks that trained again would come to the end."""
     fault = "guard.inject=[{fault: truncated_checkpoint, rank: 1, step: 1}]"
     two = ("parallelism.tensor=1", "cluster.ranks=2", "watchdog.restarts=1")

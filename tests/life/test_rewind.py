@@ -25,9 +25,7 @@ def whole(home: Path) -> Path:
 
 
 @pytest.mark.long
-def test_a_rewound_run_has_the_same_bits_unless_its_optimizer_is_fresh(
-    whole: Path, home: Path, program: Program
-) -> None:
+def test_a_rewound_run_has_the_same_bits_unless_its_optimizer_is_fresh(whole, home, program):
     run = Path(shutil.copytree(whole, home / "rewound"))
     said = said_by(program, f"resume={run}", "at_tokens=3_072")
     assert f"moved to {run}/checkpoints/left: tokens-{6_144:015d}" in said
@@ -41,9 +39,7 @@ def test_a_rewound_run_has_the_same_bits_unless_its_optimizer_is_fresh(
 
 
 @pytest.mark.long
-def test_an_invalid_rewind_is_refused_and_changes_nothing(
-    whole: Path, program: Program
-) -> None:
+def test_an_invalid_rewind_is_refused_and_changes_nothing(whole, program):
     before = sorted(one.name for one in (whole / "checkpoints").iterdir())
     for words, message in (
         ((), "has finished"),

@@ -10,7 +10,7 @@ import pytest
 
 from components.fault_tolerance.failures import read_errors
 from components.fault_tolerance.soft_failure import soft_failure
-from tests.life.conftest import Program, check_same_bits, column, entries, tiny
+from tests.life.conftest import check_same_bits, column, entries, tiny
 from tests.life.together import begin, train_together
 
 WORDS = tiny(
@@ -43,9 +43,7 @@ def undisturbed(home: Path) -> dict[str, Path]:
 
 
 @pytest.mark.long
-def test_the_agent_relaunches_a_run_with_restarts(
-    home: Path, undisturbed: dict[str, Path], program: Program
-) -> None:
+def test_the_agent_relaunches_a_run_with_restarts(home, undisturbed, program):
     run = home / "relaunched"
     program(*TWO, FAULT, "watchdog.restarts=1", f"run={run}")
     (restart,) = entries(run, "restart")
@@ -58,9 +56,7 @@ def test_the_agent_relaunches_a_run_with_restarts(
     assert [one["rank"] for one in event["evidence"]["found_by"]] == [1]
 
 
-def test_a_single_rank_with_nan_ends_without_saving_and_resumes(
-    home: Path, program: Program
-) -> None:
+def test_a_single_rank_with_nan_ends_without_saving_and_resumes(home, program):
     run = home / "alone"
     fault = FAULT.replace("rank: 1", "rank: 0")
     err = program(*WORDS, fault, f"run={run}", status=1).stderr
@@ -73,9 +69,7 @@ def test_a_single_rank_with_nan_ends_without_saving_and_resumes(
 
 
 @pytest.mark.long
-def test_deepspeed_with_nan_ends_before_the_update_and_resumes(
-    home: Path, undisturbed: dict[str, Path], program: Program
-) -> None:
+def test_deepspeed_with_nan_ends_before_the_update_and_resumes(home, undisturbed, program):
     run = home / "struck"
     err = program(*DEEPSPEED, FAULT, f"run={run}", status=1).stderr
     # DeepSpeed has no norm of a step that it skips.

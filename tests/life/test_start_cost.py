@@ -52,9 +52,7 @@ def go_on(run: Path) -> tuple[float, int]:
 
 @pytest.mark.long
 @pytest.mark.timeout(1_200)
-def test_resuming_a_long_run_costs_as_much_as_an_empty_run(
-    home: Path,
-) -> None:
+def test_resuming_a_long_run_costs_as_much_as_an_empty_run(home):
     """CPU time is compared: other work on the host changes it less than the wall clock."""
     short, long = home / "short", home / "long"
     assert act(home, *TINY, f"run={short}") == 0

@@ -80,9 +80,7 @@ def test_a_repeated_sweep_skips_finished_points(home: Path, program: Program) ->
     assert "held_out.final over optimizer.beta1" in Path(page).read_text("utf-8")
 
 
-def test_another_recipe_in_the_folder_of_a_point_is_refused(
-    home: Path, program: Program
-) -> None:
+def test_another_recipe_in_the_folder_of_a_point_is_refused(home, program):
     point = home / "mine" / "optimizer.beta1=0.9"
     point.mkdir(parents=True)
     (point / "recipe.json").write_text("{}")
@@ -108,9 +106,7 @@ def check_finished(home: Path, folder: Path, whole: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_sweep_resumes_its_points(
-    home: Path, whole: Path, kind: signal.Signals
-) -> None:
+def test_a_killed_sweep_resumes_its_points(home, whole, kind):
     cut = home / f"cut-{kind.name}"
     second = cut / NAMES[1]
     with sweeping(home, cut) as running:
@@ -132,9 +128,7 @@ def test_a_killed_sweep_resumes_its_points(
 
 @pytest.mark.long
 @pytest.mark.parametrize("seconds", [0.1, 1.2])
-def test_a_sweep_killed_early_is_completed_when_repeated(
-    home: Path, whole: Path, seconds: float
-) -> None:
+def test_a_sweep_killed_early_is_completed_when_repeated(home, whole, seconds):
     folder = home / f"any-{seconds}"
     with sweeping(home, folder) as running:
         running.wait_until(lambda: (folder / NAMES[0]).exists())

@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.staging.test_install import HAS_NAMESPACES, LOOPBACK_UP, OFFLINE
 from tests.components.tracking.fake_wandb import wandb_server
 from tests.components.tracking.runs import points_of
-from tests.life.conftest import TINY, Program, command, entries, environment
+from tests.life.conftest import TINY, command, entries, environment
 
 pytestmark = [
     pytest.mark.long,  # two starts of the program and of both libraries
@@ -38,9 +38,7 @@ def train_offline(home: Path, *words: str, status: int) -> None:
     assert done.returncode == status, done.stderr[-4000:]
 
 
-def test_all_metrics_of_an_offline_run_are_sent_later(
-    home: Path, program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_metrics_of_an_offline_run_are_sent_later(home, program, monkeypatch):
     run, store = home / "run", f"sqlite:///{home / 'runs.db'}"
     kill = "guard.inject=[{fault: kill, rank: 0, step: 17}]"
     train_offline(home, *TINY, "tracking=both", f"run={run}", kill, status=-9)

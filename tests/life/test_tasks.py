@@ -108,9 +108,7 @@ def judge_endings(run: Path) -> Callable[[str, str], float]:
     return log_likelihood
 
 
-def test_scores_of_tasks_equal_those_of_our_model(
-    trained: Path, tasks: Path, program: Program
-) -> None:
+def test_scores_of_tasks_equal_those_of_our_model(trained, tasks, program):
     words = ("action=evaluate", "output=json", f"run={trained}", "tasks=[choice,ending]")
     said = program(*words, f"tasks_folder={tasks}").stdout
     found: dict[str, Any] = json.loads(said)["tasks"]
@@ -147,9 +145,7 @@ def test_two_ranks_have_the_scores_of_one(trained: Path, tasks: Path, program: P
         assert {key: other["metrics"][key] for key in figures} == pytest.approx(figures)
 
 
-def test_an_error_of_a_rank_has_the_message_of_one_process(
-    trained: Path, tasks: Path, home: Path, program: Program
-) -> None:
+def test_an_error_of_a_rank_has_the_message_of_one_process(trained, tasks, home, program):
     broken = home / "broken"
     broken.mkdir()
     (broken / "animals.jsonl").write_bytes((tasks / "animals.jsonl").read_bytes())
@@ -175,9 +171,7 @@ def test_an_error_of_a_rank_has_the_message_of_one_process(
         (f"{METRIC}acc, hf_evaluate: true}}]\n", "0.hf_evaluate: input should be False"),
     ],
 )
-def test_an_unsafe_or_invalid_task_is_refused(
-    text: str, message: str, trained: Path, tasks: Path, tmp_path: Path
-) -> None:
+def test_an_unsafe_or_invalid_task_is_refused(text, message, trained, tasks, tmp_path):
     (tmp_path / "choice.yaml").write_text(text)
     (tmp_path / "animals.jsonl").write_bytes((tasks / "animals.jsonl").read_bytes())
     words = ("action=evaluate", f"run={trained}", "tasks=[choice]", f"tasks_folder={tmp_path}")
@@ -185,9 +179,7 @@ def test_an_unsafe_or_invalid_task_is_refused(
         evaluate.run(read_point(words))
 
 
-def test_an_unknown_task_and_missing_data_are_refused(
-    trained: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_task_and_missing_data_are_refused(trained, home, monkeypatch):
     monkeypatch.chdir(home)
     words = ("action=evaluate", f"run={trained}")
     for asked, message in (
@@ -199,9 +191,7 @@ def test_an_unknown_task_and_missing_data_are_refused(
             evaluate.run(read_point([*words, f"tasks=[{asked}]"]))
 
 
-def test_tasks_of_a_diverged_run_have_null_for_nan(
-    home: Path, tasks: Path, program: Program
-) -> None:
+def test_tasks_of_a_diverged_run_have_null_for_nan(home, tasks, program):
     run, fault = home / "diverged", "guard.inject=[{fault: nan, rank: 0, step: 3}]"
     short = ("budget.total_tokens=2_048", "guard=none", fault)
     assert act(home, *tiny(*short), f"run={run}") == Status.DOES_NOT_HOLD
@@ -275,9 +265,7 @@ def own_figures(home: Path, export: Path, manager: Any) -> dict[str, Any]:
     return results
 
 
-def test_scores_of_a_list_equal_those_of_lm_eval(
-    home: Path, trained: Path, evaluated: list[dict[str, Any]], manager: Any
-) -> None:
+def test_scores_of_a_list_equal_those_of_lm_eval(home, trained, evaluated, manager):
     newest = evaluated[-1]
     own = own_figures(home, trained / "export" / newest["checkpoint"], manager)
     scores = newest["scores"]["mula9"]
@@ -293,9 +281,7 @@ def test_scores_of_a_list_equal_those_of_lm_eval(
     assert scores["mean"] == pytest.approx(mean)
 
 
-def test_each_checkpoint_has_own_and_published_scores(
-    trained: Path, evaluated: list[dict[str, Any]]
-) -> None:
+def test_each_checkpoint_has_own_and_published_scores(trained, evaluated):
     assert [one["tokens_trained"] for one in evaluated] == [1_024, 2_048]
     for one in evaluated:
         scores = one["scores"]["mula9"]
@@ -329,17 +315,13 @@ def test_an_exported_folder_is_scored_with_a_given_tasks_folder(
         ((*RUN, "action=prepare"), "unknown task list: 'mula8'"),
     ],
 )
-def test_a_misspelled_list_gets_a_suggestion(
-    words: tuple[str, ...], message: str, trained: Path, program: Program
-) -> None:
+def test_a_misspelled_list_gets_a_suggestion(words, message, trained, program):
     said = program(*words, "tasks=mula8", status=2).stderr
     assert message in said
     assert "mula9" in said
 
 
-def test_changed_data_and_data_of_another_list_are_refused(
-    home: Path, staged: Path, program: Program
-) -> None:
+def test_changed_data_and_data_of_another_list_are_refused(home, staged, program):
     place = home / "prepared" / "tasks-mula9"
     words = ("action=evaluate", f"run={staged}", "tasks=mula9")
     file = place / "allenai__sciq" / "default" / "test.parquet"
@@ -356,9 +338,7 @@ def test_changed_data_and_data_of_another_list_are_refused(
     record.write_text(json.dumps(tree))
 
 
-def test_another_version_or_metric_of_a_task_is_refused(
-    home: Path, trained: Path, evaluated: list[dict[str, Any]]
-) -> None:
+def test_another_version_or_metric_of_a_task_is_refused(home, trained, evaluated):
     from components.evaluate.harness import ask_list, open_harness
     from components.evaluate.task_list import open_staged
 

@@ -68,9 +68,7 @@ def test_each_step_has_the_learning_rate_of_its_tokens(whole: Path) -> None:
         assert step["lr"] == pytest.approx(rate)
 
 
-def test_a_killed_run_resumes_by_its_printed_command_with_the_same_bits(
-    whole: Path, home: Path, program: Program
-) -> None:
+def test_a_killed_run_resumes_by_its_printed_command_with_the_same_bits(whole, home, program):
     run = home / "killed"
     process = subprocess.Popen(
         command(*TINY, f"run={run}"),
@@ -168,25 +166,19 @@ def test_a_nan_loss_without_guards_fails_the_run(home: Path, program: Program) -
         (("resume={run}", "optimizer.lr=1e-5"), "a resumed run cannot change optimizer.lr"),
     ],
 )
-def test_a_finished_run_is_refused(
-    words: tuple[str, ...], message: str, whole: Path, program: Program
-) -> None:
+def test_a_finished_run_is_refused(words, message, whole, program):
     done = program(*(word.replace("{run}", str(whole)) for word in words), status=2)
     assert message.replace("{run}", str(whole)) in done.stderr
 
 
-def test_a_run_on_missing_nodes_is_refused_before_it_has_a_folder(
-    home: Path, program: Program
-) -> None:
+def test_a_run_on_missing_nodes_is_refused_before_it_has_a_folder(home, program):
     words = ("cluster.ranks=2", "cluster.nodes=2")
     done = program(*TINY, *words, f"run={home / 'never'}", status=2)
     assert "cluster: this machine is not 2 nodes of local" in done.stderr
     assert not (home / "never").exists()
 
 
-def test_a_report_of_several_runs_is_one_file(
-    whole: Path, home: Path, program: Program
-) -> None:
+def test_a_report_of_several_runs_is_one_file(whole, home, program):
     done = program("action=report", f"runs=[{whole},{home / 'killed'}]", "file=both.html")
     assert done.stdout.strip() == "both.html"
     assert "killed" in (home / "both.html").read_text()

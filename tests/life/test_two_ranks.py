@@ -12,7 +12,6 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.life.conftest import (
-    Program,
     act,
     check_same_bits,
     column,
@@ -156,9 +155,7 @@ def test_a_hybrid_model_of_one_process_resumes_in_the_same_bits(home: Path) -> N
 
 # Relative: other sums, whose last bits a rounding to bfloat16 may enlarge in Muon.
 @pytest.mark.parametrize(("name", "tolerance"), [("muon", 1e-4), ("ademamix", 1e-5)])
-def test_one_process_resumes_with_nearly_the_same_losses(
-    name: str, tolerance: float, run: Run, home: Path
-) -> None:
+def test_one_process_resumes_with_nearly_the_same_losses(name, tolerance, run, home):
     moved = Path(shutil.copytree(run(name), home / f"{name}-moved"))
     assert act(home, f"resume={moved}", "at_tokens=3_072", "parallelism.data=1") == 0
     found, expected = column(moved, "loss")[STEPS:], column(run(name), "loss")[SAVED:]
@@ -181,9 +178,7 @@ def test_ademamix_keeps_a_slow_average_of_every_weight(run: Run) -> None:
     assert all(kept[name].any() for name in slow)
 
 
-def test_further_tokens_have_a_loss_and_are_left_out_of_an_export(
-    run: Run, resumed: Run, home: Path, program: Program
-) -> None:
+def test_further_tokens_have_a_loss_and_are_left_out_of_an_export(run, resumed, home, program):
     whole = run("further tokens")
     further = column(whole, "mtp_loss")
     assert further[-1] < further[0]

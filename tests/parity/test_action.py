@@ -30,9 +30,7 @@ def layouts(*words: str) -> list[Recipe]:
         ("cluster.ranks=8 layouts=[{data: 2}]", ["8 ranks: 2 x 2 x 2", "2 ranks: 2 x 1 x 1"]),
     ],
 )
-def test_degrees_follow_from_the_ranks_or_the_ranks_from_the_degrees(
-    words: str, expected: list[str]
-) -> None:
+def test_degrees_follow_from_the_ranks_or_the_ranks_from_the_degrees(words, expected):
     found = layouts(*re.split(r" (?=layouts)", words))
     degrees = [(one.cluster.ranks, one.parallelism) for one in found]
     assert [
@@ -80,9 +78,7 @@ def test_the_users_scale_is_used() -> None:
         ("layouts=[{data: 5}]", r"budget\.global_batch_tokens: 48 sequences per step are not"),
     ],
 )
-def test_what_cannot_be_proved_is_refused_before_a_process_starts(
-    word: str, message: str
-) -> None:
+def test_what_cannot_be_proved_is_refused_before_a_process_starts(word, message):
     with pytest.raises(RecipeError, match=message):
         layouts(word)
 
@@ -169,9 +165,7 @@ def test_json_has_null_for_what_is_no_number_and_the_keys_of_ranks_that_failed()
     assert tree["gradient"] == {"largest_relative_difference": None, "parameter": None}
 
 
-def test_the_table_names_the_layout_the_verdict_and_what_is_wrong(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_table_names_the_layout_the_verdict_and_what_is_wrong(capsys):
     recipes = layouts("layouts=[{data: 2, tensor: 2}, {pipeline: 2}, {data: 2}]")
     (sharded,) = layouts("layouts=[{data: 4, data_shard: 2, zero: 3}]")
     action.print_proofs([

@@ -21,9 +21,7 @@ SMALL = ("recipe=bloom7b1", "model.num_layers=2", "budget.total_tokens=4_608")
 
 
 @pytest.mark.long
-def test_a_layout_of_a_recipe_is_within_tolerance(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_layout_of_a_recipe_is_within_tolerance(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     words = (*SMALL, "layouts=[{data: 3}]", "output=json")
     assert main(["action=parity", *words]) == 0
@@ -38,9 +36,7 @@ def test_a_layout_of_a_recipe_is_within_tolerance(
 
 
 @pytest.mark.long
-def test_a_diverging_recipe_fails_with_a_message(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_diverging_recipe_fails_with_a_message(capsys):
     words = (*SMALL, "layouts=[{data: 2}]", "optimizer.lr=1e30", "output=json")
     assert main(["action=parity", *words]) == Status.DOES_NOT_HOLD
     out, err = capsys.readouterr()
@@ -50,9 +46,7 @@ def test_a_diverging_recipe_fails_with_a_message(
 
 
 @pytest.mark.long
-def test_deepspeed_is_within_tolerance_of_our_engine(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_deepspeed_is_within_tolerance_of_our_engine(capsys):
     # Learned positions do not return a tensor, which ZeRO 3 has to handle.
     layout = "layouts=[{data: 2, engine: deepspeed, zero: 3}]"
     words = ("recipe=gpt3b6", *SMALL[1:], layout, "output=json")
@@ -83,9 +77,7 @@ COMPLETEP = (
     ],
     ids=["masked targets", "rates by size", "rates by size, experts"],
 )
-def test_settings_of_the_mathematics_are_the_same_in_every_layout(
-    capsys: pytest.CaptureFixture[str], name: str, keys: tuple[str, ...], layouts: str
-) -> None:
+def test_settings_of_the_mathematics_are_the_same_in_every_layout(capsys, name, keys, layouts):
     words = (f"recipe={name}", *SMALL[1:], *keys, f"layouts=[{layouts}]", "output=json")
     assert main(["action=parity", *words]) == 0
     for proof in json.loads(capsys.readouterr().out)["layouts"]:

@@ -103,9 +103,7 @@ def test_an_unchanged_layout_is_within_tolerance(found: Found, layout: Words) ->
         (SLICES, "keep_slices_of_norm_gradients", "norm.weight"),
     ],
 )
-def test_a_wrong_gradient_is_named(
-    found: Found, layout: Words, mutation: str, parameter: str
-) -> None:
+def test_a_wrong_gradient_is_named(found, layout, mutation, parameter):
     comparison = found(layout, mutation)
     assert not comparison.is_within_tolerance
     assert comparison.gradient.where.endswith(parameter)
@@ -119,9 +117,7 @@ def test_a_wrong_gradient_is_named(
         (EXPERTS, "lose_a_token_in_dispatch", "step 1, the microbatch from sample ", 1e-6),
     ],
 )
-def test_a_wrong_forward_pass_shows_in_the_first_loss(
-    found: Found, layout: Words, mutation: str, where: str, least: float
-) -> None:
+def test_a_wrong_forward_pass_shows_in_the_first_loss(found, layout, mutation, where, least):
     comparison = found(layout, mutation)
     assert not comparison.is_within_tolerance
     assert comparison.loss.where.startswith(where)
@@ -148,9 +144,7 @@ def test_gradients_of_experts_divided_twice_are_named(found: Found) -> None:
     assert comparison.gradient.difference == pytest.approx(0.5)
 
 
-def test_the_command_fails_and_names_the_problem_of_each_layout(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_fails_and_names_the_problem_of_each_layout(monkeypatch, capfd):
     monkeypatch.setattr(prover, "RANK", (MUTANT, "spoil_two_ranks_and_lose_a_third"))
     words = [*DENSE, "layouts=[{data: 2, zero: 0}, {data: 3, zero: 0}]"]
     outcome = action.run(read_point([*words, "action=parity", "output=json"]))

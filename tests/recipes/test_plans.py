@@ -148,9 +148,7 @@ def what_was_done(out: str, figure: str) -> str:
     return " ".join(" ".join(cells).split())
 
 
-def test_emissions_follow_from_energy_or_are_missing(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_emissions_follow_from_energy_or_are_missing(capsys):
     tree = plan_tree(at_home("bloom176b"))
     bill, found = tree["bill"], tree["bill"]["emissions"]
     assert found["site_kwh"] == pytest.approx(1.2 * bill["energy_kwh"])
@@ -243,9 +241,7 @@ POSITIVE = "input should be greater than 0"
         ("cluster.storage.speed=3", "cluster.storage.speed: unknown key"),
     ],
 )
-def test_a_wrong_value_is_named_once(
-    word: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_value_is_named_once(word, message, capsys):
     assert main([*TEUKEN, word]) == 2
     seen = capsys.readouterr()
     assert message in seen.err

@@ -104,9 +104,7 @@ def test_a_later_phase_is_compared_with_its_own_recipe() -> None:
         ("1e-5", 1e-5, False),
     ],
 )  # fmt: skip
-def test_only_floats_may_differ_by_rounding(
-    expected: object, ours: object, equal: bool
-) -> None:
+def test_only_floats_may_differ_by_rounding(expected, ours, equal):
     assert is_equal(expected, ours) is equal
 
 

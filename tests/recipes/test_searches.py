@@ -83,9 +83,7 @@ def test_plans_print_the_best_ten(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert "waiting in the pipeline" in page
 
 
-def test_json_has_the_search_with_the_planned_layout(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_json_has_the_search_with_the_planned_layout(capsys):
     words = ["recipe=bloom176b", "cluster=jean_zay", "parallelism=auto", "action=plan"]
     run(read_point([*words, "output=json"]))
     tree = json.loads(capsys.readouterr().out)

@@ -45,9 +45,7 @@ def test_every_shipped_study_is_listed() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['place']}, {row['shows']}")
-def test_a_row_with_a_large_deviation_or_without_a_figure_has_a_reason(
-    row: dict[str, Any],
-) -> None:
+def test_a_row_with_a_large_deviation_or_without_a_figure_has_a_reason(row):
     figures = read_figures(row, stored_plans())
     assert tables.kind_of(row, figures) in KINDS
     deviates = figures.worst is not None and abs(figures.worst) > MOST_DEVIATION

@@ -134,9 +134,7 @@ def test_pins_match_the_python_of_the_target(index: Path, fetch: Fetch) -> None:
 
 
 @pytest.mark.long
-def test_source_becomes_a_wheel_unless_compiled(
-    index: Path, fetch: Fetch, tmp_path: Path
-) -> None:
+def test_source_becomes_a_wheel_unless_compiled(index, fetch, tmp_path):
     lock = entry(write_source(index, "plain"))
     assert fetch(lock, target("3.13")) == ["plain-1.0-py3-none-any.whl"]
     assert not list((tmp_path / "stage" / "wheels").glob("*.tar.gz"))

@@ -113,22 +113,13 @@ def test_resealed_lock_is_checked(written: Tree, folder: Path, capfd: Said) -> N
         (("requested",), {"recipe": "x/bloom560m"}, "is not a name"),
     ],
 )
-def test_a_forged_lock_is_refused_with_the_key(
-    steps: tuple[str, ...],
-    changes: Tree,
-    message: str,
-    written: Tree,
-    folder: Path,
-    capfd: Said,
-) -> None:
+def test_a_forged_lock_is_refused_with_the_key(steps, changes, message, written, folder, capfd):
     file = save(forge(written["lock"], *steps, **changes), "x.lock.yaml")
     assert main(["action=verify", f"file={file}"]) == 2
     assert message in capfd.readouterr().err
 
 
-def test_lock_points_to_no_data(
-    written: Tree, folder: Path, tmp_path: Path, capfd: Said
-) -> None:
+def test_lock_points_to_no_data(written, folder, tmp_path, capfd):
     elsewhere = {"data.folder": str(tmp_path / "elsewhere")}
     file = save(forge(written["lock"], "requested", "values", **elsewhere), "x.lock.yaml")
     main(["action=verify", f"file={file}"])
@@ -170,9 +161,7 @@ def test_places_of_a_bundle_and_a_recipe_stay_below_the_working_folder(
     ],
 )
 @pytest.mark.parametrize("action", ["plan", "train"])
-def test_a_study_names_no_place_outside(
-    changes: Tree, message: str, action: str, folder: Path, capfd: Said
-) -> None:
+def test_a_study_names_no_place_outside(changes, message, action, folder, capfd):
     objective = {"measured": "held_out.final", "planned": "time.step_seconds"}
     file = save(RATES | {"objective": objective} | changes, "s.yaml")
     assert main(["-m", f"study={file}", f"action={action}", "cluster=juwels"]) == 2
@@ -223,9 +212,7 @@ def test_terminal_escape_is_refused_by_line(escape: str, folder: Path, capfd: Sa
         ({"parallelism": {"data": 999_999_999}}, "parallelism.data: input should be less"),
     ],
 )
-def test_impossible_values_are_told(
-    changes: Tree, message: str, folder: Path, capfd: Said
-) -> None:
+def test_impossible_values_are_told(changes, message, folder, capfd):
     tree = {"defaults": ["bloom560m", "_self_"], "name": "v", **changes}
     began = time.process_time()  # other processes do not change CPU time
     assert main([f"recipe=./{save(tree, 'v.yaml')}", "action=show"]) == 2
@@ -281,9 +268,7 @@ def test_commands_of_a_received_recipe_reach_no_script(key: str, tmp_path: Path)
     assert not (run.path / "evaluation").exists()
 
 
-def test_received_launch_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
-) -> None:
+def test_received_launch_is_refused(tmp_path, monkeypatch, capfd):
     run = received_run(with_commands("launch"), tmp_path)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert main(["action=preflight", f"run={run.path}"]) == 2

@@ -140,9 +140,7 @@ def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         (lambda t: flops(t, tokens_per_parameter=[9, 99]), "ladder.flops.budgets", "only 2"),
     ],
 )
-def test_a_ladder_that_no_points_follow_from_is_refused(
-    change: Callable[[dict[str, Any]], object], path: str, problem: str
-) -> None:
+def test_a_ladder_that_no_points_follow_from_is_refused(change, path, problem):
     with pytest.raises(RecipeError, match=problem) as caught:
         check_study(broken(change), "ladder.yaml")
     assert caught.value.path == f"ladder.yaml.{path}"
@@ -201,9 +199,7 @@ def test_a_planted_law_predicts_the_large_run(ladder: Path, capfd: Said) -> None
         ((*PREDICT, "run=nowhere"), "study", "0 of 24 runs of ladder have a loss in"),
     ],
 )
-def test_what_cannot_be_predicted_is_refused(
-    ladder: Path, capfd: Said, words: tuple[str, ...], path: str, problem: str
-) -> None:
+def test_what_cannot_be_predicted_is_refused(ladder, capfd, words, path, problem):
     assert main(list(words)) == 2
     said = capfd.readouterr().err
     assert f"{path}: " in said

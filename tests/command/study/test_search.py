@@ -88,9 +88,7 @@ def test_best_point_is_best_plan(folder: Path, capfd: pytest.CaptureFixture[str]
 
 
 @pytest.mark.long
-def test_local_study_continues(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_local_study_continues(folder, monkeypatch, capfd):
     words = ["-m", write(folder), *WORDS, f"run={folder / 'runs'}"]
     begun: list[tuple[str, ...]] = []
     train_here = train.run
@@ -152,9 +150,7 @@ def test_a_search_tries_lists(folder: Path, capfd: pytest.CaptureFixture[str]) -
         (["study=rates.yaml", "action=plan"], "action: a plan has no held_out.final"),
     ],
 )
-def test_what_is_wrong_with_a_study_is_said_in_one_message(
-    folder: Path, capfd: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
+def test_what_is_wrong_with_a_study_is_said_in_one_message(folder, capfd, words, message):
     write(folder)
     assert main(["-m", *words]) == 2
     said = capfd.readouterr().err

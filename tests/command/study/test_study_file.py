@@ -204,9 +204,7 @@ CONTROL = "contains control characters"
         (weak(set={"budget.\x1b": 1}), "set", CONTROL),
     ],
 )
-def test_wrong_list_is_refused_by_its_key(
-    given: dict[str, Any], path: str, problem: str
-) -> None:
+def test_wrong_list_is_refused_by_its_key(given, path, problem):
     refused(given, path, problem)
 
 

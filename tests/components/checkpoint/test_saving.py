@@ -87,9 +87,7 @@ def test_a_loaded_checkpoint_is_not_saved_again(tmp_path: Path) -> None:
     assert (read_marker(checkpoint), checkpoint.stat().st_mtime_ns) == before
 
 
-def test_permanent_checkpoints_are_copied_and_replace_old_copies(
-    ranks: Ranks, tmp_path: Path
-) -> None:
+def test_permanent_checkpoints_are_copied_and_replace_old_copies(ranks, tmp_path):
     scratch, store, other = (tmp_path / name for name in ("scratch", "store", "other"))
     for folder in (scratch, other):
         folder.mkdir()
@@ -107,9 +105,7 @@ def test_permanent_checkpoints_are_copied_and_replace_old_copies(
 
 
 @pytest.mark.parametrize("full", [(0,), (1, 2), (0, 1, 2, 3)])
-def test_all_ranks_raise_the_error_of_a_full_disk(
-    ranks: Ranks, tmp_path, full: tuple[int, ...]
-) -> None:
+def test_all_ranks_raise_the_error_of_a_full_disk(ranks, tmp_path, full):
     (said,) = set(ranks(cases.save_where_it_is_full, tmp_path, full))
     assert f"0000{min(full) + 1}-of-00004.safetensors: cannot be written: File too l" in said
     assert "then resume the run: the previous checkpoint is complete" in said

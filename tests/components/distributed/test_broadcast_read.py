@@ -10,7 +10,6 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from components.distributed import broadcast_read
 from components.distributed.mesh import Mesh, build_mesh
 from components.distributed.weight_shards import get_local_part, make_shards
-from tests.components.distributed.ranks import Ranks
 from tests.components.layouts import mesh_layout
 
 Axes = dict[str, int]
@@ -99,9 +98,7 @@ def spread(axes: Axes) -> tuple[bool, float]:
     ],
     ids=lambda axes: " ".join(axes),
 )
-def test_every_number_is_read_once_and_reaches_the_ranks_that_hold_it(
-    four_ranks: Ranks, axes: Axes
-) -> None:
+def test_every_number_is_read_once_and_reaches_the_ranks_that_hold_it(four_ranks, axes):
     """A number is read once per stage and per tensor rank with its own part."""
     for whole_and_split in four_ranks(read_once, axes):
         for wrong, counts in whole_and_split:
@@ -123,9 +120,7 @@ def test_every_number_is_read_once_and_reaches_the_ranks_that_hold_it(
         ({"pipeline": 4}, [0, 1, 2, 3]),
     ],
 )
-def test_one_rank_of_a_stage_sends_its_values_to_the_stage(
-    four_ranks: Ranks, axes: Axes, readers: list[int]
-) -> None:
+def test_one_rank_of_a_stage_sends_its_values_to_the_stage(four_ranks, axes, readers):
     found = four_ranks(spread, axes)
     assert [rank for rank, (had, _) in enumerate(found) if had] == readers
     per_stage = 4 // axes.get("pipeline", 1)

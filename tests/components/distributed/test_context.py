@@ -277,9 +277,7 @@ def test_outputs_and_gradients_of_each_rank_equal_attention_over_the_whole_seque
         assert max(differences) < tensor_cases.LOSS_TOLERANCE
 
 
-def test_half_of_the_weights_are_dropped_in_training_and_none_in_evaluation(
-    two_ranks: Ranks,
-) -> None:
+def test_half_of_the_weights_are_dropped_in_training_and_none_in_evaluation(two_ranks):
     for training, evaluation in two_ranks(dropped_fractions):
         assert 0.4 < training < 0.6
         assert evaluation == 0
@@ -293,18 +291,14 @@ def test_each_rank_has_its_own_dropout_seed(four_ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("documents", [False, True], ids=["crossing", "documents"])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_a_decoder_on_two_ranks_equals_one_process(
-    two_ranks: Ranks, model: Parts, documents: bool
-) -> None:
+def test_a_decoder_on_two_ranks_equals_one_process(two_ranks, model, documents):
     assert_small(two_ranks(compare, model, 1, False, documents))
 
 
 @pytest.mark.quick("sliced-llama", "whole-bloom", "sliced-windowed")
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["whole", "sliced"])
-def test_tensor_ranks_split_what_a_context_rank_holds(
-    four_ranks: Ranks, model: Parts, sequence_parallel: bool
-) -> None:
+def test_tensor_ranks_split_what_a_context_rank_holds(four_ranks, model, sequence_parallel):
     assert_small(four_ranks(compare, model, 2, sequence_parallel, True))
 
 
@@ -313,7 +307,5 @@ def test_tensor_ranks_split_what_a_context_rank_holds(
     [(LLAMA._replace(qk_norm=RMS_NORM), False), (tensor_cases.HYBRID, True)],
     ids=["norms of queries and keys", "linear mixers"],
 )
-def test_a_decoder_on_four_ranks_equals_one_process(
-    four_ranks: Ranks, model: Parts, documents: bool
-) -> None:
+def test_a_decoder_on_four_ranks_equals_one_process(four_ranks, model, documents):
     assert_small(four_ranks(compare, model, 1, False, documents))

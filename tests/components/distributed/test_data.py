@@ -1,7 +1,6 @@
 """At every stage of ZeRO ranks train like one process and hold the expected memory."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -60,9 +59,7 @@ CASES |= {
     *("many buckets, zero 0", "many buckets, zero 1", "four, zero 3", "replicas, zero 3"),
 )
 @pytest.mark.parametrize("case", CASES)
-def test_data_ranks_train_as_one_process_does(
-    run_layout: Callable[..., Any], case: str
-) -> None:
+def test_data_ranks_train_as_one_process_does(run_layout, case):
     # States of a linear mixer amplify rounding by two more digits.
     tolerance = 1e-11 if case.startswith("hybrid") else TOLERANCE
     trained = run_layout(data_cases.train, *CASES[case])
@@ -75,9 +72,7 @@ def test_data_ranks_train_as_one_process_does(
 
 
 @pytest.mark.parametrize("zero", [0, 1])
-def test_a_gradient_after_its_bucket_was_reduced_is_refused(
-    two_ranks: Ranks, zero: int
-) -> None:
+def test_a_gradient_after_its_bucket_was_reduced_is_refused(two_ranks, zero):
     layout = Layout(shard=2, zero=zero)
     for message in two_ranks(data_cases.give_a_late_gradient, EVEN, layout):
         assert message == "a gradient came after its bucket had left"

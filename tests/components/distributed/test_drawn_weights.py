@@ -1,7 +1,6 @@
 """Ranks with parts of a model have the initial bits of one process."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -120,9 +119,7 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.quick("tied-tensor, zero 3")
 @layouts
 @pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied"])
-def test_drawn_rows_equal_the_rows_of_one_process(
-    run_layout: Callable[..., Any], layout: str, tied: bool
-) -> None:
+def test_drawn_rows_equal_the_rows_of_one_process(run_layout, layout, tied):
     parts, (degrees, rows) = PARTS._replace(tied=tied), LAYOUTS[layout]
     whole = whole_rows(parts)
     assert whole[1_500].abs().sum() == 0  # the padding row
@@ -134,9 +131,7 @@ def test_drawn_rows_equal_the_rows_of_one_process(
 
 @pytest.mark.quick("tensor, zero 3")
 @layouts
-def test_copied_rows_equal_the_rows_of_one_process(
-    run_layout: Callable[..., Any], layout: str
-) -> None:
+def test_copied_rows_equal_the_rows_of_one_process(run_layout, layout):
     degrees, rows = LAYOUTS[layout]
     for filled, (first, last) in zip(run_layout(take_over, PARTS, degrees), rows, strict=True):
         assert filled.different == []

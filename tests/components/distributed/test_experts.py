@@ -1,6 +1,5 @@
 """Experts distributed over ranks equal one process, and hold the expected state."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -46,9 +45,7 @@ def test_distributed_experts_and_gradients_equal_one_process(
 @pytest.mark.parametrize(("routing", "bound"), [("even", 1), ("spread", 2), ("one rank", 2)])
 @pytest.mark.parametrize("path", ["sorted", "grouped"])
 @pytest.mark.parametrize("overlap", [1, 3])
-def test_a_sufficient_bound_changes_nothing(
-    two_ranks: Ranks, routing: str, bound: float, path: str, overlap: int
-) -> None:
+def test_a_sufficient_bound_changes_nothing(two_ranks, routing, bound, path, overlap):
     tolerance = experts_cases.MIXTURE_TOLERANCE if path == "grouped" else TOLERANCE
     for gap, beyond in two_ranks(experts_cases.mix_bounded, routing, path, overlap, bound):
         assert gap < tolerance
@@ -60,9 +57,7 @@ def test_a_sufficient_bound_changes_nothing(
     # All 14 pairs are for one rank, which gets 7 or 11; of parts of 6, 4, 4 pairs 5, 3, 3.
     [(1, 1, 7), (1, 1.5, 3), (3, 1.5, 3), (3, 2, 0)],
 )
-def test_pairs_beyond_a_bound_are_counted(
-    two_ranks: Ranks, overlap: int, bound: float, beyond: int
-) -> None:
+def test_pairs_beyond_a_bound_are_counted(two_ranks, overlap, bound, beyond):
     given = "one expert", "sorted", overlap, bound
     for gap, dropped in two_ranks(experts_cases.mix_bounded, *given):
         assert dropped == beyond
@@ -70,9 +65,7 @@ def test_pairs_beyond_a_bound_are_counted(
 
 
 @dispatches
-def test_communication_of_a_part_overlaps_with_computation(
-    two_ranks: Ranks, dispatch: str
-) -> None:
+def test_communication_of_a_part_overlaps_with_computation(two_ranks, dispatch):
     there, back = ["depart"] * 2, ["depart"]  # tokens with weights; the mixture
     for forward, backward in two_ranks(experts_cases.note_order, dispatch, 2):
         each = ["arrive", "arrive", "compute", *back]
@@ -116,9 +109,7 @@ LAYOUTS |= {f"no expert ranks, zero {zero}": Layout(shard=2, zero=zero) for zero
     "no expert ranks, zero 2",
 )
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_data_and_expert_ranks_train_as_one_process_does(
-    run_layout: Callable[..., Any], name: str
-) -> None:
+def test_data_and_expert_ranks_train_as_one_process_does(run_layout, name):
     layout = LAYOUTS[name]
     parts = mixture(auxiliary_scope="layer" if layout.ranks == 4 else "model")
     assert_as_one_process(run_layout(train, parts, layout))
@@ -153,9 +144,7 @@ BIASED = {
 @pytest.mark.parametrize(
     "case", [f"{family}-{layout}" for family, layouts in BIASED.items() for layout in layouts]
 )
-def test_biases_of_routers_and_experts_train_as_in_one_process(
-    four_ranks: Ranks, case: str
-) -> None:
+def test_biases_of_routers_and_experts_train_as_in_one_process(four_ranks, case):
     family, _, layout = case.rpartition("-")
     # After two steps a bias of a router that rose and fell is 0.
     trained = four_ranks(train, FAMILIES[family], OF_FAMILIES[layout], 3)
@@ -169,9 +158,7 @@ def test_biases_of_routers_and_experts_train_as_in_one_process(
 @pytest.mark.parametrize("expert", [1, 2])
 @pytest.mark.parametrize("scope", ["model", "layer"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble", "zbv", "dualpipev"])
-def test_auxiliary_losses_over_stages_equal_one_process(
-    run_layout: Callable[..., Any], scope: str, schedule: str, expert: int
-) -> None:
+def test_auxiliary_losses_over_stages_equal_one_process(run_layout, scope, schedule, expert):
     stages = 1 if schedule == "1f1b" else 2
     layout = Layout(pipeline=2, expert=expert, schedule=schedule, stages_per_rank=stages)
     parts = mixture(auxiliary_scope=scope)._replace(num_layers=5)
@@ -181,9 +168,7 @@ def test_auxiliary_losses_over_stages_equal_one_process(
         assert rank.gradient < TOLERANCE
 
 
-def test_the_published_divisor_leaves_expert_gradients_larger_by_the_expert_degree(
-    four_ranks: Ranks,
-) -> None:
+def test_the_published_divisor_leaves_expert_gradients_larger_by_the_expert_degree(four_ranks):
     layout = PAIR._replace(zero=1)
     for ratios in four_ranks(experts_cases.compare_divisors, mixture(), layout):
         for name, ratio in ratios.items():
@@ -192,9 +177,7 @@ def test_the_published_divisor_leaves_expert_gradients_larger_by_the_expert_degr
 
 
 @pytest.mark.parametrize(("aware", "dense_pieces"), [(True, 4), (False, 2)])
-def test_expert_ranks_may_shard_the_state_of_dense_weights(
-    four_ranks: Ranks, aware: bool, dense_pieces: int
-) -> None:
+def test_expert_ranks_may_shard_the_state_of_dense_weights(four_ranks, aware, dense_pieces):
     layout = Layout(shard=2, expert=2, zero=1, expert_aware=aware)
     for held in four_ranks(hold_experts, mixture(), layout):
         # Two moments per number; all rows divide evenly.

@@ -5,7 +5,6 @@ import pytest
 from components.config.model_spec.mtp import MTPSpec
 from tests.components.distributed.data_cases import train
 from tests.components.distributed.layout_cases import Layout
-from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import GELU, LAYER_NORM, Parts
 
 # Double precision has 16 digits; sums in another order cost the last two or three.
@@ -29,9 +28,7 @@ LAYOUTS = {
 @pytest.mark.quick("slices-untied", "ZeRO 3-untied", "stages-untied", "a V-untied")
 @pytest.mark.parametrize("parts", [UNTIED, TIED], ids=["untied", "tied"])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_two_ranks_train_as_one_process_does(
-    two_ranks: Ranks, layout: Layout, parts: Parts
-) -> None:
+def test_two_ranks_train_as_one_process_does(two_ranks, layout, parts):
     trained = two_ranks(train, parts, layout)
     assert max(max(rank.gradient, rank.weight) for rank in trained) < TOLERANCE
     with_head = [rank.weights for rank in trained if "final_norm.weight" in rank.weights]

@@ -121,7 +121,5 @@ def test_nan_or_overflow_on_one_rank_reaches_the_norm_of_all_ranks(
 
 
 @pytest.mark.parametrize("layout", ["zero 1", "zero 3"])
-def test_unclipped_and_unscaled_gradients_keep_their_bits(
-    run_layout: Callable[..., Any], layout: str
-) -> None:
+def test_unclipped_and_unscaled_gradients_keep_their_bits(run_layout, layout):
     assert run_layout(change_nothing, GPT, LAYOUTS[layout]) == [(True, True)] * 2

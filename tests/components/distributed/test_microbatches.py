@@ -199,9 +199,7 @@ def test_split_backward_passes_are_refused_on_releases_with_the_bug(
 
 
 @pytest.mark.parametrize("version", ["2.13.0+cpu", "2.15.0", "3.0.0"])
-def test_later_releases_support_every_schedule(
-    version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_releases_support_every_schedule(version, monkeypatch):
     monkeypatch.setattr(torch, "__version__", version)
     for schedule in SCHEDULES:
         check_schedule(schedule)

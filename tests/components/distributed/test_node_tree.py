@@ -115,9 +115,7 @@ def six() -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize("per_node", [2, 3])
-def test_ranks_connect_within_a_node_and_leaders_between_nodes(
-    six: Ranks, per_node: int
-) -> None:
+def test_ranks_connect_within_a_node_and_leaders_between_nodes(six, per_node):
     found = six(count_connections, per_node)
     for rank, (of_tree, of_group) in enumerate(found):
         leaders = RANKS // per_node - 1 if rank % per_node == 0 else 0

@@ -8,7 +8,6 @@ import pytest
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from components.config.model_spec.feed_forward import FeedForwardSpec
 from components.distributed import collectives
 from components.model.decoder import Decoder
 from components.torch_internals import operators
@@ -111,9 +110,7 @@ EXPERTS = experts_spec(ffn_dim=8, path="loop")
 @pytest.mark.quick("dense-2", "experts-1")
 @pytest.mark.parametrize("zero", [0, 1, 2])
 @pytest.mark.parametrize("mlp", [DENSE.mlp, EXPERTS], ids=["dense", "experts"])
-def test_compute_hides_most_of_the_communication(
-    two_ranks: Ranks, mlp: FeedForwardSpec, zero: int
-) -> None:
+def test_compute_hides_most_of_the_communication(two_ranks, mlp, zero):
     sums: dict[str, Any] = {"accumulate": "float32", "reduce": "float32"}
     layout = Layout(shard=2, zero=zero, bucket_elements=FEW_ELEMENTS, **sums)
     for found in two_ranks(hidden, DENSE._replace(mlp=mlp), layout):

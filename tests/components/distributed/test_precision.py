@@ -192,9 +192,7 @@ def test_steps_equal_handwritten_steps_bit_for_bit(two_ranks: Ranks, case: str) 
 
 @pytest.mark.quick("1")
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_a_resumed_run_keeps_its_master_weights(
-    two_ranks: Ranks, tmp_path: Path, zero: int
-) -> None:
+def test_a_resumed_run_keeps_its_master_weights(two_ranks, tmp_path, zero):
     layout = MIXED._replace(zero=zero)
     assert two_ranks(resume, EVEN, layout, tmp_path) == [[], []]
 
@@ -210,9 +208,7 @@ def test_a_resumed_run_keeps_its_master_weights(
     ],
     ids=["to rounded", "to plain", "from zero 3", "to zero 3"],
 )
-def test_a_checkpoint_moves_between_schemes(
-    two_ranks: Ranks, tmp_path: Path, before: Layout, after: Layout
-) -> None:
+def test_a_checkpoint_moves_between_schemes(two_ranks, tmp_path, before, after):
     assert two_ranks(moves, EVEN, before, after, tmp_path) == [[], []]
 
 
@@ -221,8 +217,6 @@ def test_a_checkpoint_moves_between_schemes(
     [(PLAIN, (4, 0)), (MIXED, (2, 4)), (MIXED._replace(zero=1), (2, 2))],
     ids=["plain", "zero 0", "zero 1"],
 )
-def test_weights_and_masters_take_the_expected_bytes(
-    two_ranks: Ranks, layout: Layout, expected: tuple[float, float]
-) -> None:
+def test_weights_and_masters_take_the_expected_bytes(two_ranks, layout, expected):
     for found in two_ranks(bytes_of, EVEN, layout):
         assert found == pytest.approx(expected, rel=0.02)

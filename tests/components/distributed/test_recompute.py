@@ -97,8 +97,6 @@ def test_selective_recomputation_repeats_no_collective_and_changes_no_gradient(
 @pytest.mark.long
 @pytest.mark.parametrize("recompute", ["full", ["attention", "norms"], ["mlp"]], ids=str)
 @pytest.mark.parametrize("layout", ["whole", "sliced"])
-def test_recomputation_of_parts_changes_no_gradient(
-    two_ranks: Ranks, layout: str, recompute: Any
-) -> None:
+def test_recomputation_of_parts_changes_no_gradient(two_ranks, layout, recompute):
     for difference, _, _ in two_ranks(compare_recomputation, DROPS, layout, recompute):
         assert difference == 0

@@ -1,8 +1,5 @@
 """A stage keeps only its own parts; tied ends stay one weight."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -141,9 +138,7 @@ ENDS = {
 
 @pytest.mark.quick("one stage", "two stages", "tensor")
 @pytest.mark.parametrize("case", ENDS)
-def test_both_ends_have_the_same_bits_of_the_summed_gradient(
-    run_layout: Callable[..., Any], case: str
-) -> None:
+def test_both_ends_have_the_same_bits_of_the_summed_gradient(run_layout, case):
     layout, pairs = ENDS[case]
     found = run_layout(sum_ends, TIED, layout)
     ends = {rank for pair in pairs for rank in pair}

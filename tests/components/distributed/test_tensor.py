@@ -86,9 +86,7 @@ sequence_parallel = pytest.mark.parametrize(
 )
 @pytest.mark.parametrize("family", FAMILIES)
 @sequence_parallel
-def test_two_ranks_equal_one_process(
-    two_ranks: Ranks, family: str, sequence_parallel: bool
-) -> None:
+def test_two_ranks_equal_one_process(two_ranks, family, sequence_parallel):
     tensor_cases.assert_small(
         two_ranks(tensor_cases.compare, FAMILIES[family], sequence_parallel, False)
     )
@@ -124,18 +122,14 @@ def test_four_ranks_equal_one_process_also_where_they_share_key_value_heads(
     "parts", [LLAMA, BLOOM, tensor_cases.HYBRID], ids=["llama", "bloom", "hybrid"]
 )
 @sequence_parallel
-def test_documents_separate_the_attention_of_every_rank(
-    two_ranks: Ranks, parts: Parts, sequence_parallel: bool
-) -> None:
+def test_documents_separate_the_attention_of_every_rank(two_ranks, parts, sequence_parallel):
     tensor_cases.assert_small(two_ranks(tensor_cases.compare, parts, sequence_parallel, True))
 
 
 @pytest.mark.quick("sliced-llama", "sliced-bloom", "whole-capped")
 @pytest.mark.parametrize("parts", [LLAMA, BLOOM, NANOCHAT], ids=["llama", "bloom", "capped"])
 @sequence_parallel
-def test_logits_are_complete_on_every_rank(
-    two_ranks: Ranks, parts: Parts, sequence_parallel: bool
-) -> None:
+def test_logits_are_complete_on_every_rank(two_ranks, parts, sequence_parallel):
     assert (
         max(two_ranks(tensor_cases.logits_difference, parts, sequence_parallel))
         < tensor_cases.LOSS_TOLERANCE
@@ -153,9 +147,7 @@ def test_logits_are_complete_on_every_rank(
     ],
     ids=["experts", "groups", "heads", "inner width", "rows"],
 )
-def test_sizes_that_do_not_divide_are_refused(
-    two_ranks: Ranks, parts: Parts, problem: str
-) -> None:
+def test_sizes_that_do_not_divide_are_refused(two_ranks, parts, problem):
     for message in two_ranks(tensor_cases.refuse, parts, False):
         assert "parallelism.tensor" in message
         assert problem in message

@@ -84,9 +84,7 @@ def test_a_layer_costs_two_all_reduces_each_way(two_ranks: Ranks, parts: Parts) 
 
 
 @pytest.mark.parametrize(("parts", "vectors"), [(LLAMA, 2), (BLOOM, 4 + 2)])
-def test_a_sliced_layer_has_the_expected_collectives(
-    two_ranks: Ranks, parts: Parts, vectors: int
-) -> None:
+def test_a_sliced_layer_has_the_expected_collectives(two_ranks, parts, vectors):
     """Each rank has the gradients of norms and late biases for its slice, which are summed."""
     scatters = {"reduce_scatter_base": 2}
     for forward, backward in two_ranks(count_collectives, parts, True):
@@ -95,9 +93,7 @@ def test_a_sliced_layer_has_the_expected_collectives(
         assert backward == {"allgather_base": 2 + again, "allreduce": vectors} | scatters
 
 
-def test_gradients_of_replicated_weights_are_summed_in_the_dtype_of_the_reduction(
-    four_ranks: Ranks,
-) -> None:
+def test_gradients_of_replicated_weights_are_summed_in_the_dtype_of_the_reduction(four_ranks):
     """In bfloat16 256 + 1 is 256; the float32 sum 259 is rounded to 258 or 260."""
     assert four_ranks(summed_in, torch.float32) == [{260.0}] * 4
     assert all(found - {260.0} for found in four_ranks(summed_in, torch.bfloat16))
@@ -105,8 +101,6 @@ def test_gradients_of_replicated_weights_are_summed_in_the_dtype_of_the_reductio
 
 @pytest.mark.parametrize("parts", [LLAMA, BLOOM], ids=["llama", "bloom"])
 @sequence_parallel
-def test_autocast_reaches_the_split_parts(
-    two_ranks: Ranks, parts: Parts, sequence_parallel: bool
-) -> None:
+def test_autocast_reaches_the_split_parts(two_ranks, parts, sequence_parallel):
     differences = two_ranks(autocast_difference, parts, sequence_parallel)
     assert max(differences) < AUTOCAST_TOLERANCE

@@ -9,7 +9,6 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from components.distributed.weight_shards import get_local_part, make_shards, own_rows
 from tests.components.distributed.layout_cases import Layout, gather, layout_mesh
-from tests.components.distributed.ranks import Ranks
 
 
 class Made(NamedTuple):
@@ -87,9 +86,7 @@ CASES: dict[str, tuple[Layout, int, bool, str, list[list[int]], int]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ranks_have_the_rows_and_replicas_of_the_table(
-    two_ranks: Ranks, four_ranks: Ranks, case: str
-) -> None:
+def test_ranks_have_the_rows_and_replicas_of_the_table(two_ranks, four_ranks, case):
     layout, rows, split, placement, expected, replicas = CASES[case]
     ranks = two_ranks if layout.ranks == 2 else four_ranks
     made = ranks(make, layout, rows, split, placement, "tied" in case)

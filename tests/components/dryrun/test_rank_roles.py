@@ -109,9 +109,7 @@ def test_a_role_that_equals_its_plan_has_no_differences(plan: Plan) -> None:
     assert {name for name in named if not name.endswith("sent_bytes")} == set()
 
 
-def test_persistent_memory_is_compared_by_part_and_temporary_memory_as_a_sum(
-    plan: Plan,
-) -> None:
+def test_persistent_memory_is_compared_by_part_and_temporary_memory_as_a_sum(plan):
     memory = plan.memory.ranks[0]
     swapped = {"activations": memory.casts, "casts": memory.activations / 1.15}
     for changed, figure, is_named in (

@@ -96,9 +96,7 @@ def test_without_zero_deepspeed_does_not_clip() -> None:
     assert config("teuken7b", "float32", *words)["gradient_clipping"] == 0
 
 
-def test_a_missing_engine_is_refused_before_training(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_engine_is_refused_before_training(monkeypatch):
     monkeypatch.setattr(local_checks, "find_spec", lambda name: None)
     recipe = compose("teuken7b", "parallelism.engine=deepspeed")
     with pytest.raises(RecipeError, match=r"parallelism\.engine: deepspeed, but DeepSpeed is"):

@@ -1,7 +1,6 @@
 """DeepSpeed's engine equals ours, and each resumes from checkpoints of the other."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -51,9 +50,7 @@ def ranks() -> Iterator[Ranks]:
     [*STAGES, (*STAGES[1], *ADEMAMIX), (*STAGES[3], *ADEMAMIX)],
     ids=lambda words: " ".join(words[:2]),
 )
-def test_steps_from_the_same_weights_equal_our_engine(
-    ranks: Ranks, words: tuple[str, ...]
-) -> None:
+def test_steps_from_the_same_weights_equal_our_engine(ranks, words):
     for found in ranks(deepspeed_cases.train, *words):
         assert found.at_start == 0
         assert max(found) < ROUNDING, found
@@ -65,9 +62,7 @@ def test_steps_from_the_same_weights_equal_our_engine(
     [*STAGES[:6], *((*one, *ADEMAMIX) for one in STAGES[:4])],
     ids=lambda words: " ".join(words[:2]),
 )
-def test_either_engine_resumes_from_the_others_checkpoint(
-    ranks: Ranks, tmp_path: Path, words: tuple[str, ...]
-) -> None:
+def test_either_engine_resumes_from_the_others_checkpoint(ranks, tmp_path, words):
     ours = ("mesh", "parallelism.zero=2", *(ADEMAMIX if ADEMAMIX[0] in words else ()))
     for both_ways in ranks(deepspeed_cases.change, tmp_path, ("deepspeed", *words), ours):
         for changed in both_ways:
@@ -85,9 +80,7 @@ def test_a_rejected_step_changes_nothing(ranks: Ranks, words: tuple[str, ...]) -
 
 
 @pytest.mark.long
-def test_in_bfloat16_a_checkpoint_keeps_the_float32_weights(
-    ranks: Ranks, tmp_path: Path
-) -> None:
+def test_in_bfloat16_a_checkpoint_keeps_the_float32_weights(ranks, tmp_path):
     one, other = (("deepspeed", *BFLOAT16, f"parallelism.zero={zero}") for zero in (1, 3))
     for both_ways in ranks(deepspeed_cases.change, tmp_path, one, other):
         for changed in both_ways:
@@ -98,9 +91,7 @@ def test_in_bfloat16_a_checkpoint_keeps_the_float32_weights(
 
 @pytest.mark.long
 @pytest.mark.parametrize("words", LOW, ids=" ".join)
-def test_losses_in_bfloat16_are_close_to_our_engine(
-    ranks: Ranks, words: tuple[str, ...]
-) -> None:
+def test_losses_in_bfloat16_are_close_to_our_engine(ranks, words):
     for at_start, ours, theirs in ranks(deepspeed_cases.losses_in, *words):
         assert at_start == 0
         assert theirs[-1] < theirs[0] - 1

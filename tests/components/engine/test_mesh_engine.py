@@ -179,9 +179,7 @@ def test_sharded_muon_equals_one_process(run_layout: Callable[..., Any], layout:
 
 @pytest.mark.quick("zero 1", "zero 3", "tensor", "pipeline")
 @pytest.mark.parametrize("layout", [*list(LAYOUTS)[1:6], "tensor, zero 3"])
-def test_sharded_ademamix_equals_one_process(
-    run_layout: Callable[..., Any], layout: str
-) -> None:
+def test_sharded_ademamix_equals_one_process(run_layout, layout):
     parts = Parts(mlp=XIELU)  # some ranks have no part of its scalars
     for apart in run_layout(clipped_steps, parts, LAYOUTS[layout], 0.3, ademamix):
         assert apart < 1e-11

@@ -18,7 +18,6 @@ from components.engine.microbatch_forward import StageForward, number_documents
 from components.model.decoder import Decoder
 from components.model.masks import CausalMask
 from components.parity.prover import in_precision
-from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import Parts
 from tests.components.distributed.tensor_cases import build as build_decoder
 from tests.components.engine.test_mesh_engine import count_unequally
@@ -116,9 +115,7 @@ MASKED = ("data.goldfish={one_in: 4, window_tokens: 3}", "data.loss_after_eod=fa
 
 
 @pytest.mark.parametrize("z_loss", [0.0, 0.2])
-def test_a_step_averages_over_counted_targets_and_evaluation_over_all(
-    z_loss: float,
-) -> None:
+def test_a_step_averages_over_counted_targets_and_evaluation_over_all(z_loss):
     recipe = mini(*MASKED)
     decoder = build_decoder(Parts(z_loss=z_loss)).double()
     batch = torch.randint(0, 60, (3, 2, 17), generator=torch.Generator().manual_seed(1))
@@ -148,9 +145,7 @@ def test_a_step_averages_over_counted_targets_and_evaluation_over_all(
     torch.testing.assert_close(held_out, whole)
 
 
-def test_targets_weigh_the_same_on_ranks_with_different_counts(
-    two_ranks: Ranks,
-) -> None:
+def test_targets_weigh_the_same_on_ranks_with_different_counts(two_ranks):
     recipe = in_precision(mini("data.loss_after_eod=false"), "float64")
     few, many = torch.full((1, 1, 501), 7), torch.arange(501).view(1, 1, -1) % 50 + 8
     few[..., -2] = 8  # the only counted target

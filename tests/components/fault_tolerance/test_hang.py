@@ -147,9 +147,7 @@ os._exit(0)  # as ranks end: torch aborts now and then where its threads outlive
     ("how", "waits_in"),
     [("exchange", "gloo:all_to_all"), ("gather", "gloo:all_gather"), ("computes", "None")],
 )
-def test_the_recorder_names_the_collective_that_a_rank_waits_in(
-    tmp_path: Path, how: str, waits_in: str
-) -> None:
+def test_the_recorder_names_the_collective_that_a_rank_waits_in(tmp_path, how, waits_in):
     ranks = [
         subprocess.Popen([sys.executable, "-c", ASKED, str(tmp_path), str(rank), how])
         for rank in range(2)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from components.fault_tolerance import rank_health
 from tests.components.distributed.layout_cases import Layout
-from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import GELU, LAYER_NORM, Parts
 from tests.components.fault_tolerance.rank_health_cases import compared, told
 
@@ -96,12 +95,7 @@ def everyones(
         (Layout(shard=4, zero=2), ((NORM, 0), (MATRIX, 1)), {(NORM, (0,)), (MATRIX, (1,))}),
     ],
 )
-def test_a_flipped_bit_is_found_where_ranks_share_the_weight(
-    four_ranks: Ranks,
-    layout: Layout,
-    flips: tuple[tuple[str, int], ...],
-    found: set[tuple[str, tuple[int, ...]]],
-) -> None:
+def test_a_flipped_bit_is_found_where_ranks_share_the_weight(four_ranks, layout, flips, found):
     assert everyones(four_ranks(compared, PARTS, layout, flips)) == found
 
 

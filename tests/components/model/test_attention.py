@@ -142,9 +142,7 @@ def test_torch_uses_only_the_listed_kernels(kernel: Backend) -> None:
     ("kv_heads", "slopes", "documents", "sinks"),
     [(2, True, True, None), (4, True, False, None), (2, False, True, SINKS)],
 )
-def test_flex_applies_dropout_after_the_softmax(
-    kv_heads: int, slopes: bool, documents: bool, sinks: Tensor | None
-) -> None:
+def test_flex_applies_dropout_after_the_softmax(kv_heads, slopes, documents, sinks):
     """The values are the unit matrix, so the output shows the dropped weights."""
     scope, (query, key, value) = scope_of(slopes, documents), heads_of(kv_heads)
     core = AttentionCore(dropout=0.25, backends=BACKENDS)
@@ -175,9 +173,7 @@ def test_flex_applies_dropout_after_the_softmax(
 
 
 @pytest.mark.usefixtures("flex")
-def test_both_passes_of_flex_dropout_get_a_gradient(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_both_passes_of_flex_dropout_get_a_gradient(monkeypatch):
     """Torch's GPU code multiplies by this gradient without checking for None."""
     upstream: list[Tensor | None] = []
     importlib.import_module("torch.utils.flop_counter")  # it imports the operator
@@ -216,9 +212,7 @@ PARTS = st.lists(st.integers(1, 200), min_size=1, max_size=6)
 
 @settings(deadline=None, max_examples=40)
 @given(rows=st.lists(PARTS, min_size=1, max_size=3), ranks=st.integers(1, 3), data=st.data())
-def test_blocks_equal_torchs_exhaustive_search(
-    rows: list[list[int]], ranks: int, data: st.DataObject
-) -> None:
+def test_blocks_equal_torchs_exhaustive_search(rows, ranks, data):
     chunks = 1 if ranks == 1 else 2 * ranks
     length = -(-max(map(sum, rows)) // chunks) * chunks
     documents = torch.stack([_numbered(row, length) for row in rows])
@@ -330,9 +324,7 @@ def test_on_a_cpu_torch_chooses(device: str) -> None:
         ),
     ],
 )
-def test_an_order_without_a_kernel_is_refused_with_alternatives(
-    order: tuple[Backend, ...], wanted: AttentionCase, message: str
-) -> None:
+def test_an_order_without_a_kernel_is_refused_with_alternatives(order, wanted, message):
     with pytest.raises(RecipeError, match=message):
         select_backends(order, wanted)
 

@@ -86,9 +86,7 @@ def count_compiled(recompute: Any, **parts: Any) -> int:
         ["norms", "attention", "mlp"],
     ],
 )
-def test_compiled_layers_equal_plain_ones_with_dropout_and_recomputation(
-    recompute: Any,
-) -> None:
+def test_compiled_layers_equal_plain_ones_with_dropout_and_recomputation(recompute):
     assert count_compiled(recompute, dropout=0.2, attention_dropout=0.2) > 0
 
 
@@ -177,9 +175,7 @@ def test_flex_attention_to_texts_of_any_length_takes_four_graphs_at_most() -> No
 
 @pytest.mark.quick("0.25-False")
 @pytest.mark.parametrize(("dropout", "sinks"), [(0.0, False), (0.25, False), (0.0, True)])
-def test_layers_of_flex_attention_share_a_graph_for_all_microbatches(
-    dropout: float, sinks: bool
-) -> None:
+def test_layers_of_flex_attention_share_a_graph_for_all_microbatches(dropout, sinks):
     """The mask of a microbatch is built before the first layer, outside of the graphs."""
     settings = {"positions": AlibiSpec(), "num_layers": 3, "attention_dropout": dropout}
     settings |= {"sinks": sinks}
@@ -203,9 +199,7 @@ def test_layers_of_flex_attention_share_a_graph_for_all_microbatches(
     assert counts[1::2] == [1, 0, 0]
 
 
-def test_float64_is_refused_where_torch_cannot_compile_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_float64_is_refused_where_torch_cannot_compile_it(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
     compile_layers(small_decoder(), "layers", recompute="none")
     with pytest.raises(RecipeError, match=r"torch 2\.11\.0\+cu130 cannot compile in float64"):
@@ -218,9 +212,7 @@ def test_without_compilation_layers_are_unchanged() -> None:
     assert all("forward" not in vars(layer) for layer in model.layers.values())
 
 
-def test_a_missing_compiler_is_reported_before_training(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_compiler_is_reported_before_training(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(RecipeError, match="has no no-such-compiler") as caught:
         compile_layers(small_decoder(), "layers", recompute="none")

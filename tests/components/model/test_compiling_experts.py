@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -45,9 +45,7 @@ def falling_on(favourites: Sequence[int]) -> Tensor:
 
 @pytest.mark.long
 @pytest.mark.parametrize("gated", [True, False])
-def test_a_layer_of_experts_is_one_graph_for_any_load(
-    monkeypatch: pytest.MonkeyPatch, gated: bool
-) -> None:
+def test_a_layer_of_experts_is_one_graph_for_any_load(monkeypatch, gated):
     monkeypatch.setattr(moe, "has_grouped_kernel", lambda device: True)
     layer = Experts(mixture(gated=gated), dim=DIM).bfloat16()
     with torch.no_grad():
@@ -83,9 +81,7 @@ def gradients(mixed: Tensor, hidden: Tensor, layer: Experts) -> tuple[Tensor, ..
 @pytest.mark.long
 @pytest.mark.parametrize("recompute", ["none", "selective", "full", ["mlp"]], ids=str)
 @pytest.mark.parametrize("path", ["auto", "loop"])
-def test_compiled_experts_keep_losses_gradients_and_router_counts(
-    recompute: Literal["none", "full"] | list[str], path: str
-) -> None:
+def test_compiled_experts_keep_losses_gradients_and_router_counts(recompute, path):
     plain = randomized(small_decoder(mlp=mixture(path=path), num_layers=3)).double()
     model = copy.deepcopy(plain)
     checkpoint_activations(model, recompute, compiled=True)

@@ -35,9 +35,7 @@ def llama_like(model: Decoder, heads: int = 6, groups: int = 2, width: int = 10)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("heads", [(6, 2, 10), (6, 6, 8), (3, 1, 2)])
 @pytest.mark.parametrize("sequence_length", [1, 37])
-def test_logits_and_gradients_equal_an_independent_llama(
-    tied: bool, heads: tuple[int, int, int], sequence_length: int
-) -> None:
+def test_logits_and_gradients_equal_an_independent_llama(tied, heads, sequence_length):
     sizes = dict(zip(("num_heads", "num_kv_heads", "head_dim"), heads, strict=True))
     model = randomized(small_decoder(tied_embeddings=tied, **sizes))
     llama = llama_like(model, *heads)

@@ -104,9 +104,7 @@ def test_a_backward_pass_off_the_cpu_gives_all_weights_gradients(kind: str) -> N
 
 
 @pytest.mark.parametrize("registered", [False, True])
-def test_experts_are_grouped_on_an_xpu_only_where_torch_has_a_kernel(
-    monkeypatch: pytest.MonkeyPatch, registered: bool
-) -> None:
+def test_experts_are_grouped_on_an_xpu_only_where_torch_has_a_kernel(monkeypatch, registered):
     kernels = {("aten::_grouped_mm", "XPU")} if registered else set()
     monkeypatch.setattr(
         torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *names: names in kernels

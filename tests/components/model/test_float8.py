@@ -72,9 +72,7 @@ def passed(model: Model, inputs: Tensor, upstream: Tensor) -> tuple[Tensor, Tens
     return output.detach(), inputs.grad, weight.grad.clone()
 
 
-def test_output_and_gradients_equal_products_of_rounded_operands(
-    drawn: tuple[Model, Tensor, Tensor],
-) -> None:
+def test_output_and_gradients_equal_products_of_rounded_operands(drawn):
     model, inputs, upstream = drawn
     weight, bias = (one.detach().double() for one in model.parameters())
     float8_layers(model, emulates=True)
@@ -95,9 +93,7 @@ def test_the_reference_rounds_as_torch_casts() -> None:
     assert torch.equal(nearest_e4m3(values.double()), cast)
 
 
-def test_tokens_are_scaled_independently(
-    drawn: tuple[Model, Tensor, Tensor],
-) -> None:
+def test_tokens_are_scaled_independently(drawn):
     model, inputs, upstream = drawn
     float8_layers(model, emulates=True)
     output, gradient, _ = passed(model, inputs, upstream)
@@ -136,9 +132,7 @@ def test_layers_change_their_products_and_nothing_else(name: str) -> None:
     assert not any(type(part) is ResidualLinear for part in changed.modules())
 
 
-def test_a_missing_torchao_is_refused_with_the_command_to_install_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_torchao_is_refused_with_the_command_to_install_it(monkeypatch):
     monkeypatch.setattr(float8, "find_spec", lambda name: None)
     message = (
         r"precision\.compute: float8, for which torchao is not installed here\n"

@@ -1,7 +1,7 @@
 """Initial values: their dependence on seed, name and layout, and their distribution."""
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +19,7 @@ ROWS = 2_500  # three blocks, the last one short
 
 @settings(max_examples=25)
 @given(st.integers(0, ROWS), st.integers(0, ROWS), st.sampled_from([None, 0.7]))
-def test_a_drawn_slice_equals_the_slice_of_the_whole(
-    one: int, other: int, cutoff: float | None
-) -> None:
+def test_a_drawn_slice_equals_the_slice_of_the_whole(one, other, cutoff):
     first, last = sorted((one, other))
     name = "layers.3.mlp.up.weight"
     draw = partial(draw_rows, name, (ROWS, 3), seed=1, std=0.5, cutoff=cutoff)
@@ -85,9 +83,7 @@ def test_lower_precision_rounds_the_same_values() -> None:
 
 
 @pytest.mark.parametrize(("residual", "expected"), [("scaled", 0.2 / 8**0.5), ("plain", 0.2)])
-def test_only_maps_onto_the_residual_stream_are_scaled(
-    residual: Literal["scaled", "plain"], expected: float
-) -> None:
+def test_only_maps_onto_the_residual_stream_are_scaled(residual, expected):
     model = drawn(
         5, dim=480, num_layers=4, num_heads=48, initialization=normal_spec(residual=residual)
     )

@@ -85,9 +85,7 @@ def reference(ours: LatentAttention, scaled: bool = False) -> DeepseekV3Attentio
 
 @pytest.mark.parametrize("scaling", [None, YARN], ids=["plain", "yarn"])
 @pytest.mark.parametrize("query_rank", [12, None])
-def test_latent_attention_and_its_gradients_equal_deepseek(
-    query_rank: int | None, scaling: YarnScalingSpec | None
-) -> None:
+def test_latent_attention_and_its_gradients_equal_deepseek(query_rank, scaling):
     ours = latent(query_rank=query_rank)
     theirs = reference(ours, scaled=scaling is not None)
     hidden = torch.randn(2, LENGTH, DIM, requires_grad=True)

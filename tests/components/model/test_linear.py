@@ -52,9 +52,7 @@ def assert_close(ours: Tensor, exact: Tensor) -> None:
 @pytest.mark.parametrize("batch", [(7,), (3, 5), (2, 3, 4)])
 @pytest.mark.parametrize(("depth", "rows"), [(6, 31), (31, 6), (128, 1)])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_a_map_and_its_gradients_equal_torchs(
-    batch: tuple[int, ...], depth: int, rows: int, with_bias: bool
-) -> None:
+def test_a_map_and_its_gradients_equal_torchs(batch, depth, rows, with_bias):
     sides = [wide_and_leaf(*batch, depth), wide_and_leaf(rows, depth)]
     sides += [wide_and_leaf(rows)] if with_bias else []
     exact, ours = zip(*sides, strict=True)
@@ -100,9 +98,7 @@ def test_a_product_is_written_into_its_rows_alone(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_narrow_products_are_added_to_a_wide_sum_in_slices(
-    dtype: torch.dtype,
-) -> None:
+def test_narrow_products_are_added_to_a_wide_sum_in_slices(dtype):
     total = torch.randn(SLICE_ROWS + 3, 5)
     left, right = torch.randn(4, SLICE_ROWS + 3).to(dtype).T, torch.randn(4, 5).to(dtype)
     expected = total.double() + left.double() @ right.double()
@@ -111,9 +107,7 @@ def test_narrow_products_are_added_to_a_wide_sum_in_slices(
 
 
 @pytest.mark.parametrize("has", [False, True])
-def test_a_device_without_the_kernel_does_not_add_to_a_wide_sum(
-    has: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_without_the_kernel_does_not_add_to_a_wide_sum(has, monkeypatch):
     """Early kernels refused it, and a CPU has no kernel."""
     monkeypatch.setattr(linear_module, "has_kernel", lambda operator, device: has)
     assert not adds_wide.__wrapped__("cpu", torch.bfloat16)
@@ -140,9 +134,7 @@ def counted(backward: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("requested", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
-def test_a_backward_pass_computes_only_the_requested_gradients(
-    requested: tuple[int, ...],
-) -> None:
+def test_a_backward_pass_computes_only_the_requested_gradients(requested):
     sides = [torch.randn(shape, requires_grad=True) for shape in ((3, 7, 4), (5, 4), (5,))]
     flops, gradients = [], []
     for map_ in (F.linear, apply_linear):

@@ -32,9 +32,7 @@ def leaves(*shape: int, dim: int, rows: int, precision: torch.dtype) -> tuple[Te
 @pytest.mark.parametrize("z_loss", [0.0, 0.3])
 @pytest.mark.parametrize("cap", [None, 1.5])
 @pytest.mark.parametrize("kept", [0.6, 1.0])
-def test_loss_and_gradients_equal_torch_for_every_block_size(
-    cap: float | None, kept: float, z_loss: float
-) -> None:
+def test_loss_and_gradients_equal_torch_for_every_block_size(cap, kept, z_loss):
     """The z-loss equals OLMo-core's cross_entropy_loss, divided by all targets."""
     hidden, weight = leaves(3, 7, dim=5, rows=13, precision=torch.float64)
     targets, counted = torch.randint(13, (3, 7)), torch.rand(3, 7) < kept
@@ -81,9 +79,7 @@ def test_large_logits_neither_overflow_nor_vanish() -> None:
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
-def test_low_precision_is_as_exact_as_torch(
-    precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_low_precision_is_as_exact_as_torch(precision, monkeypatch):
     monkeypatch.setitem(BLOCKS, "cpu", Blocks(least_tokens=64, chunk_elements=2**10))
     hidden, weight = leaves(512, dim=32, rows=101, precision=precision)
     targets = torch.randint(101, (512,), generator=torch.Generator().manual_seed(1))

@@ -54,9 +54,7 @@ def narrow_sides(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("blocks", [1, 4, 32])
-def test_the_gradient_of_the_head_is_as_exact_with_many_blocks(
-    precision: torch.dtype, blocks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gradient_of_the_head_is_as_exact_with_many_blocks(precision, blocks, monkeypatch):
     monkeypatch.setitem(BLOCKS, "cpu", Blocks(TOKENS // blocks, chunk_elements=1))
     hidden, rounded, targets = narrow_sides(torch.bfloat16)
     weight = rounded.to(precision).requires_grad_()
@@ -80,9 +78,7 @@ def test_a_softmax_moves_few_bytes_a_logit(precision: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("precision", NARROW)
-def test_a_z_loss_of_16_bits_moves_at_most_31_more_bytes_a_logit(
-    precision: torch.dtype,
-) -> None:
+def test_a_z_loss_of_16_bits_moves_at_most_31_more_bytes_a_logit(precision):
     logits = torch.randn(64, 32_000).to(precision)
     with Traffic() as traffic:
         Softmax().to_penalized_gradient(logits, torch.randint(32_000, (64,)), 1e-5)
@@ -91,9 +87,7 @@ def test_a_z_loss_of_16_bits_moves_at_most_31_more_bytes_a_logit(
 
 @pytest.mark.parametrize("precision", NARROW)
 @pytest.mark.parametrize("scale", [0.01, 1.0, 12.0])
-def test_a_log_sum_is_more_exact_than_the_rounded_probabilities(
-    precision: torch.dtype, scale: float
-) -> None:
+def test_a_log_sum_is_more_exact_than_the_rounded_probabilities(precision, scale):
     logits = (scale * torch.randn(256, 4_000)).to(precision)
     exact = logits.double().logsumexp(1, keepdim=True)
     largest, log_sum = log_sums(logits)
@@ -119,9 +113,7 @@ def test_a_confident_tokens_loss_and_gradient_are_not_rounded_away() -> None:
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_gradients_of_inputs_and_weights_may_be_computed_separately(
-    precision: torch.dtype,
-) -> None:
+def test_gradients_of_inputs_and_weights_may_be_computed_separately(precision):
     hidden, rows, targets = narrow_sides(precision)
     hidden, weight = hidden.requires_grad_(), nn.Parameter(rows)
     sides = hidden, weight
@@ -148,9 +140,7 @@ def test_only_the_requested_gradient_is_allocated() -> None:
 @pytest.mark.parametrize(
     ("precision", "z_loss"), [(torch.bfloat16, 1e-4), (torch.float16, 1e-5)]
 )
-def test_a_z_loss_that_is_finer_than_16_bits_is_not_rounded_away(
-    precision: torch.dtype, z_loss: float
-) -> None:
+def test_a_z_loss_that_is_finer_than_16_bits_is_not_rounded_away(precision, z_loss):
     """It is smaller than the rounding of each probability, but changes their sum."""
     hidden, rows, targets = narrow_sides(precision)
     gradients = []

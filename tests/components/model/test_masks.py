@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from components.attention_windows import Window
 from components.config.model_spec.positions import (
     AlibiSpec,
     LearnedSpec,
@@ -85,9 +84,7 @@ def masks_made(
     ],
     ids=["documents", "windows", "whole"],
 )
-def test_layers_with_the_same_window_share_one_mask(
-    documents: Tensor | None, windows: list[Window]
-) -> None:
+def test_layers_with_the_same_window_share_one_mask(documents, windows):
     model = randomized(small_decoder(positions=AlibiSpec(), num_layers=5, windows=windows))
     tokens = torch.randint(61, (2, 20))
     mask = model.build_mask(tokens, documents)

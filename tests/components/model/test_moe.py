@@ -1,7 +1,7 @@
 """Experts against transformers' sparse block, and their routing."""
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -25,9 +25,7 @@ def experts(**changes: Any) -> Experts:
 
 @pytest.mark.parametrize("path", ["auto", "grouped", "loop"])
 @pytest.mark.parametrize("renormalize", [True, False])
-def test_experts_equal_the_sparse_block_of_transformers(
-    path: Literal["auto", "grouped", "loop"], renormalize: bool
-) -> None:
+def test_experts_equal_the_sparse_block_of_transformers(path, renormalize):
     ours = experts(path=path, renormalize=renormalize)
     theirs = reference_block(ours)
     hidden, upstream = torch.randn(2, 3, 13, DIM)

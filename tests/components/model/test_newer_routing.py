@@ -61,9 +61,7 @@ def reference(ours: Experts) -> DeepseekV3MoE:
 @pytest.mark.parametrize(
     "changes", [{}, {"renormalize": False}, {"num_groups": 1, "top_groups": 1}]
 )
-def test_experts_and_their_gradients_equal_deepseek(
-    changes: dict[str, Any],
-) -> None:
+def test_experts_and_their_gradients_equal_deepseek(changes):
     ours = deepseek(**changes)
     theirs, hidden = reference(ours), torch.randn(2, 17, DIM)
     mine, other = ours(hidden), theirs(hidden)

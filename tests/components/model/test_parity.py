@@ -45,9 +45,7 @@ from tests.components.model.specs import (
 
 @pytest.mark.parametrize("layer_scaling", [True, False])
 @pytest.mark.parametrize(("num_heads", "head_dim"), [(7, 6), (12, 5), (8, 3)])
-def test_logits_and_gradients_equal_an_independent_bloom(
-    num_heads: int, head_dim: int, layer_scaling: bool
-) -> None:
+def test_logits_and_gradients_equal_an_independent_bloom(num_heads, head_dim, layer_scaling):
     dim = num_heads * head_dim
     sizes = {"num_heads": num_heads, "num_kv_heads": num_heads, "head_dim": head_dim}
     parts: dict[str, Any] = {"norm": LAYER_NORM, "embedding_norm": LAYER_NORM}
@@ -106,9 +104,7 @@ def gpt2(activation: str, dropout: float) -> GPT2LMHeadModel:
 
 @pytest.mark.parametrize("sequence_length", [1, 41])
 @pytest.mark.parametrize(("ours", "theirs"), [("gelu", "gelu"), ("gelu_tanh", "gelu_new")])
-def test_logits_and_gradients_equal_an_independent_gpt2(
-    ours: str, theirs: str, sequence_length: int
-) -> None:
+def test_logits_and_gradients_equal_an_independent_gpt2(ours, theirs, sequence_length):
     model, reference = gpt2_like(ours, dropout=0.0), gpt2(theirs, dropout=0.0)
     assert_equal_models(model, reference, to_gpt2, sequence_length=sequence_length)
 
@@ -152,9 +148,7 @@ def test_logits_and_gradients_equal_an_independent_olmo(tied: bool) -> None:
 
 
 @pytest.mark.parametrize("num_kv_heads", [6, 2])
-def test_attention_with_query_key_norm_equals_an_independent_olmoe(
-    num_kv_heads: int,
-) -> None:
+def test_attention_with_query_key_norm_equals_an_independent_olmoe(num_kv_heads):
     config = OlmoeConfig(
         hidden_size=60,
         num_attention_heads=6,

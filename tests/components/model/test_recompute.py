@@ -44,9 +44,7 @@ def assert_same_bits(
 
 @pytest.mark.parametrize("norm_placement", ["before", "after", "both"])
 @pytest.mark.parametrize("parts", CHOICES)
-def test_recomputation_changes_no_bit_of_a_gradient_and_no_name(
-    parts: str | list[str], norm_placement: str
-) -> None:
+def test_recomputation_changes_no_bit_of_a_gradient_and_no_name(parts, norm_placement):
     drops = {"dropout": 0.2, "attention_dropout": 0.2}
     plain = randomized(small_decoder(**drops, norm_placement=norm_placement))
     model = copy.deepcopy(plain)
@@ -96,9 +94,7 @@ OF_DTYPES = [
 
 
 @pytest.mark.parametrize(("part", "dtype"), OF_DTYPES, ids=str)
-def test_selective_recomputation_repeats_no_product_and_no_attention(
-    part: dict[str, Any], dtype: torch.dtype
-) -> None:
+def test_selective_recomputation_repeats_no_product_and_no_attention(part, dtype):
     if "path" in part:
         part = {"mlp": FEW_EXPERTS.model_copy(update=part)}
     counts = []
@@ -119,9 +115,7 @@ def test_selective_recomputation_repeats_no_product_and_no_attention(
 
 
 @pytest.mark.parametrize("parts", ["selective", "full", ["mlp"]], ids=str)
-def test_every_third_layer_of_the_whole_model_is_recomputed_in_every_stage(
-    parts: Parts,
-) -> None:
+def test_every_third_layer_of_the_whole_model_is_recomputed_in_every_stage(parts):
     whole = small_decoder(num_layers=8)
     for layers in (range(8), range(2, 8), range(4)):
         stage = copy.deepcopy(whole)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from components.attention_backends import BACKENDS
 from components.attention_windows import window_of
-from components.config.model_spec.positions import AlibiSpec, PositionsSpec, RotarySpec
+from components.config.model_spec.positions import AlibiSpec, RotarySpec
 from components.config.model_spec.rotary_scaling import LinearScalingSpec, YarnScalingSpec
 from components.config.part_nodes import check_nodes
 from components.errors import RecipeError
@@ -73,9 +73,7 @@ def test_a_query_sees_the_keys_of_its_window(window: int) -> None:
 @pytest.mark.parametrize(
     "documents", [None, packed([[5, 1, 14], [9, 10, 1]])], ids=["whole", "documents"]
 )
-def test_flex_and_dense_masks_agree_in_every_layer(
-    kind: PositionsSpec, documents: Tensor | None
-) -> None:
+def test_flex_and_dense_masks_agree_in_every_layer(kind, documents):
     windows = [4, "full", 7]
     model = randomized(small_decoder(positions=kind, num_layers=4, windows=windows)).double()
     tokens = torch.randint(61, (2, LENGTH))

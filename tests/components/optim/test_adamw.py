@@ -93,9 +93,7 @@ def make_parameters(
     ("dtype", "tolerance"), [(torch.float32, SINGLE), (torch.float64, DOUBLE)]
 )
 @pytest.mark.parametrize(("decay", "order"), WORKS)
-def test_twenty_steps_equal_the_published_rule(
-    decay: Decay, order: Order, dtype: torch.dtype, tolerance: float
-) -> None:
+def test_twenty_steps_equal_the_published_rule(decay, order, dtype, tolerance):
     starts, gradients = draw()
     parameters = make_parameters(starts, dtype)
     settings = SETTINGS | {"decay": decay, "decay_order": order}

@@ -37,9 +37,7 @@ def test_a_parameter_under_two_names_is_updated_once(kind: Any, more: dict[str, 
 
 
 @kinds
-def test_a_parameter_without_gradient_is_unchanged_and_a_closure_called_once(
-    kind: Any, more: dict[str, Any]
-) -> None:
+def test_a_parameter_without_gradient_is_unchanged_and_a_closure_called_once(kind, more):
     used, idle = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
     optimizer = kind(parameters=[("used", used), ("idle", idle)], **SETTINGS, **more)
 

@@ -77,9 +77,7 @@ def test_blooms_scale_doubles_after_501_good_steps_and_then_every_500() -> None:
     window=st.integers(1, 5),
     hysteresis=st.integers(1, 4),
 )
-def test_any_history_gives_deepspeeds_scale(
-    history: list[bool], window: int, hysteresis: int
-) -> None:
+def test_any_history_gives_deepspeeds_scale(history, window, hysteresis):
     settings: dict[str, Any] = {"window": window, "hysteresis": hysteresis}
     settings |= {"initial": 64.0, "minimum": 0.5}
     scale = LossScale(**settings)

@@ -77,9 +77,7 @@ def test_a_zero_gradient_gives_no_update() -> None:
 @pytest.mark.parametrize("shape", [(32, 96), (96, 32)])
 @pytest.mark.parametrize("scale", ["match_rms_adamw", "original"])
 @pytest.mark.parametrize("nesterov", [True, False])
-def test_the_update_of_a_matrix_equals_torchs_muon(
-    shape: tuple[int, int], scale: str, nesterov: bool
-) -> None:
+def test_the_update_of_a_matrix_equals_torchs_muon(shape, scale, nesterov):
     ours, theirs = nn.Parameter(random(*shape)), nn.Parameter(random(*shape))
     mine = muon({NAME: ours}, update_scale=scale, nesterov=nesterov)
     adjusted: dict[str, Any] = {"adjust_lr_fn": scale, "nesterov": nesterov}

@@ -52,9 +52,7 @@ def megatron_get_lr(
     start=st.floats(0, 1),
     end=st.floats(0, 1),
 )
-def test_cosine_equals_megatron(
-    total: int, warmup_share: float, share: float, rise: float, start: float, end: float
-) -> None:
+def test_cosine_equals_megatron(total, warmup_share, share, rise, start, end):
     warmup, tokens = int(total * warmup_share), int(total * share)
     first = rise * start
     cosine = cosine_of(total, warmup, warmup_from=first, start=start, end=end)
@@ -164,9 +162,7 @@ def test_areas_under_the_decays_equal_the_integrals(shape: Shape, area: float) -
     parts=st.tuples(st.floats(0, 1), st.floats(0, 1)),
     ends=st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1)),
 )
-def test_a_decay_begins_at_its_peak_falls_and_ends_exactly(
-    shape: Shape, total: int, parts: tuple[float, float], ends: tuple[float, float, float]
-) -> None:
+def test_a_decay_begins_at_its_peak_falls_and_ends_exactly(shape, total, parts, ends):
     warmup = min(int(total * parts[0]), total - 1)
     decay = max(1, int((total - warmup) * parts[1]))
     first, end, start = sorted(ends)

@@ -69,12 +69,7 @@ def bad(verdict: rulings.PreflightVerdict) -> dict[str, list[str]]:
         (BARE, told(ahead=(0.0, 1.15, 0.0)), {"n2": ["clock"]}),
     ],
 )
-def test_a_node_is_bad_below_the_profile_or_the_other_nodes(
-    machine: tuple[str, ...],
-    reports: list[rulings.NodeReport],
-    wrong: dict[str, list[str]],
-    rules: Preflight,
-) -> None:
+def test_a_node_is_bad_below_the_profile_or_the_other_nodes(machine, reports, wrong, rules):
     found = judged(compose(*machine), rules, reports)
     assert bad(found) == wrong
     if machine:

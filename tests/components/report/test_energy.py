@@ -41,9 +41,7 @@ def test_unknown_energy_is_not_guessed(write_run: runs.WriteRun) -> None:
     assert alone["CO2e of the devices' energy"] == "unknown"  # the profile says nothing
 
 
-def test_energy_of_a_part_of_the_time_gives_no_share_of_a_token(
-    write_run: runs.WriteRun,
-) -> None:
+def test_energy_of_a_part_of_the_time_gives_no_share_of_a_token(write_run):
     (shown,) = columns(write_run(lines=[*runs.history_lines(60), PART], killed=True))
     assert shown["joules per token, devices"] == "—"
     assert shown["measured share of the devices' time"] == "50.0%"

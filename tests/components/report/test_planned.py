@@ -80,9 +80,7 @@ def test_energy_stands_beside_the_rated_power_of_its_time(write_run: runs.WriteR
     assert energy("killed", whole, killed=True)[ENERGY][0][2] == "not measured"
 
 
-def test_planned_emissions_stand_beside_those_of_what_was_counted(
-    write_run: runs.WriteRun,
-) -> None:
+def test_planned_emissions_stand_beside_those_of_what_was_counted(write_run):
     whole = runs.energy_line(60, devices=(4_320_000, 14_400, 14_400), hosts=(None, 0, 3_600))
     lines, tree = [*runs.history_lines(60), whole], on_juwels()
     name = "CO2e of the devices' energy, whole run"

@@ -8,7 +8,6 @@ from torch import nn
 from torch.distributed.pipelining import Schedule1F1B
 
 from components.torch_internals.distributed import NOWHERE, LeanStage
-from tests.components.distributed.ranks import Ranks
 
 MICROBATCHES = 4
 Held = tuple[set[int], set[int]]  # microbatches with memory for activations, for gradients
@@ -70,9 +69,7 @@ def has_memory(info: Any) -> bool:
     return buffer is not None and buffer.device != NOWHERE
 
 
-def test_receive_buffers_are_freed_after_the_backward_pass(
-    two_ranks: Ranks,
-) -> None:
+def test_receive_buffers_are_freed_after_the_backward_pass(two_ranks):
     first, last = two_ranks(memory_over_a_step)
     for steps in (first, last):
         assert [number for number, *_ in steps] == list(range(MICROBATCHES))

@@ -37,9 +37,7 @@ def test_another_cluster_than_this_machine_is_refused() -> None:
 
 
 @pytest.mark.parametrize("error", ["MemoryError: ", "RuntimeError: CUDA out of memory."])
-def test_an_out_of_memory_rank_has_the_message_of_one_process(
-    error: str, tmp_path, capsys
-) -> None:
+def test_an_out_of_memory_rank_has_the_message_of_one_process(error, tmp_path, capsys):
     folder = RunFolder(tmp_path)
     folder.recipe.touch()
     (tmp_path / "ranks").mkdir()

@@ -293,9 +293,7 @@ def test_a_single_xpu_rank_uses_no_collective(plant: Plant, monkeypatch) -> None
     assert chosen == [torch.device("xpu", 0)]
 
 
-def test_a_missing_device_is_refused_before_files_are_written(
-    plant: Plant, tmp_path, capsys
-) -> None:
+def test_a_missing_device_is_refused_before_files_are_written(plant, tmp_path, capsys):
     plant()
     run = tmp_path / "run"
     words = ["recipe=teuken7b", "cluster.device=xpu", f"run={run}"]

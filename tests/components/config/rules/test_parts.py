@@ -107,9 +107,7 @@ scale=full precision.reduce=float16
         NORM=NORM,
     ),
 )
-def test_what_contradicts_itself_is_refused_where_it_is_composed(
-    words: str, message: str
-) -> None:
+def test_what_contradicts_itself_is_refused_where_it_is_composed(words, message):
     assert_refused(words, message)
 
 

@@ -61,8 +61,6 @@ def test_the_first_installed_backend_that_supports_the_case_is_selected(
         ),
     ],
 )
-def test_an_order_without_a_usable_kernel_is_refused(
-    changes: dict[str, Any], missing: Sequence[ScanBackend], message: str
-) -> None:
+def test_an_order_without_a_usable_kernel_is_refused(changes, missing, message):
     with pytest.raises(RecipeError, match=message):
         select_scan(KEY, ("fla", "mamba_ssm"), CASE._replace(**changes), missing)

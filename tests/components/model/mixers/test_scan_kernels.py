@@ -135,9 +135,7 @@ def test_a_librarys_kernel_equals_our_scan(name: str, documents: bool, libraries
 
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("fla")])
-def test_documents_and_states_are_passed_in_the_librarys_format(
-    name: str, documents: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documents_and_states_are_passed_in_the_librarys_format(name, documents, monkeypatch):
     monkeypatch.setattr(scan_kernels, "import_module", import_ours)
     assert_scans_agree(name, documents)
 
@@ -154,9 +152,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.class_name)
-def test_a_mixer_calls_the_first_library_that_is_installed(
-    spec: Any, on_gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mixer_calls_the_first_library_that_is_installed(spec, on_gpu, monkeypatch):
     order = ("mamba_ssm", "fla", "torch")
     part = build_mixer(spec.model_copy(update={"scan_backends": order}))
     hidden = torch.randn(1, 150, DIM)
@@ -180,9 +176,7 @@ def test_a_mixer_calls_the_first_library_that_is_installed(
     assert (found - expected).norm() < 0.1 * expected.norm()
 
 
-def test_a_mixer_without_an_installed_library_is_refused_on_a_gpu(
-    on_gpu: Callable[..., None],
-) -> None:
+def test_a_mixer_without_an_installed_library_is_refused_on_a_gpu(on_gpu):
     part = build_mixer(SPECS[0].model_copy(update={"scan_backends": ("fla",)}))
     hidden = torch.randn(1, 150, DIM, dtype=torch.bfloat16)
     compute = partial(part.to(torch.bfloat16), hidden, build_scope())
