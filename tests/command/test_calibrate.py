@@ -125,7 +125,7 @@ def test_calibrated_plan_is_accurate(profiles: Path, taught: str, capfd: Said) -
 
 
 @pytest.mark.long
-def test_what_does_not_help_is_not_kept(profiles: Path, capfd: Said) -> None:
+def test_constants_that_do_not_help_are_not_fitted(profiles: Path, capfd: Said) -> None:
     runs = []
     for place, cells in enumerate(points()):
         recipe = composed(cells)
@@ -139,7 +139,7 @@ def test_what_does_not_help_is_not_kept(profiles: Path, capfd: Said) -> None:
     assert not (profiles / "hopper.calibration.yaml").exists()
 
 
-def test_runs_that_say_nothing_are_refused(profiles: Path, capfd: Said) -> None:
+def test_runs_without_information_are_refused(profiles: Path, capfd: Said) -> None:
     cells = points()[0]
     ramp = "{start_tokens: 65_536, increment_tokens: 65_536, over_tokens: 1_000_000}"
     run_folder(profiles / "ramp", {**cells, "budget.ramp_up": ramp})
@@ -164,7 +164,7 @@ def test_runs_that_say_nothing_are_refused(profiles: Path, capfd: Said) -> None:
         assert message in capfd.readouterr().err
 
 
-def test_a_calibration_that_is_none_is_named(profiles: Path, capfd: Said) -> None:
+def test_an_invalid_calibration_is_named(profiles: Path, capfd: Said) -> None:
     file = profiles / "hopper.calibration.yaml"
     for text, message in {
         "speed: [": "hopper.calibration.yaml: cannot be read",

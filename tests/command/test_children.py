@@ -161,7 +161,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_a_tree_that_cannot_grow_is_refused_by_the_name_of_its_node(message: str) -> None:
+def test_an_impossible_tree_is_refused_with_the_node(message: str) -> None:
     arguments = read_point([*BASE, *SAVING])
     values = {**arguments.values, "children": REFUSED[message]}
     with pytest.raises(RecipeError) as refused:

@@ -30,7 +30,7 @@ def read_entry(text: str) -> tuple[str, dict[str, str]]:
     return entry["key"], found
 
 
-def test_every_work_is_one_whole_entry_with_a_key_of_its_own() -> None:
+def test_every_work_is_a_complete_entry_with_a_unique_key() -> None:
     files = sorted(WORKS.glob("*.bib"))
     assert len(files) >= 6
     entries = [read_entry(file.read_text("utf-8")) for file in files]
@@ -61,7 +61,7 @@ def test_prints_the_entries_and_nothing_else(capsys: pytest.CaptureFixture[str])
         ("citations=[smng_p3]", r"unknown work: 'smng_p3'\n.*smng_p2"),
     ],
 )
-def test_a_recipe_of_no_known_works_says_how_to_name_some(word: str, said: str) -> None:
+def test_a_recipe_without_citations_has_a_remedy(word: str, said: str) -> None:
     recipe = compose_recipe(read_point(["recipe=gpt3b6", word]))
     with pytest.raises(RecipeError, match=said):
         read_citations(recipe)

@@ -124,7 +124,7 @@ def test_every_action_has_its_module() -> None:
         ("action=diff a=none.yaml b=teuken7b", "a: none.yaml does not exist"),
     ],
 )
-def test_wrong_input_is_told(words: str, message: str, folder: Path, capfd: Said) -> None:
+def test_wrong_input_has_a_message(words: str, message: str, folder: Path, capfd: Said) -> None:
     own = ("recipe=", "resume=", "action=report", "action=verify", "action=diff", "run action")
     first = [] if words.startswith(own) else ["recipe=teuken7b"]
     shown = [] if re.search("action=|resume=|cluster=", words) else ["action=show"]

@@ -36,14 +36,14 @@ def test_a_word_is_completed(line: str, words: list[str]) -> None:
     assert list_completions(f" {line}") == words
 
 
-def test_an_empty_line_offers_what_there_is() -> None:
+def test_completion_of_an_empty_line_lists_all_words() -> None:
     offered = list_completions(" ")
     groups = {f"{name}=" for name in list_config_groups()}
     assert {"recipe=", "action=", "run=", *groups} <= {*offered}
     assert list_completions(" action=") == sorted(f"action={name}" for name in ACTIONS)
 
 
-def test_another_shell_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unsupported_shell_has_a_message(capfd: pytest.CaptureFixture[str]) -> None:
     for request in ("install=zsh", "walnut=bash", "install"):
         assert main(["--shell-completion", request]) == 2
         assert f"expected install=bash, got {request!r}\n  run eval " in capfd.readouterr().err
@@ -87,7 +87,7 @@ def test_bash_runs_no_other_script(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["run.py"]
 
 
-def test_what_is_installed_is_taken_back() -> None:
+def test_uninstall_removes_the_completion() -> None:
     gone = INSTALL.replace("install=", "uninstall=")
     done = subprocess.run(
         ["bash", "--norc", "-c", f"{INSTALL}\n{gone}\ncomplete -p"],

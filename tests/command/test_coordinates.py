@@ -49,7 +49,9 @@ def test_completep_is_flat_by_width_and_depth(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.usefixtures("few")
-def test_the_standard_form_grows_and_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_standard_parametrization_grows_and_has_no_verdict(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     status, tree = checked(capsys, "recipe=teuken7b")
     assert (status, tree["flat"]) == (0, None)
     assert min(grown(tree, "width", "change").values()) > 0.3
@@ -57,7 +59,7 @@ def test_the_standard_form_grows_and_is_not_judged(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.usefixtures("few")
-def test_rates_that_do_not_follow_the_width_are_found(capsys, monkeypatch):
+def test_learning_rates_that_do_not_follow_the_width_are_detected(capsys, monkeypatch):
     monkeypatch.setattr("components.engine.optimizer.scale_groups", lambda *_: None)
     assert main(["action=parity", "kind=coordinates", "recipe=teuken7b", MUP]) == 1
     shown = capsys.readouterr().out
@@ -105,7 +107,7 @@ def test_a_wider_model_has_more_heads_of_the_same_width() -> None:
     assert wide.mlp.num_experts == recipe.decoder_spec.mlp.num_experts
 
 
-def test_what_the_check_sets_itself_is_refused() -> None:
+def test_keys_that_the_check_sets_are_refused() -> None:
     for word in ("precision.compute=float64", "cluster.ranks=2", "model.dropout=0.1"):
         with pytest.raises(RecipeError, match=r"kind=coordinates sets "):
             action.compose_narrowest(read_point(["recipe=teuken7b", word]))
@@ -122,7 +124,7 @@ def test_what_the_check_sets_itself_is_refused() -> None:
         ("change", (1.0, 2.0, 4.0), 1.0),
     ],
 )
-def test_sizes_that_are_zero_or_not_finite_have_no_slope(of, sizes, slope):
+def test_zero_or_infinite_sizes_have_no_slope(of, sizes, slope):
     row = Coordinates("mlp", of, "width", dict(zip((2, 4, 8), sizes, strict=True)))
     assert row.growth_exponent == pytest.approx(slope, nan_ok=True)
     assert row.is_flat == (slope == 0.0)

@@ -81,7 +81,9 @@ def test_card_names_files_removals_and_mixture(prepared: Path, card: Any) -> Non
     assert promised == pytest.approx({"de": 0.25, "fr": 0.75})
 
 
-def test_fertility_is_that_of_the_tokenizer_of_the_folder(prepared: Path, card: Any) -> None:
+def test_fertility_is_measured_with_the_tokenizer_of_the_folder(
+    prepared: Path, card: Any
+) -> None:
     (model,) = prepared.glob("*.model")
     tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(model))
     texts = [text[:2_000] for text in paragraphs("fr")]
@@ -91,7 +93,7 @@ def test_fertility_is_that_of_the_tokenizer_of_the_folder(prepared: Path, card: 
     assert set(card["fertility"]) == {"de", "fr"}
 
 
-def test_the_page_says_it_all_and_fetches_nothing(prepared: Path, card: Any) -> None:
+def test_the_card_page_is_complete_and_loads_nothing(prepared: Path, card: Any) -> None:
     html = (prepared / "card.html").read_text()
     page = check_outline(html)
     assert json.loads(page.code[page.code.index("{") :]) == card

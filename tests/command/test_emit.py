@@ -82,7 +82,7 @@ def test_every_key_is_known_with_its_type(words: tuple[str, ...], tmp_path: Path
                 assert type(value).__name__ in kind, key
 
 
-def test_numbers_are_those_of_the_recipe(tmp_path: Path) -> None:
+def test_exported_numbers_equal_the_recipe(tmp_path: Path) -> None:
     folder = emit(tmp_path / "out", "parallelism.zero=3", *EIGHT)
     tree = tomllib.loads((folder / "playbook1b.toml").read_text("utf-8"))
     training, degrees = tree["training"], tree["parallelism"]
@@ -117,7 +117,7 @@ def test_every_step_has_the_rate_of_the_recipe(words: tuple[str, ...], tmp_path:
         assert rate(step) == pytest.approx(ours(tokens), rel=1e-15, abs=0.0)
 
 
-def test_first_weights_are_cut_where_the_recipes_are(tmp_path: Path) -> None:
+def test_initial_weights_are_truncated_as_in_the_recipe(tmp_path: Path) -> None:
     (plain,) = emit(tmp_path / "plain").glob("recipe_*.py")
     assert "nn.init.normal_(weight, std=" in plain.read_text("utf-8")
     (cut,) = emit(tmp_path / "cut", "model.initialization.cutoff=3.0").glob("recipe_*.py")
@@ -200,7 +200,7 @@ def test_unsupported_key_has_remedy(words, offered, tmp_path, capfd):
         assert f"set {word}" in err
 
 
-def test_what_it_has_no_word_for_is_to_be_trained_here(tmp_path: Path, capfd: Any) -> None:
+def test_keys_without_a_counterpart_require_training_here(tmp_path: Path, capfd: Any) -> None:
     """A part of a model, and a family with all that it lacks."""
     keys = ("norm_placement=both", "embedding_scale=sqrt_dim", "attention.scale_dim=16")
     err = refused(capfd, tmp_path / "out", *said(*(f"model.{key}" for key in keys)))
@@ -212,7 +212,7 @@ def test_what_it_has_no_word_for_is_to_be_trained_here(tmp_path: Path, capfd: An
         assert f"\n  model.{key}" in err
 
 
-def test_nothing_is_written_over_and_a_folder_is_named(tmp_path: Path, capfd: Any) -> None:
+def test_an_export_needs_a_new_folder_and_a_known_engine(tmp_path: Path, capfd: Any) -> None:
     folder = emit(tmp_path / "out")
     assert "put the run's tokenizer.json" in capfd.readouterr().err
     assert main(["action=export", "engine=torchtitan", *SAID, f"file={folder}"]) == 2

@@ -134,7 +134,7 @@ def their_losses(recipe: Recipe, config: Any, weights: dict[str, Any]) -> list[f
     return losses
 
 
-def test_its_losses_are_ours_in_a_miniature(emitted: tuple[str, Recipe, Any]) -> None:
+def test_torchtitan_has_our_losses_in_a_miniature(emitted: tuple[str, Recipe, Any]) -> None:
     case, recipe, config = emitted
     torch.manual_seed(3)
     model: Any = build_node(to_plain(recipe.model), "model")

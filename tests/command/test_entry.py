@@ -58,7 +58,7 @@ def test_signal_at_any_moment(number: signal.Signals, seconds: float, tmp_path: 
 
 
 @pytest.mark.long
-def test_what_is_started_with_signals_ignored_goes_on(tmp_path: Path) -> None:
+def test_a_process_started_with_ignored_signals_continues(tmp_path: Path) -> None:
     """As below ``nohup``, or in the background of a script."""
     program = f"trap '' INT; exec {sys.executable} {ROOT / 'run.py'}"
     with subprocess.Popen(
@@ -115,7 +115,7 @@ print("done")
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_signal_waits_until_what_cannot_be_ended_is_done(moment: str, tmp_path: Path) -> None:
+def test_a_signal_waits_for_uninterruptible_work(moment: str, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import signal\nsignal.raise_signal(15)\nprint('done')\n")
     body = textwrap.indent(f"{MOMENTS[moment]}\ntime.sleep(10)", "    ")
     program = (
@@ -131,7 +131,7 @@ def test_a_signal_waits_until_what_cannot_be_ended_is_done(moment: str, tmp_path
     ("error", "said"),
     [("MemoryError", "^$"), ("KeyError(7)", "Exception ignored in.*KeyError: 7")],
 )
-def test_memory_that_ends_in_a_finalizer_prints_no_traceback(error: str, said: str) -> None:
+def test_out_of_memory_in_a_finalizer_prints_no_traceback(error: str, said: str) -> None:
     program = (
         f"{HEAD}\nclass Finalized:\n    def __del__(self):\n        raise {error}\nFinalized()"
     )

@@ -70,7 +70,7 @@ def call(*words: str, **limits: int) -> subprocess.CompletedProcess[str]:
         (SystemError("error return without exception set"), "SystemError: error return"),
     ],
 )
-def test_a_fault_is_one_message_with_a_file_of_details(
+def test_an_internal_error_is_a_message_and_a_file_of_details(
     error: Exception, said: str, broken: Breaks, state: Path, monkeypatch: Patch, capfd: Said
 ) -> None:
     monkeypatch.setenv("WALNUT_TOKEN", "hunter2")
@@ -106,7 +106,7 @@ NO_MEMORY = [
 
 @pytest.mark.parametrize("error", NO_MEMORY)
 @pytest.mark.parametrize("is_wrapped", [False, True])
-def test_no_memory_is_no_fault(error, is_wrapped, broken, state, capfd):
+def test_out_of_memory_is_not_an_internal_error(error, is_wrapped, broken, state, capfd):
     if is_wrapped:
         wrapped = KeyError("cannot be built")
         wrapped.__cause__ = error
@@ -119,7 +119,9 @@ def test_no_memory_is_no_fault(error, is_wrapped, broken, state, capfd):
     assert not state.exists()
 
 
-def test_memory_ends_while_told(broken: Breaks, monkeypatch: Patch, capfd: Said) -> None:
+def test_running_out_of_memory_during_the_message_is_handled(
+    broken: Breaks, monkeypatch: Patch, capfd: Said
+) -> None:
     def say(text: str) -> None:
         raise MemoryError
 
@@ -170,7 +172,7 @@ def test_details_go_elsewhere(broken, tmp_path, monkeypatch, capfd):
         (errno.ETIMEDOUT, "ask the administrator of that file system"),
     ],
 )
-def test_system_error_is_no_fault(number, said, broken, state, capfd):
+def test_a_system_error_is_not_an_internal_error(number, said, broken, state, capfd):
     broken(OSError(number, os.strerror(number), "plan.html"))
     assert main(SHOW) == 2
     message = capfd.readouterr().err
@@ -187,7 +189,7 @@ def test_system_error_is_no_fault(number, said, broken, state, capfd):
         (("action=plan", "cluster=juwels", "scale=full", "plan.html"), errno.ENOSPC),
     ],
 )
-def test_a_file_that_has_no_room_is_named_and_leaves_nothing(
+def test_a_file_without_disk_space_is_named_and_removed(
     words: tuple[str, ...], number: int, tmp_path: Path, monkeypatch: Patch, capfd: Said
 ) -> None:
     *action, name = words
@@ -213,7 +215,7 @@ def test_full_disk_names_target(broken: Breaks, capfd: Said) -> None:
     assert capfd.readouterr().err.startswith("source: No such file or directory\n")
 
 
-def test_faulty_point_leaves_sweep_alive(monkeypatch: Patch, capfd: Said) -> None:
+def test_an_error_in_a_point_does_not_stop_the_sweep(monkeypatch: Patch, capfd: Said) -> None:
     def run(arguments: object) -> ActionResult:
         seed = arguments.values["budget.seed"]  # type: ignore[attr-defined]  # Arguments
         if seed == 1:
@@ -259,7 +261,7 @@ def test_wrapped_interrupt_ends(broken: Breaks, capfd: Said) -> None:
     assert capfd.readouterr().err == "stopped; incomplete files were removed\n"
 
 
-def test_nothing_is_said_where_nobody_hears(monkeypatch: Patch) -> None:
+def test_a_closed_stderr_is_not_an_error(monkeypatch: Patch) -> None:
     class Gone:
         def write(self, text: str) -> int:
             raise BrokenPipeError
@@ -287,7 +289,7 @@ def test_low_limit_gives_no_traceback(words: tuple[str, ...], limit: dict[str, i
     assert "Traceback" not in done.stderr
 
 
-def test_a_full_standard_output_is_said_once(tmp_path: Path) -> None:
+def test_a_full_standard_output_is_reported_once(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, str(ROOT / "run.py"), *SHOW],
@@ -301,7 +303,7 @@ def test_a_full_standard_output_is_said_once(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 2
 
 
-def test_there_is_one_place_that_takes_whatever_is_raised() -> None:
+def test_exceptions_are_caught_in_a_single_place() -> None:
     """Elsewhere a blind except has a reason on its line, for what a library does not name."""
     blind = {"Exception", "BaseException"}
     taking = [
@@ -315,6 +317,6 @@ def test_there_is_one_place_that_takes_whatever_is_raised() -> None:
 
 
 @pytest.mark.parametrize("word", ["run=b\udcff", "recipe=\udcff", "name=b\udcff"])
-def test_an_argument_that_is_no_utf8_text_is_refused(word: str, capfd: Said) -> None:
+def test_an_argument_that_is_not_utf8_is_refused(word: str, capfd: Said) -> None:
     assert main([word, "action=train"]) == 2
     assert "is not UTF-8 text" in capfd.readouterr().err

@@ -181,7 +181,7 @@ def test_a_step_record_that_a_kill_cut_is_skipped(run: Path, capfd: Said) -> Non
 @pytest.mark.parametrize(
     "forgery", [one for one in FORGERIES if one not in {"half of it", "a gigabyte"}]
 )
-def test_the_error_of_a_rank_is_read_as_data_too(run: Path, forgery: str) -> None:
+def test_the_error_of_a_rank_is_read_as_data(run: Path, forgery: str) -> None:
     (run / "results.json").unlink()
     file = run / "ranks" / "first_failure.json"
     file.parent.mkdir(exist_ok=True)

@@ -82,7 +82,7 @@ def test_importing_an_action_loads_nothing_heavy() -> None:
     assert ours == {"command", "command.entry"}
 
 
-def test_what_answers_at_once_imports_no_torch(tmp_path: Path) -> None:
+def test_quick_answers_import_no_torch(tmp_path: Path) -> None:
     """One process after another command, as what is loaded stays loaded."""
     places = {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path)}
     done = subprocess.run(

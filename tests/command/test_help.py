@@ -22,7 +22,7 @@ Said = pytest.CaptureFixture[str]
         ["recipe=teuken7b", "action=plan", "-h"],
     ],
 )
-def test_an_action_is_explained_however_it_is_asked(words: list[str], capfd: Said) -> None:
+def test_help_of_an_action_has_several_spellings(words: list[str], capfd: Said) -> None:
     assert main(words) == 0
     said = capfd.readouterr()
     assert said.out == describe_action("plan") + "\n"
@@ -30,7 +30,7 @@ def test_an_action_is_explained_however_it_is_asked(words: list[str], capfd: Sai
 
 
 @pytest.mark.parametrize("words", [[], ["help"], ["--help"], ["-h"], ["action=help"]])
-def test_the_command_is_explained_where_no_action_is_named(words: list[str]) -> None:
+def test_help_without_an_action_explains_the_command(words: list[str]) -> None:
     assert find_help(["recipe=help", "action=plan"]) is None  # help that nobody asked for
     said = find_help(words)
     assert said is not None
@@ -43,7 +43,7 @@ def test_the_command_is_explained_where_no_action_is_named(words: list[str]) -> 
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_an_explanation_has_what_it_does_its_words_an_example_and_its_page(action: str) -> None:
+def test_help_has_a_summary_words_an_example_and_a_page(action: str) -> None:
     text = describe_action(action)
     assert text.startswith(f"{action}: ")
     assert f"\ndocs/actions.md#{action}" in text
@@ -60,7 +60,7 @@ def test_an_explanation_has_what_it_does_its_words_an_example_and_its_page(actio
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_the_example_of_an_action_is_taken(action: str) -> None:
+def test_the_example_in_help_is_accepted(action: str) -> None:
     """Read as far as words go; the tests of the actions run them."""
     (example, *_) = re.findall(
         r"^  python run\.py (.*?)(?: +#.*)?$", describe_action(action), re.M
@@ -71,7 +71,7 @@ def test_the_example_of_an_action_is_taken(action: str) -> None:
     check_words(action, keys_of(words))
 
 
-def test_the_versions_are_those_of_this_code_and_of_what_it_runs_on(capfd: Said) -> None:
+def test_version_lists_the_code_and_its_libraries(capfd: Said) -> None:
     assert main(["--version"]) == 0
     said = capfd.readouterr().out
     assert re.match(r"kochbuch \d+\.\d+\.\d+", said)

@@ -57,7 +57,7 @@ def test_a_flag_is_replaced_by_words_of_this_command(words: list[str], same: lis
         (["--help"], None),
     ],
 )
-def test_a_shell_asks_how_words_go_on(words: list[str], query: str | None) -> None:
+def test_a_shell_queries_completions(words: list[str], query: str | None) -> None:
     assert completion_query(words) == query
 
 
@@ -68,7 +68,7 @@ def test_an_unknown_flag_is_refused(capfd: Said) -> None:
 
 
 @pytest.mark.parametrize("sign", ["+", "++"])
-def test_a_key_with_a_plus_is_the_key(sign: str, capfd: Said) -> None:
+def test_a_plus_before_a_key_is_accepted(sign: str, capfd: Said) -> None:
     words = ["recipe=teuken7b", "action=show", "output=json"]
     assert main([*words, f"{sign}budget.seed=7"]) == 0
     assert json.loads(capfd.readouterr().out)["recipe"]["budget"]["seed"] == 7

@@ -123,13 +123,13 @@ def test_the_fewest_nodes_in_time_are_found() -> None:
         ((*JUWELS, "within_days=30", "cluster.ranks=32"), "within_days: 30 conflicts", ""),
     ],
 )
-def test_search_says_why_it_failed(words: tuple[str, ...], begin: str, end: str) -> None:
+def test_a_failed_search_has_a_reason(words: tuple[str, ...], begin: str, end: str) -> None:
     text = refused(*words)
     assert text.startswith(begin)
     assert text.endswith(end)
 
 
-def test_what_does_not_fit_says_by_how_much() -> None:
+def test_a_layout_that_does_not_fit_names_the_missing_memory() -> None:
     words = ["recipe=gpt175b", "cluster=smng_p2", "parallelism=auto"]
     text = refused(*words, "cluster.nodes=2")
     assert "legal layouts fits 2 nodes of smng_p2 (16 ranks); the nearest, " in text
@@ -137,7 +137,7 @@ def test_what_does_not_fit_says_by_how_much() -> None:
     assert composed(*words, "cluster.nodes=6").cluster.nodes == 6
 
 
-def test_days_without_any_layout_that_fits_say_so() -> None:
+def test_within_days_without_a_fitting_layout_has_a_message() -> None:
     words = ["recipe=gpt175b", "cluster=juwels", "parallelism=auto", "within_days=30"]
     text = refused(
         *words, "parallelism.zero=0", "parallelism.tensor=1", "parallelism.pipeline=1"
@@ -145,7 +145,7 @@ def test_days_without_any_layout_that_fits_say_so() -> None:
     assert "no layout fits any number of nodes of juwels up to 936" in text
 
 
-def test_a_layout_that_is_searched_for_is_no_file() -> None:
+def test_auto_is_not_a_file_of_layouts() -> None:
     arguments = read_point(["recipe=teuken7b", "parallelism=auto", "within_days=30"])
     assert (arguments.searches, arguments.within_days) == (True, 30.0)
     assert arguments.choices == {}

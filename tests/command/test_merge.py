@@ -27,7 +27,7 @@ def test_merge_needs_its_words(message: str, folder: Path) -> None:
     assert str(caught.value).startswith(message)
 
 
-def test_a_mixture_or_a_phase_that_changes_within_the_window_is_warned_of() -> None:
+def test_a_mixture_change_within_the_window_has_a_warning() -> None:
     phases = "{a: {from_tokens: 307_200, fresh_optimizer: true}}"
     mixture = "{b: {from_tokens: 204_800, shares: {python_docs: 1.0}}}"
     words = ["recipe=teuken7b", f"phases={phases}", f"data.phases={mixture}"]

@@ -77,7 +77,7 @@ def _train_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @each
 @pytest.mark.usefixtures("_train_nothing")
-def test_mistake_has_its_answer(mistake, tmp_path, capfd):
+def test_a_mistake_has_its_message(mistake, tmp_path, capfd):
     before = sorted(tmp_path.iterdir())
     status = main(mistake.words)
     printed = capfd.readouterr()
@@ -98,7 +98,7 @@ def _write(mistake: Mistake, said: str) -> None:
     PAGE.write_text(text.replace(head + mistake.said, head + said, 1), "utf-8")
 
 
-def test_the_page_has_many_mistakes_each_once_and_each_with_a_way_out() -> None:
+def test_the_page_has_each_mistake_once_with_a_remedy() -> None:
     assert len(MISTAKES) >= 50
     assert len({mistake.command for mistake in MISTAKES}) == len(MISTAKES)
     assert len(MISTAKES) == PAGE.read_text("utf-8").count("\n$ ")
@@ -107,7 +107,7 @@ def test_the_page_has_many_mistakes_each_once_and_each_with_a_way_out() -> None:
 
 @pytest.mark.long
 @each
-def test_a_way_out_is_accepted(mistake: Mistake) -> None:
+def test_a_remedy_is_accepted(mistake: Mistake) -> None:
     for words in _mended(mistake):
         try:
             arguments = read_point(words)
@@ -201,7 +201,7 @@ def test_a_remedy_with_an_unknown_key_fails(word: str) -> None:
     key = word.removesuffix("=1")
     wrong_word = Mistake(f"recipe=teuken7b {word}", f"{key}: unknown key\n  write {word}\n")
     with pytest.raises(RecipeError, match="unknown key"):
-        test_a_way_out_is_accepted(wrong_word)
+        test_a_remedy_is_accepted(wrong_word)
     wrong_key = Mistake("recipe=teuken7b x=1", f"x: unknown key\n  write {key}=...\n")
     with pytest.raises(AssertionError):
-        test_a_way_out_is_accepted(wrong_key)
+        test_a_remedy_is_accepted(wrong_key)

@@ -125,7 +125,7 @@ def test_each_pattern_is_a_source(home: Path) -> None:
     assert not recipe.data.shares
 
 
-def test_text_elsewhere_is_named_by_its_whole_path_in_a_trusted_recipe(
+def test_text_outside_has_its_absolute_path_in_a_trusted_recipe(
     home: Path,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
@@ -143,7 +143,7 @@ def test_text_elsewhere_is_named_by_its_whole_path_in_a_trusted_recipe(
     assert tree["description"].endswith(", on *.txt.")  # a card is published, and quotes it
 
 
-def test_without_text_the_standard_library_stands_in(home: Path) -> None:
+def test_without_text_the_standard_library_is_the_text(home: Path) -> None:
     new("file=here.yaml")
     assert not (home / "recipes").exists()
     recipe = composed("here.yaml")
@@ -184,7 +184,9 @@ def test_other_file_is_kept(home: Path, capfd: Said, monkeypatch: pytest.MonkeyP
         (("name=a", "budget.seed=3"), "action=new does not accept recipe keys"),
     ],
 )
-def test_wrong_new_is_told(words: tuple[str, ...], said: str, home: Path, capfd: Said) -> None:
+def test_wrong_words_of_new_have_a_message(
+    words: tuple[str, ...], said: str, home: Path, capfd: Said
+) -> None:
     assert said in refused(capfd, *words)
 
 
@@ -245,7 +247,7 @@ def test_tokenizer_without_document_end_is_refused(home: Path, capfd: Said) -> N
     assert "'morning' is an added word" in refused(capfd, "name=a", "tokenizer=tok")
 
 
-def test_a_recipe_of_ones_own_may_be_what_a_new_one_is_like(home: Path) -> None:
+def test_like_accepts_a_recipe_of_the_user(home: Path) -> None:
     new("data=texts/*.txt", "file=first.yaml", "parameters=3M")
     (home / "inside").mkdir()
     new("data=texts/*.txt", "like=first.yaml", "file=inside/second.yaml", "parameters=2M")

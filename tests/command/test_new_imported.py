@@ -102,7 +102,7 @@ KINDS = (
 
 @pytest.mark.quick("deepseek_v3", "gemma3_1b")
 @pytest.mark.parametrize("name", KINDS)
-def test_its_miniature_has_a_finite_loss_and_gradients(name: str, home: Path) -> None:
+def test_an_imported_miniature_has_finite_loss_and_gradients(name: str, home: Path) -> None:
     put(home, published(name))
     imported()
     recipe = composed()
@@ -117,7 +117,7 @@ def test_its_miniature_has_a_finite_loss_and_gradients(name: str, home: Path) ->
 
 
 @pytest.mark.long
-def test_its_miniature_trains(home: Path, capfd: Said) -> None:
+def test_an_imported_miniature_trains(home: Path, capfd: Said) -> None:
     """Experts and a latent attention; the recipes here train the other parts."""
     put(home, published("deepseek_v3"))
     imported()
@@ -128,7 +128,7 @@ def test_its_miniature_trains(home: Path, capfd: Said) -> None:
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_what_the_file_does_not_say_is_assumed_with_its_reason(home: Path) -> None:
+def test_values_missing_in_the_file_are_assumed_with_a_reason(home: Path) -> None:
     put(home, published("llama3_2_1b"))
     imported()
     recipe = composed("scale=full")
@@ -150,7 +150,7 @@ def test_what_the_file_does_not_say_is_assumed_with_its_reason(home: Path) -> No
     assert recipe.model["init_from"] == "none"
 
 
-def test_text_and_the_tokenizer_of_the_folder_are_taken(home: Path) -> None:
+def test_the_text_and_tokenizer_of_the_folder_are_used(home: Path) -> None:
     put(home, published("gpt2"))
     write_texts(home / "texts")
     engine = save_tokenizer(home / "hf")
@@ -211,7 +211,7 @@ def test_every_printed_command_composes(weights: str, home: Path, capfd: Said) -
 
 
 @pytest.mark.long
-def test_the_command_that_continues_from_weights_trains(home: Path, capfd: Said) -> None:
+def test_the_printed_command_trains_from_the_weights(home: Path, capfd: Said) -> None:
     engine = save_tokenizer(home / "hf")
     saved = PreTrainedTokenizerFast(tokenizer_object=engine, eos_token="<|endoftext|>")
     saved.save_pretrained(home / "hf")
@@ -228,7 +228,7 @@ def test_the_command_that_continues_from_weights_trains(home: Path, capfd: Said)
     assert main([*command, "run=run", "budget.total_tokens=1024"]) == 0
 
 
-def test_code_of_a_folder_is_not_followed_and_that_is_said(home: Path, capfd: Said) -> None:
+def test_code_in_a_model_folder_is_ignored_with_a_message(home: Path, capfd: Said) -> None:
     code = {"auto_map": {"AutoModelForCausalLM": "modeling_mine.Mine"}}
     put(home, published("llama3_2_1b") | code)
     (home / "hf" / "modeling_mine.py").write_text("raise SystemExit('it ran')")
@@ -238,7 +238,7 @@ def test_code_of_a_folder_is_not_followed_and_that_is_said(home: Path, capfd: Sa
     assert "modeling_mine" not in page
 
 
-def test_the_name_of_a_folder_is_text_and_no_key(home: Path) -> None:
+def test_a_folder_name_is_never_read_as_a_key(home: Path) -> None:
     put(home, published("llama3_2_1b"))
     (home / "hf").rename(home / "hf\ncitations: [teuken]")
     words = ["like=hf\ncitations: [teuken]", "name=mine"]
@@ -271,14 +271,14 @@ def test_older_and_newer_spellings_are_the_same_model(home: Path) -> None:
         ("llama3_2_1b", {"num_hidden_layers": 10**12}, "model.num_layers: input should be"),
     ],
 )
-def test_a_model_that_no_part_here_computes_is_refused_by_key_and_value(
+def test_an_unsupported_model_is_refused_with_key_and_value(
     name: str, change: Config, said: str, home: Path, capfd: Said
 ) -> None:
     put(home, published(name) | change)
     assert said in refused(capfd)
 
 
-def test_a_folder_without_the_file_or_none_at_all_is_refused(home: Path, capfd: Said) -> None:
+def test_a_folder_without_config_json_is_refused(home: Path, capfd: Said) -> None:
     assert "like: unknown recipe: 'hf'" in refused(capfd)
     (home / "hf").mkdir()
     assert "hf/config.json: cannot be read" in refused(capfd)

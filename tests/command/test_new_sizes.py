@@ -19,7 +19,7 @@ def sizes_of(text_tokens: int, **given: Any) -> Sizes:
 
 
 @pytest.mark.parametrize("parameters", ["15m", "60m", "125m", "350m", "1b"])
-def test_the_family_has_the_shapes_that_the_rules_choose(parameters: str) -> None:
+def test_a_family_has_the_shapes_of_the_rules(parameters: str) -> None:
     base = compose_group("model", FAMILY)
     model = compose_group("model", f"llama_{parameters}")
     number = float(parameters[:-1]) * (1e9 if parameters.endswith("b") else 1e6)
@@ -30,7 +30,7 @@ def test_the_family_has_the_shapes_that_the_rules_choose(parameters: str) -> Non
         assert found == value, key
 
 
-def test_a_short_text_is_read_four_times_and_a_long_one_as_often_as_the_size_wants() -> None:
+def test_a_short_text_is_read_at_most_four_times() -> None:
     short = sizes_of(100_000, pieces=1_024, parameters=10_000_000)
     assert 3.5 < short.num_epochs <= 4
     assert short.total_tokens < short.wanted_tokens
@@ -75,7 +75,7 @@ def test_only_a_parametrization_by_width_keeps_small_first_weights(parametrizati
     assert ("initialization" in choose_shape(model, 10**6, 512)) == is_raised
 
 
-def test_first_weights_of_a_wide_model_stay_as_its_family_has_them() -> None:
+def test_a_wide_model_has_the_initial_weights_of_its_family() -> None:
     base = compose_group("model", FAMILY)
     assert "initialization" not in choose_shape(base, 10**9, 32_768)
     base["initialization"]["std"] = "fan_in"
@@ -96,7 +96,9 @@ def test_a_warm_up_has_forty_steps_or_a_quarter_of_them(text_tokens: int, steps:
     ("num_documents", "fraction"),
     [(None, 0.005), (10**6, 0.005), (1_280, 0.05), (100, 0.1), (1, 0.1)],
 )
-def test_few_documents_hold_out_more(num_documents: int | None, fraction: float) -> None:
+def test_few_documents_have_a_larger_held_out_fraction(
+    num_documents: int | None, fraction: float
+) -> None:
     sizes = sizes_of(10**8, pieces=512, parameters=10**6, num_documents=num_documents)
     assert sizes.held_out_fraction == fraction
 

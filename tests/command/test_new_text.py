@@ -36,7 +36,7 @@ HOSTILE = (
 )
 
 
-def test_a_pattern_is_written_so_that_a_recipe_names_the_same_file(home: Path) -> None:
+def test_a_written_pattern_matches_the_same_files(home: Path) -> None:
     for name in HOSTILE:
         (home / name).write_text("text")
         for words in (name, f"'{name}'" if '"' in name else f'["{name}"]'):
@@ -86,7 +86,7 @@ def write_records(file: Path, *names: str) -> None:
     )
 
 
-def test_the_field_that_holds_the_text_is_found_or_named(home: Path) -> None:
+def test_the_text_field_is_detected_or_must_be_named(home: Path) -> None:
     write_records(home / "a.jsonl", "text", "url")
     write_records(home / "b.jsonl", "content")
     new("data=[a.jsonl,b.jsonl,texts/*.txt]")
@@ -98,7 +98,7 @@ def test_the_field_that_holds_the_text_is_found_or_named(home: Path) -> None:
     assert [sources[name].column for name in ("a", "c")] == ["text", "body"]
 
 
-def test_fields_of_which_each_may_be_the_text_are_listed(home: Path, capfd: Said) -> None:
+def test_ambiguous_text_fields_are_listed(home: Path, capfd: Said) -> None:
     write_records(home / "a.jsonl", "title", "body")
     err = refused(capfd, "name=a", "data=a.jsonl")
     assert "column: a.jsonl has text in title, body\n" in err
@@ -123,7 +123,7 @@ def test_empty_files_are_skipped_and_other_names_refused(home: Path, capfd: Said
 
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow", ".md.gz"])
-def test_the_size_of_a_text_does_not_depend_on_its_format(suffix: str, home: Path) -> None:
+def test_the_size_of_a_text_is_independent_of_its_format(suffix: str, home: Path) -> None:
     texts = [file.read_text("utf-8") for file in sorted((home / "texts").iterdir())]
     records = "\n".join(json.dumps({"text": text, "more": [1] * 500}) for text in texts)
     if suffix == ".parquet":
@@ -152,7 +152,7 @@ def test_long_text_is_estimated(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert sum(len(document.text) for document in text.sample) <= 5_021
 
 
-def test_the_passes_that_are_promised_are_those_of_the_run(home: Path, capfd: Said) -> None:
+def test_the_announced_epochs_equal_the_epochs_of_the_run(home: Path, capfd: Said) -> None:
     new("data=texts/*.txt")
     recipe = composed()
     page = (home / "recipes" / "mine.yaml").read_text("utf-8")

@@ -32,7 +32,7 @@ def test_references_are_joined_or_lead_through_others(tree: dict[str, Any], valu
 
 
 @pytest.mark.parametrize("target", ["lost", "a.lost", "a.b.c", "unset"])
-def test_a_reference_that_leads_nowhere_is_refused(target: str) -> None:
+def test_a_reference_to_a_missing_key_is_refused(target: str) -> None:
     with pytest.raises(RecipeError, match=f"refers to {target}, which is not set") as refused:
         resolve_references({"a": {"b": 1}, "unset": "???", "here": {"c": f"${{{target}}}"}})
     assert refused.value.path == "here.c"
@@ -44,7 +44,7 @@ def test_a_reference_that_leads_nowhere_is_refused(target: str) -> None:
 @pytest.mark.parametrize(
     "tree", [{"a": "${a}"}, {"a": "${b.x}", "b": "${a.x}"}, {"a": {"b": "${a}"}}]
 )
-def test_a_circle_of_references_is_refused(tree: dict[str, object]) -> None:
+def test_circular_references_are_refused(tree: dict[str, object]) -> None:
     with pytest.raises(RecipeError, match="refers to itself"):
         resolve_references(tree)
 

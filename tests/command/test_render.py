@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORDS = ("recipe=teuken7b", "cluster=juwels")
 
 
-def test_the_script_is_printed_and_what_is_missing_is_said_beside(tmp_path: Path) -> None:
+def test_render_prints_the_script_and_missing_settings_to_stderr(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "run.py"), "action=render", *WORDS],
         cwd=tmp_path,
@@ -50,7 +50,7 @@ def test_no_script_without_place(words: tuple[str, ...], said: str, folder: Path
 
 
 @pytest.mark.parametrize("path", ["a" * 256, "ü" * 128, "/".join(["b" * 200] * 25)])
-def test_a_run_whose_path_no_file_system_takes_is_refused(path: str) -> None:
+def test_a_run_path_that_no_file_system_accepts_is_refused(path: str) -> None:
     words = ["recipe=teuken7b", "cluster=juwels", f"run={path}"]
     with pytest.raises(RecipeError, match=r"run: .*: too long\n  use a shorter path"):
         run(read_point(words))

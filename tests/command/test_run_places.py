@@ -47,7 +47,7 @@ def opened(run: Path) -> tuple[RunFolder, Recipe]:
     return folder, read_recipe(folder.recipe)
 
 
-def test_every_place_is_honoured_where_the_run_has_this_users_seal(run: Path) -> None:
+def test_paths_of_a_run_with_the_users_seal_are_used(run: Path) -> None:
     folder, recipe = opened(run)
     check_run_places(folder, recipe, read_point([]))
     check_data_place(folder, recipe, {})
@@ -115,7 +115,7 @@ def test_data_behind_link_lie_elsewhere(run: Path, tmp_path: Path) -> None:
         check_data_place(folder, recipe, {})
 
 
-def test_of_an_own_run_another_s_data_are_not_read_either(run: Path, capsys: Said) -> None:
+def test_data_of_another_user_are_not_read_for_an_own_run(run: Path, capsys: Said) -> None:
     noted = json.loads((run / "data.json").read_text("utf-8"))
     (run / "data.json").write_text(json.dumps({**noted, "folder": "/others/data"}))
     folder, recipe = opened(run)

@@ -73,7 +73,7 @@ def test_other_machines_and_layouts_are_the_same_mathematics(answer: Json) -> No
     assert any("draws different" in note for note in dropping["notes"])
 
 
-def test_what_changes_the_mathematics_and_what_is_only_said_or_saved(answer: Json) -> None:
+def test_diff_separates_mathematics_from_records_and_machine(answer: Json) -> None:
     words = {
         *("optimizer.eps=1e-6", "model.dropout=0.2", "data.document_mask=true"),
         *("tokenizer.normalization=nfc", "budget.seed=7", "precision.reduce=bfloat16"),
@@ -106,7 +106,7 @@ def test_a_lock_holds_until_something_changes(folder: Path, answer: Json) -> Non
         ("clip_norm: 1.0", "clip_norm: 2.0", "optimizer.clip_norm"),
     ],
 )
-def test_edited_lock_is_told(old: str, new: str, key: str, answer: Json) -> None:
+def test_an_edited_lock_has_a_message(old: str, new: str, key: str, answer: Json) -> None:
     give("x.lock.yaml")
     file = Path("x.lock.yaml")
     text = (
@@ -137,7 +137,7 @@ def test_every_byte_below_the_seal_is_sealed() -> None:
         assert not is_sealed(text[:place] + "~" + text[place + 1 :])
 
 
-def test_a_byte_of_the_code_changes_the_hash_of_its_room(folder: Path) -> None:
+def test_a_changed_byte_of_code_changes_the_hash_of_its_package(folder: Path) -> None:
     room = folder / "room"
     room.mkdir()
     (room / "a.py").write_text("x = 1\n")
@@ -152,7 +152,7 @@ def test_a_byte_of_the_code_changes_the_hash_of_its_room(folder: Path) -> None:
     assert hash_room(room) != before
 
 
-def test_a_bundle_composes_what_was_packed_at_every_scale() -> None:
+def test_a_bundle_composes_the_packed_recipe_at_every_scale() -> None:
     words = ["model.dim=64", "optimizer.lr=1e-4", "data.folder=mine", "cluster.ranks=2"]
     main(["recipe=teuken7b", *words, "action=pack", "file=x.recipe.yaml"])
     named = compose_recipe(read_point(["recipe=teuken7b", *words[:2], words[3]]))
@@ -174,7 +174,7 @@ def test_the_commands_in_a_file_of_an_unusual_name_are_quoted(folder: Path) -> N
         assert words == [*run, ["action=verify", f"file={name}"]]
 
 
-def test_a_bundle_of_full_size_is_of_full_size_wherever_it_is_given(capfd: Said) -> None:
+def test_a_full_size_bundle_keeps_its_size_everywhere(capfd: Said) -> None:
     packed = ["recipe=teuken7b", "cluster=juwels", "action=pack", "file=x.recipe.yaml"]
     assert main(packed) == 0
     capfd.readouterr()
@@ -242,7 +242,7 @@ def test_hostile_bundle_is_refused(old: str, new: str, message: str, capfd: Said
         (("recipe=x.recipe.yaml", "optimizer=adam"), "optimizer: the bundle already sets"),
     ],
 )
-def test_wrong_input_is_told(words: tuple[str, ...], message: str, capfd: Said) -> None:
+def test_wrong_input_has_a_message(words: tuple[str, ...], message: str, capfd: Said) -> None:
     Path("mine.yaml").write_text("defaults: [bloom560m]\n")
     give("x.lock.yaml")
     give("x.recipe.yaml")
@@ -253,7 +253,7 @@ def test_wrong_input_is_told(words: tuple[str, ...], message: str, capfd: Said) 
     assert message in capfd.readouterr().err
 
 
-def test_a_file_that_is_there_is_replaced_only_by_name(capfd: Said) -> None:
+def test_an_existing_file_is_replaced_only_by_name(capfd: Said) -> None:
     assert main([*SMALL, "action=pack"]) == 0
     name = capfd.readouterr().out.strip()
     assert main([*SMALL, "action=pack"]) == 2
@@ -261,7 +261,7 @@ def test_a_file_that_is_there_is_replaced_only_by_name(capfd: Said) -> None:
     assert main([*SMALL, "action=pack", f"file={name}"]) == 0
 
 
-def test_what_is_shared_names_no_folder_of_the_author(folder, monkeypatch, answer, capfd):
+def test_shared_files_name_no_folder_of_the_author(folder, monkeypatch, answer, capfd):
     home = folder / "anna"
     (home / "work").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
@@ -298,7 +298,7 @@ def test_what_is_shared_names_no_folder_of_the_author(folder, monkeypatch, answe
 
 
 @pytest.mark.long
-def test_locks_and_bundles_hold_and_name_the_parent(answer: Json) -> None:
+def test_locks_and_bundles_contain_the_parent(answer: Json) -> None:
     parent = ("from.recipe=teuken7b", "from.at_tokens=3_000_000_000_000", "from.with=optimizer")
     words = ("recipe=teuken7b", "scale=full", *parent)
     for file in ("a.lock.yaml", "b.recipe.yaml"):

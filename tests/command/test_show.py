@@ -43,14 +43,14 @@ def test_golden_text_and_narrow_screen(shown: Shown) -> None:
     assert narrow.split() == wide.split()
 
 
-def test_a_key_of_the_user_is_there_and_a_default_is_not(shown: Shown) -> None:
+def test_show_lists_keys_of_the_user_and_no_defaults(shown: Shown) -> None:
     assert "beta2=" not in shown("recipe=teuken7b")
     assert re.search(
         r"^optimizer +.*beta2=0.9\b", shown("recipe=teuken7b", "optimizer.beta2=0.9"), re.M
     )
 
 
-def test_all_of_it_is_a_word_away(shown: Shown, capfd: pytest.CaptureFixture[str]) -> None:
+def test_full_true_shows_all_keys(shown: Shown, capfd: pytest.CaptureFixture[str]) -> None:
     text = shown("recipe=teuken7b", "full=true")
     tree = yaml.safe_load(text)
     assert tree["optimizer"]["beta2"] == 0.95
@@ -60,7 +60,7 @@ def test_all_of_it_is_a_word_away(shown: Shown, capfd: pytest.CaptureFixture[str
     assert "full: not used by action=show with cite=" in capfd.readouterr().err
 
 
-def test_a_word_of_the_screen_is_one_of_the_command_line() -> None:
+def test_words_on_the_screen_work_on_the_command_line() -> None:
     """Each value of a model that is written there composes the same recipe."""
     recipe = compose_recipe(read_point(["recipe=mula1b"]))
     tree = recipe.model_dump(mode="json")
@@ -84,7 +84,7 @@ def test_a_word_of_the_screen_is_one_of_the_command_line() -> None:
         ([[0, 1]], "[1 items]"),
     ],
 )
-def test_a_value_is_written_as_yaml_has_it(value: object, text: str) -> None:
+def test_values_are_shown_as_in_yaml(value: object, text: str) -> None:
     assert written_value(value) == text
 
 
@@ -96,7 +96,7 @@ def lines(*words: str) -> list[str]:
     return list(mixture_lines(compose_recipe(read_point(point))))
 
 
-def test_phases_and_limits_of_the_mixture_have_lines_of_their_own() -> None:
+def test_mixture_phases_and_limits_have_separate_lines() -> None:
     assert lines(GIVEN) == ["mixture, tokens 0 to 614,400: de 75.0000%, en 25.0000%"]
     phase = "data.phases={end: {from_fraction: 0.75, shares: {en: 1.0}}}"
     assert lines(
@@ -108,7 +108,7 @@ def test_phases_and_limits_of_the_mixture_have_lines_of_their_own() -> None:
     ]
 
 
-def test_a_rule_of_the_mixture_says_what_it_waits_for() -> None:
+def test_a_mixture_rule_shows_its_condition() -> None:
     (line,) = lines("data.shares={}", "data.mixture={temperature: 3}")
     assert line.endswith(
         "by tokens ** (1 / 3); action=prepare counts the tokens and prints the shares"

@@ -50,7 +50,7 @@ def width(tree: Any) -> float:
     return float(tree["time"]["step_seconds_high"] / tree["time"]["step_seconds"])
 
 
-def test_a_run_of_a_card_has_full_width_and_as_many_layers_as_fit() -> None:
+def test_a_card_run_has_full_width_and_the_layers_that_fit() -> None:
     arguments = shape_card(read_point(["recipe=teuken7b", "cluster=juwels", "scale=full"]))
     recipe = compose_recipe(arguments)
     full = compose_recipe(read_point(["recipe=teuken7b", "cluster=juwels", "scale=full"]))
@@ -118,7 +118,7 @@ def test_a_card_narrows_the_plan_of_its_machine(card: Path, capfd: Said) -> None
         (("cluster.nodes=2", "parallelism.tensor=4"), 1.25),  # only links and products count
     ],
 )
-def test_the_interval_depends_on_how_far_the_plan_is_from_the_card(card, capfd, words, factor):
+def test_the_interval_grows_with_the_distance_from_the_card(card, capfd, words, factor):
     assert width(plan(capfd, *words, f"calibrate={card}")) == pytest.approx(factor)
 
 

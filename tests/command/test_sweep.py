@@ -64,7 +64,7 @@ def submitted(queue: Path) -> list[str]:
     return [next((word for word in line.split() if "dependency" in word), "") for line in lines]
 
 
-def test_a_label_is_what_points_differ_in_as_the_name_of_one_folder() -> None:
+def test_a_point_label_is_a_folder_name_of_its_differences() -> None:
     assert named("recipe=teuken7b", "optimizer.lr=1e-4,3e-4", "budget.seed=1,2") == [
         "optimizer.lr=0.0001,budget.seed=1",
         "optimizer.lr=0.0001,budget.seed=2",
@@ -282,7 +282,7 @@ def test_a_glob_chooses_recipes_and_files_of_a_group() -> None:
         ("model.dim=choice(1,2,1)", "choice(1,2,1) lists 1 twice\n  keep one of them"),
     ],
 )
-def test_what_is_no_list_is_told(word: str, message: str, capfd: Said) -> None:
+def test_a_value_without_a_list_has_a_message(word: str, message: str, capfd: Said) -> None:
     words = RECIPE if not word.startswith("recipe=") else RECIPE[:1]
     assert main([*words, word, "action=show"]) == 2
     assert message in capfd.readouterr().err
@@ -302,7 +302,7 @@ def test_the_product_of_all_keys_is_bounded_before_it_is_made() -> None:
 
 
 @pytest.mark.parametrize("text", ["teuken7b 'x", "teuken7b \\", ""])
-def test_sides_that_are_no_words_are_told(text: str, capfd: Said) -> None:
+def test_compared_sides_that_are_not_words_have_a_message(text: str, capfd: Said) -> None:
     assert main(["action=diff", f"a={text}", "b=teuken7b"]) == 2
     assert capfd.readouterr().err.startswith("a: ")
 

@@ -64,7 +64,7 @@ def save(folder: Path, tokens: int | None) -> None:
     (place / "progress.json").write_text("{}")
 
 
-def test_a_run_below_a_trunk_is_known_as_its_own(nodes: dict[str, TreeNode]) -> None:
+def test_a_child_run_is_recognized_as_part_of_its_trunk(nodes: dict[str, TreeNode]) -> None:
     trunk = nodes["cooled"].root
     assert root_of(trunk) == trunk
     assert root_of(nodes["cooled"].folder_path) == trunk
@@ -107,7 +107,7 @@ def test_status_has_the_tree(nodes: dict[str, TreeNode], capsys: Said) -> None:
     assert said.index("└─ cooled") < said.index("   └─ given") < said.index("└─ mean")
 
 
-def test_only_the_script_of_a_run_with_children_submits_them() -> None:
+def test_only_scripts_of_runs_with_children_submit_children() -> None:
     with_tree, alone = render_job_script(job_of(*WORDS)), render_job_script(job_of(*WORDS[:4]))
     assert "-m command.tree.course" in with_tree
     assert "command.tree" not in alone
@@ -117,7 +117,7 @@ def test_only_the_script_of_a_run_with_children_submits_them() -> None:
 @pytest.mark.parametrize(
     ("cluster", "line"), [("juwels", "#SBATCH --job-name={}"), ("aurora", "#PBS -N {}")]
 )
-def test_a_childs_job_is_called_by_its_node(cluster: str, line: str, tmp_path: Path) -> None:
+def test_a_childs_job_is_named_after_its_node(cluster: str, line: str, tmp_path: Path) -> None:
     batch = "budget.global_batch_tokens=6291456"  # 1,536 sequences: 384 data ranks divide them
     words = (*WORDS[:2], f"cluster={cluster}", "parallelism.data=384", batch, *WORDS[3:])
     recipe = compose_run(read_point(list(words))).children["cooled"]
@@ -147,7 +147,7 @@ def planned(capfd: Said, *words: str) -> dict[str, Any]:
     return found
 
 
-def test_a_tree_costs_what_its_runs_cost_each_planned_alone(capfd: Said) -> None:
+def test_a_tree_costs_the_sum_of_its_runs(capfd: Said) -> None:
     whole, (_, runs) = planned(capfd, *NODES), composed(*BASE, *NODES)
     tree = whole["children"]
     assert list(tree["nodes"]) == ["root", "scored", "mean", "long", "last", "given"]
@@ -167,7 +167,7 @@ def test_a_tree_costs_what_its_runs_cost_each_planned_alone(capfd: Said) -> None
     assert "children" not in planned(capfd)
 
 
-def test_the_longest_way_goes_from_checkpoint_to_checkpoint() -> None:
+def test_the_longest_path_leads_through_checkpoints() -> None:
     recipe, runs = composed(*BASE, *NODES)
     bill = plan_recipe(recipe).cost_estimate
     tree = plan_tree(recipe, bill, runs)

@@ -112,7 +112,7 @@ def _options_read(action: str) -> set[str]:
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_what_an_action_reads_it_may_be_given(action: str) -> None:
+def test_actions_accept_every_word_that_they_read(action: str) -> None:
     for key in _options_read(action):
         assert any(way.uses_key(key) for way in ACTION_FORMS if way.action == action), key
 

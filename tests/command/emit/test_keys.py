@@ -68,7 +68,7 @@ def test_only_keys_of_recipes_are_known() -> None:
     assert list(checks.unknown_keys(tree)) == ["model.new"]
 
 
-def test_every_recipe_is_refused_with_a_way_out() -> None:
+def test_recipes_that_torchtitan_cannot_train_have_a_remedy() -> None:
     for name in RECIPES:
         recipe = Recipe.model_validate(settled(name))
         with pytest.raises(RecipeError, match="cannot train this recipe") as refusal:
@@ -116,7 +116,7 @@ def valid(tree: Mapping[str, Any]) -> Recipe:
         ("precision.master", "float64", "set precision.master=auto"),
     ],
 )
-def test_what_no_recipe_here_has_is_refused(key: str, value: object, way: str) -> None:
+def test_values_that_no_recipe_has_are_refused(key: str, value: object, way: str) -> None:
     tree = with_leaf(settled("opensci_1b7"), key.split("."), value)
     with pytest.raises(RecipeError) as refusal:
         write_files(valid(tree), "asked")

@@ -36,7 +36,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", list_names())
-def test_every_list_that_is_shipped_reads_and_gives_its_sources(name: str) -> None:
+def test_shipped_task_lists_are_valid_and_have_sources(name: str) -> None:
     found = read_list(name)
     assert all(task.source for task in found.tasks.values())
     questions = [(one.lm_eval_task, one.dataset, one.config) for one in found.iter_questions()]
@@ -48,7 +48,7 @@ def test_every_list_that_is_shipped_reads_and_gives_its_sources(name: str) -> No
     assert not any("<" in text.replace("<config>", "") for text in names)
 
 
-def test_the_nine_of_mula_and_the_five_of_eu21_are_there() -> None:
+def test_mula_has_nine_tasks_and_eu21_five() -> None:
     assert [*read_list("mula9").tasks] == [
         "arc_easy", "arc_challenge", "hellaswag", "piqa", "boolq", "sciq", "winogrande",
         "openbookqa", "mmlu",

@@ -25,7 +25,7 @@ def test_array_element_keeps_question(folder: Path) -> None:
     assert kept == [*asked, f"tasks_folder={folder}/mine"]
 
 
-def test_a_record_is_read_as_it_was_written_and_refused_if_it_is_none(tmp_path: Path) -> None:
+def test_a_written_record_is_read_and_another_file_refused(tmp_path: Path) -> None:
     assert read_array(tmp_path) is None
     array = EvaluationArray(groups=[[1_024, 3_072], [2_048]], words=["tasks=x"], job="77")
     array.save_array(tmp_path)
@@ -44,7 +44,7 @@ def test_a_record_is_read_as_it_was_written_and_refused_if_it_is_none(tmp_path: 
         (("at_tokens=9",), (1, 2), "no checkpoint at 9 tokens .*\n  nearest checkpoints: 2"),
     ],
 )
-def test_a_checkpoint_that_is_not_there_is_refused_before_a_job(
+def test_a_missing_checkpoint_is_refused_before_submission(
     words: tuple[str, ...], kept: tuple[int, ...], message: str, recipe: Recipe, tmp_path: Path
 ) -> None:
     run = create_run_folder(recipe, tmp_path / "run")

@@ -26,7 +26,7 @@ def write(folder: Path, text: str) -> Path:
     return folder
 
 
-def test_a_task_becomes_a_mapping_with_its_files_found_beside_it(tmp_path: Path) -> None:
+def test_task_files_are_found_next_to_their_task(tmp_path: Path) -> None:
     (task,) = find_tasks(["animals"], write(tmp_path, PLAIN))
     assert task.config is not None
     data = str(tmp_path / "animals.jsonl")
@@ -34,7 +34,7 @@ def test_a_task_becomes_a_mapping_with_its_files_found_beside_it(tmp_path: Path)
     assert task.files == (tmp_path / "animals.yaml", Path(data))
 
 
-def test_a_name_that_is_no_file_is_left_to_lm_eval(tmp_path: Path) -> None:
+def test_a_name_without_a_file_is_a_task_of_lm_eval(tmp_path: Path) -> None:
     (task,) = find_tasks(["arc_easy"], write(tmp_path, PLAIN))
     assert (task.name, task.config) == ("arc_easy", None)
     assert {"animals", "mula9"} <= {*task.known}
@@ -42,7 +42,7 @@ def test_a_name_that_is_no_file_is_left_to_lm_eval(tmp_path: Path) -> None:
         find_tasks(["animals"], tmp_path / "none")
 
 
-def test_a_file_named_as_a_list_is_the_task_that_is_meant(tmp_path: Path) -> None:
+def test_a_task_file_precedes_a_list_of_the_same_name(tmp_path: Path) -> None:
     write(tmp_path, PLAIN)
     (tmp_path / "animals.yaml").rename(tmp_path / "mula9.yaml")
     (tmp_path / "mula9.yaml").write_text(PLAIN.replace("task: animals", "task: mula9"))
@@ -137,6 +137,6 @@ def test_a_template_of_plain_steps_is_taken(template: str, tmp_path: Path) -> No
         ("target_delimiter: [a]", "yaml:9: target_delimiter: "),
     ],
 )
-def test_a_value_that_no_task_has_is_refused(line: str, message: str, tmp_path: Path) -> None:
+def test_unknown_task_values_are_refused(line: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=message):
         find_tasks(["animals"], write(tmp_path, f"{PLAIN}{line}\n"))

@@ -72,7 +72,7 @@ def parts(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def test_every_key_that_takes_a_text_is_a_place_or_known_to_be_none() -> None:
+def test_every_text_key_is_a_path_or_listed_as_not_a_path() -> None:
     found = {path for path, _ in texts(Recipe) if not path.startswith(OF_MACHINE)}
     patterned = {"checkpoint.local.folder"}
     assert found | patterned >= PLACES
@@ -90,7 +90,7 @@ def test_every_key_that_takes_a_text_is_a_place_or_known_to_be_none() -> None:
 
 
 @pytest.mark.parametrize("path", sorted({*PLACES, "model.init_from"}))
-def test_a_place_of_a_received_tree_is_seen_in_every_form(path: str) -> None:
+def test_paths_in_received_trees_are_detected_in_every_form(path: str) -> None:
     for value in ("/etc/passwd", "~/x", ["a", "../x"]):
         tree: Any = value
         for key in reversed(path.replace("*", "eu").split(".")):

@@ -136,7 +136,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("key", "where"), PLACES)
-def test_places_of_a_bundle_and_a_recipe_stay_below_the_working_folder(
+def test_paths_of_a_bundle_and_a_recipe_stay_in_the_working_folder(
     key: str, where: str, written: Tree, folder: Path, tmp_path: Path, capfd: Said
 ) -> None:
     (folder / "linked").symlink_to(tmp_path)
@@ -161,7 +161,7 @@ def test_places_of_a_bundle_and_a_recipe_stay_below_the_working_folder(
     ],
 )
 @pytest.mark.parametrize("action", ["plan", "train"])
-def test_a_study_names_no_place_outside(changes, message, action, folder, capfd):
+def test_a_study_names_no_path_outside(changes, message, action, folder, capfd):
     objective = {"measured": "held_out.final", "planned": "time.step_seconds"}
     file = save(RATES | {"objective": objective} | changes, "s.yaml")
     assert main(["-m", f"study={file}", f"action={action}", "cluster=juwels"]) == 2
@@ -170,7 +170,7 @@ def test_a_study_names_no_place_outside(changes, message, action, folder, capfd)
     assert {path.name for path in folder.iterdir()} <= {"s.yaml", "runs"}
 
 
-def test_the_user_s_own_word_beside_a_study_is_trusted(folder: Path, capfd: Said) -> None:
+def test_words_of_the_user_are_trusted_with_a_received_study(folder: Path, capfd: Said) -> None:
     file = save(RATES, "s.yaml")
     words = ["-m", f"study={file}", "action=plan", "cluster=juwels", "scale=full"]
     main([*words, "data.folder=/somewhere"])
@@ -186,7 +186,7 @@ def bomb(levels: int) -> Tree:
     return {"defaults": ["bloom560m", "_self_"], "name": "b", "published": published}
 
 
-def test_references_that_multiply_are_only_counted(folder: Path, capfd: Said) -> None:
+def test_multiplying_references_are_only_counted(folder: Path, capfd: Said) -> None:
     began = time.process_time()  # other processes do not change CPU time
     assert main([f"recipe=./{save(bomb(400), 'b.yaml')}", "action=show"]) == 2
     assert time.process_time() - began < 10
@@ -212,7 +212,7 @@ def test_terminal_escape_is_refused_by_line(escape: str, folder: Path, capfd: Sa
         ({"parallelism": {"data": 999_999_999}}, "parallelism.data: input should be less"),
     ],
 )
-def test_impossible_values_are_told(changes, message, folder, capfd):
+def test_impossible_values_have_a_message(changes, message, folder, capfd):
     tree = {"defaults": ["bloom560m", "_self_"], "name": "v", **changes}
     began = time.process_time()  # other processes do not change CPU time
     assert main([f"recipe=./{save(tree, 'v.yaml')}", "action=show"]) == 2
@@ -220,7 +220,7 @@ def test_impossible_values_are_told(changes, message, folder, capfd):
     assert message in capfd.readouterr().err
 
 
-def test_a_plan_may_end_after_the_calendar(capfd: Said) -> None:
+def test_a_plan_may_end_after_the_year_9999(capfd: Said) -> None:
     words = ["recipe=teuken7b", "cluster=juwels", "budget.total_tokens=1" + "0" * 18]
     assert main([*words, "action=plan"]) == 0
     assert "after the year 9999" in capfd.readouterr().out

@@ -48,7 +48,7 @@ def test_the_example_of_the_page_works_by_path_and_by_name(clone: Path, work: Pa
 
 @pytest.mark.quick("6e-4", "+6e-4")
 @pytest.mark.parametrize("text", ["6e-4", "6E-4", "+6e-4", "6_0e-5"])
-def test_every_spelling_of_a_float_is_one(text: str, clone: Path, work: Path) -> None:
+def test_every_spelling_of_a_float_is_a_float(text: str, clone: Path, work: Path) -> None:
     content = f"defaults: [bloom560m]\nname: r\noptimizer: {{lr: {text}}}\n"
     write(work / "r.yaml", content)
     write(clone / "recipes" / "r.yaml", content)
@@ -64,7 +64,7 @@ CHAIN = {
 }
 
 
-def test_a_chain_of_the_user_s_recipes_is_merged_the_weakest_first(work: Path) -> None:
+def test_a_chain_of_recipes_is_merged_from_the_base(work: Path) -> None:
     for name, text in CHAIN.items():
         write(work / f"{name}.yaml", text)
     recipe = composed("recipe=./top.yaml")
@@ -88,7 +88,7 @@ def test_the_strongest_choice_of_a_group_wins(work: Path) -> None:
     assert layers == [1536, 2560, 4096]
 
 
-def test_self_says_where_a_recipe_s_own_keys_are_merged(work: Path) -> None:
+def test_self_sets_the_position_of_a_recipes_own_keys(work: Path) -> None:
     write(work / "base.yaml", CHAIN["base"])
     write(work / "weak.yaml", "defaults: [_self_, ./base]\nname: weak\ndescription: Weak.\n")
     recipe, base = composed("recipe=./weak.yaml"), composed("recipe=bloom560m")
@@ -119,7 +119,7 @@ def test_wrong_start_is_refused_with_remedy(text: str, message: str, work: Path)
     assert refusal("recipe=./narrow.yml").endswith("(a file path must end in .yaml)")
 
 
-def test_files_that_multiply_are_counted_and_not_followed(work: Path) -> None:
+def test_multiplying_includes_are_counted_not_followed(work: Path) -> None:
     write(work / "r0.yaml", "defaults: [bloom560m]\nname: r\n")
     for level in range(1, 31):
         start = f"./r{level - 1}"
@@ -133,7 +133,7 @@ def test_files_that_multiply_are_counted_and_not_followed(work: Path) -> None:
 TWO = "data: {shares: {mine: 1.0}, sources: {mine: {placeholder: eu24/de}}}\n"
 
 
-def test_a_mixture_takes_the_place_of_the_one_below_at_each_step_of_a_chain(work: Path) -> None:
+def test_each_recipe_of_a_chain_replaces_the_mixture(work: Path) -> None:
     write(work / "one.yaml", f"defaults: [mula1b]\nname: one\n{TWO}")
     third = "data: {shares: {mine: 0.5, two: 0.5}, sources: {two: {placeholder: eu24/en}}}\n"
     write(work / "two.yaml", f"defaults: [./one]\nname: two\n{third}")
@@ -142,7 +142,7 @@ def test_a_mixture_takes_the_place_of_the_one_below_at_each_step_of_a_chain(work
     assert dict(composed("recipe=./two.yaml", *full).data.shares) == {"mine": 0.5, "two": 0.5}
 
 
-def test_shares_of_a_phase_are_whole_and_the_phase_is_merged(work: Path) -> None:
+def test_phases_are_merged_and_their_shares_replaced(work: Path) -> None:
     phase = "phases: {late: {from_fraction: 0.5, shares: {en: 0.5, de: 0.5}}}"
     write(work / "one.yaml", f"defaults: [teuken7b]\nname: one\ndata: {{{phase}}}\n")
     other = "data: {phases: {late: {shares: {fr: 1.0}}}}\n"

@@ -74,7 +74,7 @@ def test_link_to_received_file_is_not_trusted(clone: Path, work: Path) -> None:
             files_of(word)
 
 
-def test_one_received_file_of_a_chain_makes_the_whole_received(clone: Path, work: Path) -> None:
+def test_a_received_file_makes_its_whole_chain_received(clone: Path, work: Path) -> None:
     write(clone / "recipes" / "mine.yaml")
     write(work / "sent.yaml", "defaults: [mine]\nname: sent\n")
     with pytest.raises(RecipeError, match=r"and sent.yaml was received"):
@@ -165,7 +165,9 @@ def test_private_options_are_chosen_by_recipes_and_by_name(private: Path, work: 
     assert set(chosen.data.shares) == {"english"}
 
 
-def test_a_private_family_begins_with_the_house_s_parts(private: Path, work: Path) -> None:
+def test_a_private_family_may_use_the_parts_of_this_repository(
+    private: Path, work: Path
+) -> None:
     text = (ROOT / "conf" / "model" / "bloom" / "bloom176b.yaml").read_text("utf-8")
     write(private / "conf" / "model" / "family.yaml", text)
     recipe = compose_recipe(read_point(["recipe=bloom176b", "model=family"]))
@@ -183,7 +185,7 @@ def test_a_private_family_begins_with_the_house_s_parts(private: Path, work: Pat
         ("defaults: [mine]", "model 'mine' starts from itself: mine -> mine"),
     ],
 )
-def test_a_private_option_is_read_as_data_and_breaks_only_who_names_it(
+def test_a_broken_private_option_fails_only_if_named(
     text: str, message: str, private: Path, work: Path, capfd: Said
 ) -> None:
     write(private / "conf" / "model" / "mine.yaml", text)

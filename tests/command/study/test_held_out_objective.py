@@ -51,7 +51,7 @@ def test_point_without_evaluation_has_no_figure(tmp_path: Path, key: str) -> Non
     assert given == PointOutcome(None, f"{key}: no evaluation since step 0")
 
 
-def test_a_point_of_an_earlier_version_is_not_compared_by_another_mean(tmp_path: Path) -> None:
+def test_points_of_earlier_versions_keep_their_mean(tmp_path: Path) -> None:
     found = earlier_results_tree(60)
     given = ending(tmp_path, found, "held_out.final_unweighted")
     assert given == PointOutcome(found["held_out"]["final"], "")
@@ -63,7 +63,7 @@ def test_a_point_of_an_earlier_version_is_not_compared_by_another_mean(tmp_path:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("key", ["held_out.final", "held_out.final_unweighted", "loss"])
-def test_a_point_that_diverged_has_no_figure(tmp_path: Path, key: str, value: float) -> None:
+def test_a_diverged_point_has_no_figure(tmp_path: Path, key: str, value: float) -> None:
     """Results of earlier versions say NaN; later ones have null and list the key."""
     found, why = results_tree(60), f"{key} is not a finite number: the run diverged"
     diverged = PointOutcome(None, why, status=Status.DOES_NOT_HOLD)

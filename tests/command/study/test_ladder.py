@@ -98,7 +98,7 @@ def test_points_follow_the_rule() -> None:
     assert held_out == dict.fromkeys([104_768, 157_840, 229_344, 402_048], 8e12)
 
 
-def test_lengths_may_be_by_tokens_a_parameter() -> None:
+def test_lengths_may_be_tokens_per_parameter() -> None:
     """Then the largest size is held out; a run has whole steps."""
     study = check_study(broken(lambda tree: of_ratios(tree, 10, 30)), "ladder.yaml")
     assert isinstance(study, LadderStudy)
@@ -110,7 +110,7 @@ def test_lengths_may_be_by_tokens_a_parameter() -> None:
     assert [point["non_embedding"] for point in held_out] == [402_048, 402_048]
 
 
-def test_sizes_are_what_the_recipes_of_the_points_have() -> None:
+def test_sizes_equal_the_recipes_of_the_points() -> None:
     request = read_study_request(["study=ladder", "action=report"])
     for point in study_of(request).points[::5]:
         recipe = compose_recipe(request.arguments_of(point))
@@ -140,13 +140,13 @@ def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         (lambda t: flops(t, tokens_per_parameter=[9, 99]), "ladder.flops.budgets", "only 2"),
     ],
 )
-def test_a_ladder_that_no_points_follow_from_is_refused(change, path, problem):
+def test_a_ladder_without_points_is_refused(change, path, problem):
     with pytest.raises(RecipeError, match=problem) as caught:
         check_study(broken(change), "ladder.yaml")
     assert caught.value.path == f"ladder.yaml.{path}"
 
 
-def test_runs_by_flops_have_the_parabolas_of_their_budgets(ladder: Path, capfd: Said) -> None:
+def test_runs_by_flops_have_a_parabola_per_budget(ladder: Path, capfd: Said) -> None:
     """The largest budget checks the law; both approaches say how to use the FLOPs."""
     words = (*PREDICT, f"run={ladder}")
     assert main([*words, "output=json"]) == 0
@@ -167,7 +167,7 @@ def test_runs_by_flops_have_the_parabolas_of_their_budgets(ladder: Path, capfd: 
         assert text in said
 
 
-def test_a_planted_law_predicts_the_large_run(ladder: Path, capfd: Said) -> None:
+def test_a_known_law_predicts_the_large_run(ladder: Path, capfd: Said) -> None:
     page = ladder.parent / "page.html"
     assert main([*PREDICT, f"run={ladder}", "output=json", f"file={page}"]) == 0
     found = json.loads(capfd.readouterr().out)
@@ -199,21 +199,21 @@ def test_a_planted_law_predicts_the_large_run(ladder: Path, capfd: Said) -> None
         ((*PREDICT, "run=nowhere"), "study", "0 of 24 runs of ladder have a loss in"),
     ],
 )
-def test_what_cannot_be_predicted_is_refused(ladder, capfd, words, path, problem):
+def test_impossible_predictions_are_refused(ladder, capfd, words, path, problem):
     assert main(list(words)) == 2
     said = capfd.readouterr().err
     assert f"{path}: " in said
     assert problem in said
 
 
-def test_own_study_is_named_by_its_path(tmp_path: Path, capfd: Said) -> None:
+def test_a_study_of_the_user_is_named_by_its_path(tmp_path: Path, capfd: Said) -> None:
     own = tmp_path / "my ladder.yaml"
     shutil.copy(ROOT / "studies" / "ladder.yaml", own)
     assert main(["action=plan", f"study={own}", *PREDICT[2:], f"run={tmp_path}"]) == 2
     assert command_line("-m", f"study={own}") in capfd.readouterr().err
 
 
-def test_a_run_of_another_size_than_the_file_says_is_refused(ladder: Path, capfd: Said) -> None:
+def test_a_run_of_a_different_size_than_its_file_is_refused(ladder: Path, capfd: Said) -> None:
     run = next(ladder.iterdir())
     derived = json.loads((run / "derived.json").read_text())
     derived["parameters"]["embedding"] -= 8

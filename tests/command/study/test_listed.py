@@ -63,7 +63,7 @@ def shipped(name: str) -> dict[str, Any]:
     return tree
 
 
-def test_a_point_does_not_take_the_run_of_another_recipe(folder: Path) -> None:
+def test_a_point_refuses_the_run_of_another_recipe(folder: Path) -> None:
     request = read_study_request([write(folder, RATES), *WORDS, f"run={folder / 'runs'}"])
     assert isinstance(request.study, ListedStudy)
     point = request.study.points[0]
@@ -117,7 +117,7 @@ def test_a_mapping_or_a_list_is_one_value(folder: Path) -> None:
             )
 
 
-def test_brackets_of_a_value_are_printed_as_they_are(folder: Path, capfd: Said) -> None:
+def test_brackets_of_a_value_are_printed_unchanged(folder: Path, capfd: Said) -> None:
     tree = shipped("flash_gpt3")
     tree["points"] = tree["points"][:2]
     tree["published"]["values"] = tree["published"]["values"][:1]
@@ -154,7 +154,7 @@ def test_planned_study_divides_by_baseline(folder: Path, capfd: Said) -> None:
     assert "3 points, 1 published figures" in said
 
 
-def test_bad_points_are_told_and_others_planned(folder: Path, capfd: Said) -> None:
+def test_bad_points_have_a_message_and_others_are_planned(folder: Path, capfd: Said) -> None:
     tree = shipped("bloom_nodes")
     tree["points"] = [*tree["points"][:1], tree["points"][-1]]
     tree["points"].append({**tree["points"][0], "parallelism.pipeline": 2})
@@ -304,7 +304,7 @@ def test_the_table_of_best_layouts_is_the_fastest_row_of_each_cell() -> None:
     }
 
 
-def test_a_report_without_a_figure_is_refused_and_says_why(folder: Path, capfd: Said) -> None:
+def test_a_report_without_a_figure_is_refused_with_a_reason(folder: Path, capfd: Said) -> None:
     assert main(["action=report", "study=mula_weak", "cluster=local"]) == 2
     said = capfd.readouterr().err
     assert "study: no point of mula_weak has a figure: " in said

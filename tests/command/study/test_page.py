@@ -68,7 +68,7 @@ def tries(study: ListedStudy) -> list[PointResult]:
     ]
 
 
-def test_marks_lie_where_points_and_figures_say() -> None:
+def test_marks_are_at_the_coordinates_of_their_points() -> None:
     study = a_study()
     drawn = {trace.name: trace for trace in study_figure(study, tries(study)).data}
     first = "<b>a</b>"
@@ -95,7 +95,7 @@ def test_marks_lie_where_points_and_figures_say() -> None:
     assert drawn["b, does not fit"].showlegend is False
 
 
-def test_axes_are_logarithmic_or_of_categories() -> None:
+def test_axes_are_logarithmic_or_categorical() -> None:
     study = a_study(figure={**TREE["figure"], "log": ["y"]})
     axis = study_figure(study, tries(study)).layout.yaxis
     assert axis.tickvals[:4] == (10.0, 20.0, 50.0, 100.0)
@@ -109,7 +109,7 @@ def test_axes_are_logarithmic_or_of_categories() -> None:
     assert planned.mode == "markers"
 
 
-def test_deviations_are_of_the_published_figure_and_the_median_absolute() -> None:
+def test_deviations_are_relative_to_the_published_figure() -> None:
     study = a_study()
     tried = tries(study)
     deviations = [one.plan_deviation(quote) for one in tried for quote in one.quotes]
@@ -129,7 +129,7 @@ def test_deviations_are_of_the_published_figure_and_the_median_absolute() -> Non
     assert {one.planned for one in divide_by_baselines(study, without)} == {None}
 
 
-def test_the_table_has_a_row_a_figure_and_only_columns_that_tell_points_apart() -> None:
+def test_the_table_has_only_columns_that_differ() -> None:
     study = a_study()
     grid = study_grid(study, tries(study))
     # Data is left out: tiles, which the figure counts, tells the same.
@@ -145,7 +145,7 @@ def test_the_table_has_a_row_a_figure_and_only_columns_that_tell_points_apart() 
     ]
 
 
-def test_the_page_loads_nothing_and_a_strangers_text_is_text(tmp_path: Path) -> None:
+def test_the_page_loads_nothing_and_escapes_received_text(tmp_path: Path) -> None:
     study = a_study()
     document = study_document(study, tries(study), ["cluster=local"])
     file = write_document(document, tmp_path / "page.html")

@@ -49,7 +49,7 @@ def proposed(*words: str) -> str:
 pytestmark = pytest.mark.usefixtures("folder")
 
 
-def test_rows_are_the_plans_with_known_failures(capfd: pytest.CaptureFixture[str]) -> None:
+def test_rows_equal_plans_with_known_failures(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["action=plan", "output=json", *WORDS]) == 0
     plan = json.loads(capfd.readouterr().out)
     found = rows(proposed(*WORDS))
@@ -112,14 +112,14 @@ def test_a_ladders_prediction_is_a_section(ladder: Path) -> None:
     assert "extrapolated: " in said
 
 
-def test_a_machine_that_nobody_measured_has_no_bill() -> None:
+def test_an_unmeasured_machine_has_no_bill() -> None:
     recipe = compose_recipe(read_point(list(WORDS)))
     plan = replace(plan_recipe(recipe), time=None, run=None)
     found = rows(as_markdown(build_proposal(recipe, plan, None)))
     assert found["device-hours"][0] == found["one checkpoint"][0] == "not known"
 
 
-def test_words_of_others_end_no_cell() -> None:
+def test_received_text_ends_no_table_cell() -> None:
     row = ("a|b", "<i>*c*\nd", "`e`")
     section = ReportSection("T", (Grid(columns=row, rows=(row,)),))
     empty = ReportSection("U", (Grid(columns=row),), "a caption")

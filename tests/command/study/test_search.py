@@ -150,7 +150,7 @@ def test_a_search_tries_lists(folder: Path, capfd: pytest.CaptureFixture[str]) -
         (["study=rates.yaml", "action=plan"], "action: a plan has no held_out.final"),
     ],
 )
-def test_what_is_wrong_with_a_study_is_said_in_one_message(folder, capfd, words, message):
+def test_a_wrong_study_has_a_single_message(folder, capfd, words, message):
     write(folder)
     assert main(["-m", *words]) == 2
     said = capfd.readouterr().err
@@ -196,7 +196,7 @@ def file(whole: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("cut", [0, 40, -1])
-def test_a_journal_that_a_kill_cut_anywhere_is_gone_on_with(cut: int, whole: Path) -> None:
+def test_a_journal_cut_by_a_kill_is_continued(cut: int, whole: Path) -> None:
     """At every line: whole, without its end, and after some bytes."""
     study, lines = study_of(), whole.read_bytes().splitlines(keepends=True)
     for place, line in enumerate(lines):
@@ -257,7 +257,7 @@ def test_forged_record_is_refused_by_line(record: dict[str, Any], file: Path) ->
 
 
 @pytest.mark.parametrize("line", ["[]", "7", "{}", "[" * 100_000, "\x00", '{"op_code": 5'])
-def test_a_line_that_is_no_record_is_refused(line: str, file: Path) -> None:
+def test_a_line_that_is_not_a_record_is_refused(line: str, file: Path) -> None:
     file.write_text(line + "\n" + file.read_text())
     with pytest.raises(RecipeError, match=r"study\.journal:1"):
         _open_trials(study_of(), file)
@@ -272,7 +272,7 @@ def test_other_search_space_is_refused_and_old_lock_ignored(file: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "pipe", "folder", "device", "large"])
-def test_what_is_no_file_of_the_study_s_own_is_not_opened(kind: str, tmp_path: Path) -> None:
+def test_files_that_are_not_the_studys_are_not_opened(kind: str, tmp_path: Path) -> None:
     outside, file = tmp_path / "outside", tmp_path / "study.journal"
     outside.write_text("")
     make = {
@@ -289,7 +289,7 @@ def test_what_is_no_file_of_the_study_s_own_is_not_opened(kind: str, tmp_path: P
     assert outside.read_text() == ""
 
 
-def test_no_more_trials_are_begun_than_the_study_has(tmp_path: Path) -> None:
+def test_a_study_starts_no_more_than_its_trials(tmp_path: Path) -> None:
     file, more = tmp_path / "study.journal", study_of(search=SEARCH | {"trials": 40})
     assert len(list(_draw(more, _open_trials(more, file)))) == 40
     assert len(list(_draw(study_of(), _open_trials(study_of(), file)))) == TRIALS

@@ -150,7 +150,7 @@ def test_a_point_sets_keys_and_shows_what_it_counts() -> None:
     assert [study.find_baseline(point) for point in study.points] == [study.points[0]] * 2
 
 
-def test_each_point_is_divided_by_the_one_of_its_own_series() -> None:
+def test_each_point_is_divided_by_the_baseline_of_its_series() -> None:
     grid = {"parallelism.tensor": [4, 8], "parallelism.data": [1, 2], "size": ["small"]}
     given = gridded(grid, published={**weak()["published"], "values": []})
     study = check_study(given, "g.yaml")
@@ -204,12 +204,12 @@ CONTROL = "contains control characters"
         (weak(set={"budget.\x1b": 1}), "set", CONTROL),
     ],
 )
-def test_wrong_list_is_refused_by_its_key(given, path, problem):
+def test_a_wrong_list_is_refused_with_its_key(given, path, problem):
     refused(given, path, problem)
 
 
 @pytest.mark.parametrize("value", [0, -1.0, "oom"])
-def test_a_published_figure_is_positive_or_says_that_memory_ran_out(value: object) -> None:
+def test_a_published_figure_is_positive_or_out_of_memory(value: object) -> None:
     values = [{"at": {"parallelism.data": 2}, "value": value, "place": "table 1"}]
     with pytest.raises(RecipeError, match=r"published\.values\.0\.value"):
         check_study(weak(published={**weak()["published"], "values": values}), "weak.yaml")
@@ -247,7 +247,7 @@ def cited(**changes: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     )
 
 
-def test_rows_become_points_each_once_and_figures_with_their_lines() -> None:
+def test_rows_become_points_and_figures_with_lines() -> None:
     points, values = cited()
     assert points == [
         {"recipe": "small", "nodes": 2, "parallelism.data": 8},
@@ -276,7 +276,7 @@ def test_the_best_row_of_each_group_is_kept(direction: str, best: list[float]) -
 
 @pytest.mark.parametrize("direction", ["maximize", "minimize"])
 @pytest.mark.parametrize("first", [True, False])
-def test_a_number_that_is_not_finite_is_never_the_best(direction: str, first: bool) -> None:
+def test_a_non_finite_number_is_never_the_best(direction: str, first: bool) -> None:
     best = {"column": "rate", "by": ["model"], "direction": direction}
     table = read_section(CitedRows, {**TABLE, "best": best}, "s.table")
     diverged = [{**ROWS[0], "rate": rate} for rate in ("nan", "inf", "-inf")]
@@ -297,7 +297,7 @@ def test_a_number_that_is_not_finite_is_never_the_best(direction: str, first: bo
         ({"keys": {"recipe": NAMED}}, "keys.recipe", "names has no value for model '3.0'"),
     ],
 )
-def test_a_table_says_what_it_lacks(changes: dict[str, Any], path: str, problem: str) -> None:
+def test_a_table_lists_missing_values(changes: dict[str, Any], path: str, problem: str) -> None:
     with pytest.raises(RecipeError, match=problem) as caught:
         cited(**changes)
     assert caught.value.path == f"s.table.{path}"

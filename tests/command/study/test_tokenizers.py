@@ -96,7 +96,9 @@ def found(folder: Path) -> dict[str, Any]:
     return result
 
 
-def test_fertility_is_the_libraries_count(folder: Path, found: dict[str, Any]) -> None:
+def test_fertility_equals_the_count_of_the_libraries(
+    folder: Path, found: dict[str, Any]
+) -> None:
     assert len(found["points"]) == 8
     for one in found["points"]:
         named = ",".join(f"{key}={value}" for key, value in one["point"].items())
@@ -127,7 +129,7 @@ def test_columns_show_plan_over_count(found: dict[str, Any], capfd: Said) -> Non
         assert one["columns"]["hours a byte"] == pytest.approx(expected, rel=0.01)
 
 
-def test_what_was_counted_is_not_trained_again_and_has_a_page(
+def test_counted_points_are_not_trained_again_and_have_a_page(
     folder: Path, found: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     monkeypatch.chdir(folder)
@@ -158,7 +160,7 @@ def test_incomplete_study_is_refused(changes: dict[str, Any], path: str, problem
     assert caught.value.path == f"few.yaml.{path}"
 
 
-def test_unknown_source_is_told(folder: Path, capfd: Said) -> None:
+def test_an_unknown_source_has_a_message(folder: Path, capfd: Said) -> None:
     grid = {
         "trained_on": ["xx", "fi"],
         "tokenizer": ["bpe_bloom"],
@@ -175,7 +177,7 @@ def test_unknown_source_is_told(folder: Path, capfd: Said) -> None:
     assert "a plan has no mean.tokens_per_word" in capfd.readouterr().err
 
 
-def test_what_a_column_names_is_a_number_or_not_known() -> None:
+def test_a_named_column_is_a_number_or_unknown() -> None:
     found = {"bill": None, "time": {"mfu": 0.5, "hfu": None}, "name": "x"}
     assert read_figure_or_none(found, "time.mfu", "columns.a") == 0.5
     assert (
