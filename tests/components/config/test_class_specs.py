@@ -62,11 +62,11 @@ def with_callbacks(recipe: Recipe, **nodes: Any) -> Recipe:
     return check_recipe(recipe.model_dump(mode="json") | {"callbacks": nodes})
 
 
-def test_only_callbacks_of_plain_values_can_be_named() -> None:
+def test_only_callbacks_with_plain_values_are_allowed() -> None:
     assert set(read_class_specs(CallbackSpec)) == {f"{MODULE}.Noise", f"{MODULE}.Clock"}
 
 
-def test_keys_are_mathematics_unless_the_class_says_otherwise() -> None:
+def test_keys_are_mathematics_unless_the_class_declares_a_group() -> None:
     plain = teuken()
     assert compute_fingerprint(with_callbacks(plain, clock=CLOCK)) == compute_fingerprint(plain)
     noisy = with_callbacks(plain, noise=NOISE, clock=CLOCK)
@@ -76,7 +76,7 @@ def test_keys_are_mathematics_unless_the_class_says_otherwise() -> None:
     assert groups[KeyGroup.MACHINE]["callbacks.clock.every_steps"] == 2
 
 
-def test_a_resumed_run_changes_what_is_no_mathematics() -> None:
+def test_a_resumed_run_may_change_keys_outside_mathematics() -> None:
     recipe = with_callbacks(teuken(), noise=NOISE, clock=CLOCK)
     moved = update_recipe(
         recipe, {"callbacks.clock.every_steps": 5, "logger.tensorboard": None}
@@ -107,7 +107,7 @@ def test_a_wrong_node_is_refused_with_its_path(node: dict[str, Any], message: st
         with_callbacks(teuken(), x=node)
 
 
-def test_what_every_run_has_is_not_written() -> None:
+def test_defaults_of_every_run_are_not_written() -> None:
     tree = teuken().model_dump(mode="json")
     assert not tree.keys() & {"trainer", "callbacks", "logger"}
     assert to_plain(check_recipe(tree).logger) == to_plain(teuken().logger) == to_plain(CURVES)

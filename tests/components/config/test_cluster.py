@@ -47,7 +47,7 @@ def test_a_batch_cluster_describes_its_site_with_sources_and_reasons(name: str) 
     assert "http" in text or "github.com" in text
 
 
-def test_nobody_has_measured_the_user_s_own_machine_which_has_no_site() -> None:
+def test_the_local_machine_has_no_measurements_and_no_site() -> None:
     cluster = compose("bloom560m").cluster
     assert cluster.hardware == cluster.site == "none"
     assert (cluster.hours, cluster.jobs, cluster.smoke) == ("auto", "auto", False)

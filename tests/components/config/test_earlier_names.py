@@ -22,7 +22,7 @@ PRESENT = yaml.safe_load("""
 """)
 
 
-def test_keys_and_values_get_their_present_names_and_names_of_sources_stay() -> None:
+def test_keys_get_present_names_and_sources_keep_theirs() -> None:
     assert update_names(EARLIER) == PRESENT
     assert update_names(PRESENT) == PRESENT
 
@@ -41,7 +41,7 @@ def test_a_lock_and_an_option_of_a_group_are_updated_below_their_sections() -> N
     assert path == "composed.data.sources.en.placeholder"
 
 
-def test_a_key_beside_its_present_name_stays_and_is_refused_later() -> None:
+def test_a_key_with_its_present_name_is_refused_later() -> None:
     both = {"why": "x", "description": "y"}
     assert update_names(both) == both
 
@@ -55,5 +55,5 @@ def test_a_key_beside_its_present_name_stays_and_is_refused_later() -> None:
         ({"data.phases.a.shares.description": 1.0}, {"data.phases.a.shares.description": 1.0}),
     ],
 )
-def test_fingerprints_hash_the_names_of_before(present, earlier):
+def test_fingerprints_hash_the_earlier_names(present, earlier):
     assert restore_names(present) == earlier

@@ -57,7 +57,7 @@ def test_every_field_that_a_recipe_can_have_has_a_group() -> None:
     assert [path for path in paths if find_declared_group(path) is None] == []
 
 
-def test_a_new_key_of_a_layout_has_no_group_until_it_is_given_one() -> None:
+def test_a_new_layout_key_needs_a_group() -> None:
     assert find_declared_group("parallelism.new") is None
     assert find_declared_group("data.new") is None
     assert find_declared_group("data.sources.x.new") is None
@@ -74,7 +74,7 @@ def test_every_leaf_of_a_published_recipe_is_in_one_group(name: str, scale: str)
     assert sorted(found) == sorted(path for path, _ in iterate_leaves(tree))
 
 
-def test_open_sections_compute_but_for_their_kernels() -> None:
+def test_open_sections_are_mathematics_except_their_kernels() -> None:
     layout = {
         key
         for name, scale in SAMPLE
@@ -93,7 +93,7 @@ def mathematics(tree: dict[str, Any], **sections: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     "degree", [{"expert_grad_average": "replicas"}, {"microbatch_sequences": 4}]
 )
-def test_these_degrees_compute_where_there_are_experts_alone(degree: dict[str, Any]) -> None:
+def test_these_degrees_are_mathematics_only_with_experts(degree: dict[str, Any]) -> None:
     tree = teuken("parallelism.microbatch_sequences=2").model_dump(mode="json")
     assert mathematics(tree, parallelism=degree) == mathematics(tree)
     experts = {"mlp": {"num_experts": 8}}
@@ -135,7 +135,7 @@ def test_the_page_lists_exactly_the_keys_that_the_code_accepts() -> None:
     assert all(any(listed_by(key, one) for key in known) for one in patterns)
 
 
-def test_every_settled_key_outside_the_mathematics_may_change() -> None:
+def test_every_resolved_key_outside_mathematics_may_change() -> None:
     for key in (*fields(Recipe), *OPEN_KEYS):
         wanted = find_declared_group(key) is not KeyGroup.MATHEMATICS
         wanted &= not key.startswith(NOT_SETTLED)
@@ -156,7 +156,7 @@ def test_every_settled_key_outside_the_mathematics_may_change() -> None:
         {"precision.master": "float32", "data.verify": "sizes"},
     ],
 )
-def test_a_settled_recipe_takes_changed_and_new_keys(values: Values) -> None:
+def test_a_resolved_recipe_accepts_changed_and_new_keys(values: Values) -> None:
     recipe = composed("recipe=teuken7b", "cluster=juwels")
     moved = update_recipe(recipe, values)
     assert moved != recipe
@@ -165,7 +165,7 @@ def test_a_settled_recipe_takes_changed_and_new_keys(values: Values) -> None:
 
 
 @pytest.mark.parametrize("key", ["guard", "tracking", "watchdog"])
-def test_a_whole_group_may_be_chosen_anew(key: str) -> None:
+def test_a_whole_group_may_be_replaced(key: str) -> None:
     recipe = composed(*GRID)
     assert is_movable(key)
     assert update_recipe(recipe, {key: recipe.model_dump(mode="json")[key]}) == recipe
@@ -179,7 +179,7 @@ def test_other_mathematics_is_refused_with_the_keys_that_differ() -> None:
         check_continues(recipe, other, "here")
 
 
-def test_the_degrees_of_experts_are_mathematics_where_they_compute() -> None:
+def test_expert_degrees_are_mathematics_if_they_change_results() -> None:
     average = "parallelism.expert_grad_average=replicas"
     before = composed(*EXPERTS, average)
     words = ("parallelism.expert=2", "parallelism.data=2", EXPERTS[3], average)

@@ -98,7 +98,7 @@ model.mixers={$MAMBA} model.pattern=mamba model.mixers.mamba.norm.center=true
         MAMBA=MAMBA,
     ),
 )
-def test_what_a_pattern_cannot_be(words: str, message: str) -> None:
+def test_invalid_patterns_are_refused(words: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         build(*split_words(words))
 
@@ -157,7 +157,7 @@ def test_stages_are_balanced_by_cost() -> None:
     assert sum(map(len, recipe.stage_layers)) == 4
 
 
-def test_planned_parameters_are_those_of_all_stages_and_tensor_ranks() -> None:
+def test_planned_parameters_sum_over_stages_and_tensor_ranks() -> None:
     recipe = build("parallelism.pipeline=2", "parallelism.tensor=2", "model.num_layers=5")
     job, shape = job_from_recipe(recipe), recipe.decoder_spec
     whole = shape.over_layers(lambda layer: layer.whole_parameters)

@@ -95,13 +95,13 @@ def test_a_miniature_narrows_latent_attention_in_all_its_widths() -> None:
     assert (small["query_rank"], small["key_value_rank"]) == (32, 16)
 
 
-def test_what_divides_scores_narrows_with_the_heads() -> None:
+def test_the_score_scale_narrows_with_the_heads() -> None:
     small = narrowed("model.attention.scale_dim=168")  # of heads that are 128 wide
     assert (small["head_dim"], small["scale_dim"]) == (32, 42)
     assert narrowed().get("scale_dim") is None
 
 
-def test_norms_on_both_sides_are_counted_and_scales_are_none() -> None:
+def test_norms_on_both_sides_are_counted() -> None:
     plain = teuken("scale=full")
     words = ("model.embedding_scale=sqrt_dim", "model.attention.scale_dim=64")
     both = teuken("scale=full", "model.norm_placement=both", *words)
@@ -130,7 +130,7 @@ def test_deepseek_v3_has_11_61_billion_beside_its_671() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["teuken7b", "mula7b_a1b"])
-def test_the_model_has_what_is_counted_and_no_more(recipe: str) -> None:
+def test_the_model_has_the_counted_parameters(recipe: str) -> None:
     plain, more = compose(recipe), compose(recipe, f"{MTP}2}}")
     with torch.device("meta"):
         model = build_node(to_plain(more.model), "model")
@@ -143,7 +143,7 @@ def test_the_model_has_what_is_counted_and_no_more(recipe: str) -> None:
     assert more.derived_numbers.model_dump()["parameters"]["mtp"] == further
 
 
-def test_flops_are_those_of_one_more_layer_a_map_and_the_head() -> None:
+def test_mtp_flops_are_a_layer_a_map_and_the_head() -> None:
     plain, more = teuken("scale=full"), teuken(f"{MTP}2}}", "scale=full")
     dim, rows, length = 4_096, 250_680, plain.budget.sequence_length
     layer = 2 * dim**2 + 2 * dim * 256 + 3 * dim * 13_440  # attention of two groups, and MLP
@@ -153,7 +153,7 @@ def test_flops_are_those_of_one_more_layer_a_map_and_the_head() -> None:
     assert after.causal - before.causal == 2 * (6 * multiplied + 6 * dim * length)
 
 
-def test_a_depth_begins_like_the_last_layer_and_ends_at_the_head() -> None:
+def test_an_mtp_depth_resembles_the_last_layer() -> None:
     shape = compose("mula7b_a1b").decoder_spec
     deeper = shape.model_copy(update={"mtp": MTPSpec(depth=3, loss_weight=0.1)})
     assert (shape.mtp_depth, shape.mtp_parameters, shape.shares_ends) == (0, 0, False)
@@ -240,7 +240,7 @@ $MUP optimizer=muon
         **LARGE,
     ),
 )
-def test_parts_that_do_not_go_together_are_refused(words: str, said: str) -> None:
+def test_conflicting_parts_are_refused(words: str, said: str) -> None:
     assert_refused(words, said)
 
 
@@ -261,14 +261,14 @@ def test_latent_heads_that_contradict_each_other_are_refused(word: str, said: st
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "ademamix"])
-def test_what_has_a_rule_is_taken(optimizer: str) -> None:
+def test_supported_combinations_are_accepted(optimizer: str) -> None:
     found = teuken("scale=full", COMPLETEP, PLAIN, f"optimizer={optimizer}")
     base = found.decoder_spec.parametrization
     assert base is not None
     assert (base.base_dim, base.base_layers, base.depth_exponent) == (2_048, 8, 1.0)
 
 
-def test_a_miniature_has_the_rate_of_the_base_and_whole_heads_of_it() -> None:
+def test_a_miniature_has_the_base_learning_rate_and_whole_heads() -> None:
     full, small = (teuken(f"scale={scale}", MUP) for scale in ("full", "parity"))
     plain = teuken("scale=parity")
     assert plain.optimizer["lr"] > full.optimizer["lr"]  # without a base it follows the width

@@ -40,12 +40,12 @@ def adamw() -> dict[str, Any]:
         *("components/optim/schedules.Cosine", 7, None, ["components.model.mlp.MLP"]),
     ],
 )
-def test_refuses_every_class_without_a_specification(target: object) -> None:
+def test_classes_without_a_specification_are_refused(target: object) -> None:
     with pytest.raises(RecipeError, match=r"schedule\._target_: "):
         check_nodes({"schedule": {"_target_": target}})
 
 
-def test_a_mapping_in_the_place_of_a_class_has_to_name_one() -> None:
+def test_a_mapping_instead_of_a_class_needs_a_target() -> None:
     rotary = {"_target_": "components.model.positions.Rotary", "_partial_": True, "base": 1e4}
     scaling = {"_target_": "components.model.rotary_scaling.LinearScaling", "factor": 8.0}
     check_nodes({"model": {"positions": rotary | {"scaling": scaling}}})
@@ -79,7 +79,7 @@ def test_checking_imports_no_class() -> None:
 
 
 @pytest.mark.parametrize("target", sorted(set(all_specs()) - KEPT_AS_THEY_ARE))
-def test_every_specification_is_of_a_class_that_takes_it(target: str) -> None:
+def test_every_specification_has_a_class_that_accepts_it(target: str) -> None:
     spec = all_specs()[target]
     kind = spec.load_class()
     assert f"{kind.__module__}.{kind.__name__}" == target
@@ -114,7 +114,7 @@ def test_nodes_inside_lists_and_mappings_are_checked() -> None:
         ({"start": None}, r"schedule\.start: .* valid number, got None"),
     ],
 )
-def test_settings_are_held_against_the_specification(change, message):
+def test_settings_are_checked_against_the_specification(change, message):
     with pytest.raises(RecipeError, match=message):
         check_nodes({"schedule": GOOD | change})
 
@@ -127,7 +127,7 @@ def test_a_missing_argument_is_named_unless_the_node_is_called_later() -> None:
 
 
 @pytest.mark.parametrize("partial", [True, "yes"])
-def test_a_node_is_partial_where_it_is_called_and_nowhere_else(partial: object) -> None:
+def test_a_node_is_partial_only_if_it_is_called_later(partial: object) -> None:
     with pytest.raises(RecipeError, match=rf"schedule\._partial_: {partial!r}\n  remove"):
         check_nodes({"schedule": GOOD | {"_partial_": partial}})
     whole = {key: value for key, value in adamw().items() if key != "_partial_"}
@@ -135,7 +135,7 @@ def test_a_node_is_partial_where_it_is_called_and_nowhere_else(partial: object) 
         check_nodes({"optimizer": whole})
 
 
-def test_a_literal_argument_takes_its_choices_only() -> None:
+def test_a_literal_argument_accepts_only_its_choices() -> None:
     node = {"_target_": "components.model.initialization.Normal", "std": 0.02}
     node["padding_row"] = None
     check_nodes({"model": {"initialization": node | {"residual": "plain"}}})
@@ -154,7 +154,7 @@ def test_a_literal_argument_takes_its_choices_only() -> None:
         ("optimizer", "components.optim.schedules.Constant"),
     ],
 )
-def test_a_class_of_the_right_room_that_is_something_else_is_refused(section, target):
+def test_a_class_of_the_wrong_kind_is_refused(section, target):
     node = {"_target_": target, "_partial_": section == "optimizer"}
     with pytest.raises(RecipeError, match=rf"{section}\._target_: .* {section}\n"):
         check_nodes({section: node})

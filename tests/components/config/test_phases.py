@@ -62,7 +62,7 @@ def composed(phase: dict[str, Any], *words: str, **changed: Any) -> Recipe:
     return compose_own({**one, **changed}, *words)
 
 
-def test_a_phase_is_the_recipe_with_its_keys_on_the_same_ranks() -> None:
+def test_a_phase_is_the_recipe_with_the_phases_keys() -> None:
     run = phased(LONG)
     first, long = recipes_of(run).values()
     assert first is run
@@ -82,7 +82,7 @@ def test_a_phase_is_the_recipe_with_its_keys_on_the_same_ranks() -> None:
     assert long.phase_span.first_token == run.phase_span.end_token == 102_400
 
 
-def test_a_step_is_of_one_phase_and_a_checkpoint_of_the_one_that_wrote_it() -> None:
+def test_a_checkpoint_belongs_to_the_phase_that_wrote_it() -> None:
     run = phased(LONG)
     border = run.phase_span.end_step
     lengths = [recipe_at(run, step).budget.sequence_length for step in (border - 1, border)]
@@ -92,7 +92,7 @@ def test_a_step_is_of_one_phase_and_a_checkpoint_of_the_one_that_wrote_it() -> N
     assert recipe_before(run, 0) is run
 
 
-def test_what_is_read_back_from_its_file_is_the_same_run() -> None:
+def test_a_run_read_from_its_file_is_equal() -> None:
     run = phased(LONG)
     again = check_recipe(run.model_dump(mode="json"))
     assert again == run
@@ -110,7 +110,7 @@ def test_the_fingerprint_follows_a_phase_s_length_and_not_its_layout() -> None:
     assert compute_fingerprint(fresh) != compute_fingerprint(run)
 
 
-def test_a_run_goes_on_with_another_layout_of_a_phase() -> None:
+def test_a_run_resumes_with_another_layout_of_a_phase() -> None:
     run = phased(LONG)
     check_movable(["phases.long.parallelism.context"])
     moved = update_recipe(run, {"phases.long.parallelism.context": 1})
@@ -145,20 +145,20 @@ def test_a_run_goes_on_with_another_layout_of_a_phase() -> None:
 {budget: {seed: 3}} -> phases\.long\.budget\.seed: unknown key
 """),
 )
-def test_a_wrong_phase_gets_one_message_that_names_it(phase, said):
+def test_a_wrong_phase_has_a_message_with_its_name(phase, said):
     with pytest.raises(RecipeError, match=said) as raised:
         phased({**LONG, **yaml.safe_load(phase)})
     assert raised.value.path.startswith("phases.long")
     assert raised.value.remedy
 
 
-def test_two_phases_with_one_beginning_are_refused() -> None:
+def test_two_phases_with_the_same_start_are_refused() -> None:
     message = r"phases\.long: starts at 102,400 tokens, the same as phases\.later"
     with pytest.raises(RecipeError, match=message):
         phased(LONG, {"from_fraction": 0.5})
 
 
-def test_a_phase_may_slow_the_rotation_down() -> None:
+def test_a_phase_may_scale_the_rotation() -> None:
     yarn = {"_target_": "components.model.rotary_scaling.YarnScaling", "factor": 8.0}
     yarn |= {"original_tokens": 128, "beta_fast": 32.0, "beta_slow": 1.0}
     run = phased({**LONG, "model": {"positions": {"scaling": yarn}}})

@@ -70,14 +70,14 @@ def ramps(draw: st.DrawFn) -> BatchRamp:
 
 
 @given(ramp=ramps())
-def test_every_step_takes_what_the_rule_says(ramp: BatchRamp) -> None:
+def test_every_step_has_the_batch_of_the_rule(ramp: BatchRamp) -> None:
     for step, (consumed, batch) in enumerate(islice(stepped(ramp, Fraction), 200)):
         assert ramp.consumed_after(step) == consumed
         assert ramp.consumed_after(step + 1) == consumed + batch
 
 
 @given(ramp=ramps(), total=st.integers(0, 20_000))
-def test_the_steps_are_the_fewest_that_see_the_total(ramp: BatchRamp, total: int) -> None:
+def test_the_number_of_steps_is_the_smallest_for_the_total(ramp: BatchRamp, total: int) -> None:
     steps = ramp.count_steps(total)
     assert ramp.consumed_after(steps) >= total
     assert steps == 0 or ramp.consumed_after(steps - 1) < total
@@ -109,7 +109,7 @@ def test_blooms_ramps_end_and_checkpoints_saw_tokens_as_published(name: str) -> 
 
 
 @pytest.mark.parametrize(("step", "samples", "tokens"), LOGGED)
-def test_bloom176b_counts_as_its_log_lines(step: int, samples: int, tokens: int) -> None:
+def test_bloom176b_has_the_counts_of_its_log(step: int, samples: int, tokens: int) -> None:
     ramp = bloom("bloom176b")
     assert ramp.consumed_after(step) == samples
     assert ramp.consumed_after(step) * SEQUENCE_LENGTH == tokens
@@ -149,7 +149,7 @@ def test_without_a_ramp_every_step_is_full() -> None:
         ({"start_samples": 512}, r"over_tokens: 1,000 samples cannot ramp from 512 to 512"),
     ],
 )
-def test_rejects_ramps_that_lead_nowhere(change: dict[str, int], message: str) -> None:
+def test_impossible_ramps_are_refused(change: dict[str, int], message: str) -> None:
     good = {"full_samples": 512, "start_samples": 192, "increment_samples": 32}
     with pytest.raises(RecipeError, match=message):
         BatchRamp(**{**good, "ramp_samples": 1_000, **change})
@@ -192,7 +192,7 @@ def counted(helpings: list[PhaseBatch], total: int) -> list[tuple[int, int, int,
 
 
 @given(runs())
-def test_steps_samples_and_tokens_are_those_that_are_counted_one_by_one(run) -> None:
+def test_steps_samples_and_tokens_equal_a_count_by_step(run) -> None:
     helpings, total = run
     clock, steps = TokenClock.from_phase_batches(helpings, total), counted(helpings, total)
     assert clock.num_steps == len(steps) - 1
@@ -213,7 +213,7 @@ def test_steps_samples_and_tokens_are_those_that_are_counted_one_by_one(run) -> 
 
 
 @given(runs())
-def test_phases_follow_one_another_without_a_gap_and_begin_at_their_token(run) -> None:
+def test_phases_follow_without_gaps_and_begin_at_their_token(run) -> None:
     helpings, total = run
     clock = TokenClock.from_phase_batches(helpings, total)
     for one, other in pairwise(clock.spans):

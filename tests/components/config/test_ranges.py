@@ -29,7 +29,7 @@ EDGES: dict[str, tuple[list[float], list[float]]] = {
 }
 
 
-def test_every_range_ends_where_it_says() -> None:
+def test_every_range_includes_its_bounds_as_stated() -> None:
     named = {name for name, kind in vars(ranges).items() if get_origin(kind) is Annotated}
     assert named == {*EDGES, "Place"}  # which is a text
     for name, (inside, outside) in EDGES.items():
@@ -98,7 +98,7 @@ def test_a_router_is_not_rewarded_for_an_uneven_load(key: str) -> None:
         compose_recipe(read_point(["recipe=mula7b_a1b", f"model.mlp.{key}=-0.5"]))
 
 
-def test_another_type_is_told_by_its_name_and_no_range() -> None:
+def test_a_wrong_type_is_named_without_a_range() -> None:
     node = {"_target_": "components.model.norms.Norm", "_partial_": True, "eps": "small"}
     with pytest.raises(RecipeError, match=r"model\.norm\.eps: .* valid number, got 'small'\n"):
         check_nodes({"model": {"norm": node}})
@@ -115,7 +115,7 @@ def test_every_action_that_composes_refuses_what_training_would(action, capfd):
     )
 
 
-def test_a_lock_that_froze_it_is_not_verified(tmp_path, capfd):
+def test_a_lock_with_invalid_values_is_not_verified(tmp_path, capfd):
     lock = tmp_path / "x.lock.yaml"
     assert main(["recipe=teuken7b", "action=pack", "optimizer.lr=1e-4", f"file={lock}"]) == 0
     text = lock.read_text("utf-8")

@@ -96,21 +96,21 @@ def test_a_proof_may_ask_for_float64_throughout() -> None:
     assert [getattr(precision, key) for key in keys] == ["float64"] * 3
 
 
-def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:
+def test_a_written_recipe_is_read_back_equal(tmp_path: Path) -> None:
     recipe = teuken()
     file = tmp_path / "recipe.json"
     file.write_text(json.dumps(recipe.model_dump(mode="json")))
     assert read_recipe(file) == recipe
 
 
-def test_an_unreadable_recipe_is_an_error_of_its_file(tmp_path: Path) -> None:
+def test_an_unreadable_recipe_names_its_file(tmp_path: Path) -> None:
     file = tmp_path / "recipe.json"
     file.write_text("{")
     with pytest.raises(RecipeError, match=r"recipe\.json: is not JSON"):
         read_recipe(file)
 
 
-def test_the_fingerprint_hashes_the_mathematics_alone() -> None:
+def test_the_fingerprint_hashes_only_mathematics() -> None:
     recipe = teuken()
     same = (
         "cluster.ranks=2",
@@ -170,7 +170,7 @@ SIZE, LABEL = "part.size: input should be greater than 0, got 0", "part.label: "
         ),
     ],
 )
-def test_of_a_union_only_the_member_that_was_meant_is_spoken_of(wrong, lines):
+def test_an_error_in_a_union_names_only_the_chosen_member(wrong, lines):
     with pytest.raises(RecipeError) as raised:
         read_section(Outer, GOOD | wrong, "outer")
     *said, way = str(raised.value).splitlines()

@@ -43,18 +43,18 @@ def _text(tree):
 
 
 @given(_TREES)
-def test_yaml_reads_back_what_was_written(tree):
+def test_written_yaml_is_read_back_equal(tree):
     assert (yaml.safe_load(_text(tree)) or {}) == tree
 
 
-def test_is_set_as_a_person_writes_a_recipe():
+def test_written_yaml_has_the_layout_of_a_recipe():
     tree = {"name": "x", "budget": {"total_tokens": 500_000}, "lr": 3e-05, "betas": [0.9, 0.95]}
     assert _text(tree).split("\n") == [
         "name: x", "budget:", "  total_tokens: 500_000", "lr: 3.0e-05", "betas: [0.9, 0.95]",
     ]  # fmt: skip
 
 
-def test_text_stays_readable_in_its_own_language():
+def test_text_in_other_languages_stays_readable():
     assert _text({"description": "Größer 😀: besser?"}) == 'description: "Größer 😀: besser?"'
 
 

@@ -57,7 +57,7 @@ def dump(recipe: Recipe) -> dict[str, Any]:
         ({}, (2, 2, 2, 2, 8)),
     ],
 )
-def test_what_is_not_named_stays_or_follows(values: Values, expected: tuple[int, ...]) -> None:
+def test_unnamed_keys_stay_or_are_derived(values: Values, expected: tuple[int, ...]) -> None:
     moved = update_recipe(composed(*GRID, "parallelism.microbatch_sequences=1"), values)
     assert degrees(moved) == expected
     cluster = moved.cluster
@@ -73,7 +73,7 @@ def test_what_is_not_named_stays_or_follows(values: Values, expected: tuple[int,
         {"cluster.device": "cpu", "parallelism.zero": 2},
     ],
 )
-def test_what_is_computed_stays(values: Values) -> None:
+def test_computed_values_stay(values: Values) -> None:
     recipe = composed(*GRID, "parallelism.microbatch_sequences=1")
     moved = update_recipe(recipe, values)
     before, after = dump(recipe), dump(moved)
@@ -83,14 +83,14 @@ def test_what_is_computed_stays(values: Values) -> None:
     assert compute_fingerprint(moved) == compute_fingerprint(recipe)
 
 
-def test_a_recipe_comes_back_to_where_it_was() -> None:
+def test_a_recipe_moved_back_is_unchanged() -> None:
     recipe = composed(*GRID, "parallelism.microbatch_sequences=1")
     away = update_recipe(recipe, {"parallelism.data": 8, "parallelism.tensor": 1})
     assert away != recipe
     assert update_recipe(away, {"parallelism.data": 2, "parallelism.tensor": 2}) == recipe
 
 
-def test_a_moved_recipe_is_read_back_as_it_was_written() -> None:
+def test_a_moved_recipe_is_read_unchanged() -> None:
     order = ["data", "pipeline", "expert", "context", "tensor"]
     values = {"parallelism.recompute": ["mlp"], "parallelism.rank_order": order}
     moved = update_recipe(composed(*GRID), values)
@@ -104,7 +104,7 @@ def test_a_run_changes_its_engine() -> None:
     assert (moved.parallelism.engine, moved.parallelism.data) == ("deepspeed", 2)
 
 
-def test_a_shard_that_somebody_chose_stays() -> None:
+def test_a_chosen_shard_stays() -> None:
     words = ("parallelism.data_shard=2", "parallelism.zero=1")
     recipe = composed(*TEUKEN, "cluster.ranks=4", "parallelism.data=4", *words)
     alone = {"parallelism.data": 2, "parallelism.microbatch_sequences": 4}
@@ -145,13 +145,13 @@ cluster.ranks=6 parallelism.data=2 -> parallelism: data 2 x .* = 8 ranks
 parallelism.data=16 -> 16 sequences .* 16 data ranks x 2 sequences
 """),
 )
-def test_refuses_with_a_way_out(words: str, message: str) -> None:
+def test_refusals_have_a_remedy(words: str, message: str) -> None:
     recipe = composed(*GRID, "parallelism.microbatch_sequences=2")
     with pytest.raises(RecipeError, match=message):
         update_recipe(recipe, read_values(words))
 
 
-def test_the_place_of_the_data_may_be_another_and_of_what_is_trained_the_same() -> None:
+def test_the_data_folder_may_change() -> None:
     recipe = composed(*GRID)
     moved = update_recipe(recipe, {"data.folder": "/scratch/prepared"})
     assert (moved.data.folder, compute_fingerprint(moved)) == (
@@ -166,7 +166,7 @@ def test_the_place_of_the_data_may_be_another_and_of_what_is_trained_the_same() 
 
 
 @pytest.mark.parametrize("key", ["cluster", "parallelism", "recipe", "run", "model.dim"])
-def test_beside_resume_a_choice_of_mathematics_or_machine_is_refused(key: str) -> None:
+def test_resume_refuses_choices_of_mathematics_or_machine(key: str) -> None:
     check_movable(["parallelism.data", "cluster.ranks", "checkpoint.keep", "guard.loss_spike"])
     with pytest.raises(
         RecipeError, match=rf"cannot change {key}; .*\n  remove {key}, or start a new run"
@@ -175,7 +175,7 @@ def test_beside_resume_a_choice_of_mathematics_or_machine_is_refused(key: str) -
 
 
 @pytest.mark.parametrize("key", ["budget.total_tokens", "schedule", "schedule.total_tokens"])
-def test_who_wants_another_budget_or_schedule_is_told_of_a_branch(key: str) -> None:
+def test_another_budget_or_schedule_needs_a_branch(key: str) -> None:
     with pytest.raises(RecipeError, match=r"from\.run=FOLDER from\.with=optimizer") as caught:
         check_movable([key])
     assert f"remove {key}, or start a new run" in caught.value.remedy
@@ -207,7 +207,7 @@ def test_who_wants_another_budget_or_schedule_is_told_of_a_branch(key: str) -> N
         ),
     ],
 )
-def test_what_would_change_the_mathematics_of_experts_is_refused(words, values, message):
+def test_changes_of_expert_mathematics_are_refused(words, values, message):
     recipe = composed(*EXPERTS, *words)
     with pytest.raises(RecipeError, match=message):
         update_recipe(recipe, values)

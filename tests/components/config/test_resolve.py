@@ -21,12 +21,12 @@ def degrees(*words: str) -> tuple[int, int, int]:
     [(1, (1, 1, 1)), (2, (2, 1, 1)), (4, (2, 2, 1)), (8, (2, 2, 2)), (16, (4, 2, 2)),
      (3, (3, 1, 1)), (6, (6, 1, 1))],
 )  # fmt: skip
-def test_a_miniature_deals_its_ranks_in_twos(ranks, expected):
+def test_a_miniature_assigns_ranks_by_factors_of_two(ranks, expected):
     words = (f"cluster.ranks={ranks}", "budget.global_batch_tokens=12_288")
     assert degrees(*words) == expected
 
 
-def test_a_degree_that_the_user_named_stays() -> None:
+def test_a_degree_of_the_user_stays() -> None:
     assert degrees("cluster.ranks=4", "parallelism.pipeline=2") == (2, 1, 2)
     assert degrees("cluster.ranks=2", "parallelism.tensor=2") == (1, 2, 1)
 
@@ -43,11 +43,11 @@ def test_a_degree_that_the_user_named_stays() -> None:
         (("parallelism.stages_per_rank=3", "parallelism.schedule=interleaved"), (4, 2, 1)),
     ],
 )
-def test_an_axis_that_the_small_model_has_no_room_for_gets_nothing(words, expected):
+def test_an_axis_without_room_in_the_small_model_has_one_rank(words, expected):
     assert degrees("cluster.ranks=8", *words) == expected
 
 
-def test_a_miniature_keeps_what_its_recipe_says_of_the_layout() -> None:
+def test_a_miniature_keeps_layout_settings_of_its_recipe() -> None:
     keys = ("zero", "sequence_parallel", "schedule", "stage_balance", "rank_order", "recompute")
     for name in ("teuken7b", "bloom176b", "mula220b_a10b"):
         full, mini = (
@@ -81,7 +81,7 @@ def test_nodes_or_the_data_degree_derive_the_other() -> None:
     assert teuken("cluster=juwels", "parallelism.data=32").cluster.nodes == 32
 
 
-def test_a_miniature_is_dealt_to_the_nodes_of_a_cluster_as_to_ranks() -> None:
+def test_a_miniature_uses_the_nodes_of_a_cluster_like_ranks() -> None:
     words = ("cluster=juwels", "scale=mini")
     assert degrees(*words, "cluster.nodes=2") == (2, 2, 2)
     assert teuken(*words).cluster.nodes == 1
@@ -93,7 +93,7 @@ def test_ranks_that_do_not_fill_nodes_propose_layouts_that_do() -> None:
     assert_refused("scale=full cluster.devices_per_node=8 parallelism.data=127", said)
 
 
-def test_defaults_yield_to_the_recipe_the_rule_and_the_user() -> None:
+def test_precedence_is_user_rule_recipe_default() -> None:
     assert teuken("scale=full").data.held_out_fraction == 0.005  # the recipe's
     assert teuken().data.held_out_fraction == 0.05  # the rule's
     assert teuken("data.held_out_fraction=0.1").data.held_out_fraction == 0.1  # the user's
@@ -113,7 +113,7 @@ def test_defaults_yield_to_the_recipe_the_rule_and_the_user() -> None:
         *("checkpoint.every_tokens=4096", "parallelism.microbatch_sequences=2"),
     ],
 )
-def test_no_rule_changes_what_the_user_named(word: str) -> None:
+def test_no_rule_changes_keys_of_the_user(word: str) -> None:
     here, (path, _, value) = teuken(word).model_dump(mode="json"), word.partition("=")
     for step in path.split("."):
         here = here[step]
@@ -173,7 +173,7 @@ def test_a_vocabulary_named_once_fits_tokenizer_and_rows() -> None:
     assert recipe.decoder_spec.padded_vocab_size == 932
 
 
-def test_a_value_that_the_recipe_leaves_open_is_asked_for() -> None:
+def test_an_open_value_must_be_given() -> None:
     assert_refused("budget.seed='???'", r"budget\.seed: the recipe does not set this key")
     pieces = "tokenizer=bpe_gpt2 tokenizer.last_pieces=['???', '<|endoftext|>']"
     assert_refused(pieces, r"last_pieces: the recipe does not set this key")

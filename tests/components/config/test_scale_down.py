@@ -23,7 +23,7 @@ def without_scale(recipe: Recipe) -> dict[str, Any]:
     return tree
 
 
-def test_what_is_small_trains_as_it_is() -> None:
+def test_a_small_recipe_is_its_own_miniature() -> None:
     mini, full = compose_own({}), compose_own({}, "scale=full")
     assert mini.scale.name == "mini"
     assert without_scale(mini) == without_scale(full)
@@ -97,7 +97,7 @@ def test_experts_stay_experts() -> None:
     assert (small["num_experts"], small["top_k"], small["ffn_dim"]) == (4, 3, 64)
 
 
-def test_a_bound_of_what_goes_to_experts_stays_where_it_goes_to_other_ranks() -> None:
+def test_the_capacity_factor_stays_with_expert_ranks() -> None:
     exchange = {"expert": 2, "expert_dispatch": "all_to_all", "expert_capacity_factor": 1.5}
     experts = {f"parallelism.{key}": value for key, value in exchange.items()}
     experts |= {**EXPERTS, "budget.ramp_up": "none"}
@@ -106,7 +106,7 @@ def test_a_bound_of_what_goes_to_experts_stays_where_it_goes_to_other_ranks() ->
         assert (small.expert, small.expert_capacity_factor) == expected
 
 
-def test_a_tokenizer_that_is_there_keeps_its_vocabulary() -> None:
+def test_an_existing_tokenizer_keeps_its_vocabulary() -> None:
     large = {"model.vocab_size": 50_257, "model.padded_vocab_size": 50_304}
     assert compose_own(large).decoder_spec.vocab_size < 5_000
     tokens = {"tokens": ["text_document"]}
@@ -126,7 +126,7 @@ def test_learned_positions_of_a_small_recipe_stay() -> None:
     assert named.decoder_spec.positions.num_positions == 64
 
 
-def test_one_layer_at_least_of_those_that_do_not_rotate_stays() -> None:
+def test_a_miniature_keeps_at_least_one_layer_without_rotation() -> None:
     some = {"_target_": "components.model.positions.InterleavedRotary", "_partial_": True}
     for skip_every, layers, expected in ((6, 48, 4), (3, 48, 3), (6, 2, 2)):
         positions = some | {"base": 10_000.0, "skip_every": skip_every}
@@ -136,7 +136,7 @@ def test_one_layer_at_least_of_those_that_do_not_rotate_stays() -> None:
         assert shape.positions.turned_layers(shape.num_layers) < shape.num_layers
 
 
-def test_windows_keep_their_part_of_the_sequence_and_a_pattern_its_end() -> None:
+def test_windows_keep_their_share_of_the_sequence() -> None:
     for pattern, layers, sequence, expected in (
         ([512, 512, 512, "full"], 32, 1_024, (128, 128, 128, "full")),
         ([100, 1, 512, 512, 512, "full"], 32, 1_024, (128, 128, 128, "full")),
@@ -152,7 +152,7 @@ def test_windows_keep_their_part_of_the_sequence_and_a_pattern_its_end() -> None
     assert named.decoder_spec.attention.windows == ("full", 7)
 
 
-def test_the_window_of_a_hash_fits_the_miniatures_samples() -> None:
+def test_the_goldfish_window_fits_a_miniatures_samples() -> None:
     for window, expected in ((50, 50), (2_000, 32)):
         goldfish = {"data.goldfish": {"one_in": 50, "window_tokens": window}}
         long = goldfish | {"budget.sequence_length": 2_048}
@@ -162,7 +162,7 @@ def test_the_window_of_a_hash_fits_the_miniatures_samples() -> None:
 
 
 @pytest.mark.parametrize("scale", ["mini", "parity"])
-def test_sums_in_float16_become_float32_where_products_are_no_longer_float16(scale):
+def test_sums_become_float32_with_float32_products(scale):
     changed = {"precision": {"accumulate": "float16", "reduce": "float16"}}
     full = compose_own(changed, "scale=full", "precision=fp16").precision
     assert (full.compute, full.accumulate, full.reduce) == ("float16",) * 3
@@ -170,7 +170,7 @@ def test_sums_in_float16_become_float32_where_products_are_no_longer_float16(sca
     assert (small.compute, small.accumulate, small.reduce) == ("auto", "float32", "float32")
 
 
-def test_a_recipe_whose_home_is_here_trains_at_its_own_size() -> None:
+def test_a_recipe_of_this_machine_trains_at_full_size() -> None:
     wide = {"model.dim": 512, "model.mlp.ffn_dim": 1_024}
     assert compose_own(wide).scale.name == "mini"
     local = {**wide, "reference_cluster": "local"}
@@ -184,7 +184,7 @@ def test_a_recipe_whose_home_is_here_trains_at_its_own_size() -> None:
 A_TXT: dict[str, Any] = {"files": ["text.txt"]}
 
 
-def test_a_recipe_of_its_own_text_reads_nothing_else() -> None:
+def test_a_recipe_with_its_own_text_reads_no_filler() -> None:
     recipe = compose_own({"data.sources.mine": {**A_TXT, "most_epochs": 9}})
     assert dict(recipe.data.shares) == {"mine": 1.0}
     assert recipe.data.sources["mine"].most_epochs == 9
@@ -192,13 +192,13 @@ def test_a_recipe_of_its_own_text_reads_nothing_else() -> None:
     assert recipe.scale.shrink.filler == {}  # type: ignore[union-attr]  # not "none" here
 
 
-def test_shares_of_ones_own_stay_to_the_last_digit() -> None:
+def test_shares_of_the_user_stay_exact() -> None:
     shares = {"a": 0.1, "b": 0.2, "c": 0.7}
     sources = {name: deepcopy(A_TXT) for name in shares}
     recipe = compose_own({"data.shares": shares, "data.sources": sources})
     assert dict(recipe.data.shares) == shares
 
 
-def test_beside_a_published_corpus_filler_stay() -> None:
+def test_filler_stays_with_a_published_corpus() -> None:
     data = teuken("data.sources.de.files=[text.txt]").data
     assert (data.shares["python_source"], data.held_out_fraction) == (0.6, 0.05)

@@ -29,7 +29,7 @@ from tests.recipes.compositions import compose
         ("v", 2, [(0, 5), (1, 4), (2, 3)]),
     ],
 )
-def test_every_stage_is_on_the_rank_that_has_it(style, stages, of_ranks):
+def test_every_stage_is_on_its_rank(style, stages, of_ranks):
     placement = StagePlacement(pipeline=3, stages_per_rank=stages, style=style)
     assert [placement.stages_of(rank) for rank in range(3)] == of_ranks
     for rank, held in enumerate(of_ranks):
@@ -37,7 +37,7 @@ def test_every_stage_is_on_the_rank_that_has_it(style, stages, of_ranks):
     assert placement.has_both_ends == (style == "v")
 
 
-def test_one_rank_has_both_ends_whatever_its_schedule() -> None:
+def test_a_single_rank_has_both_ends_in_every_schedule() -> None:
     for words in ((), ("parallelism.schedule=zbv", "parallelism.stages_per_rank=2")):
         recipe = compose("teuken7b", "cluster.ranks=1", *words)
         assert recipe.stage_placement.num_stages == 1
@@ -88,9 +88,7 @@ def torch_accepts(microbatches: int, *, pipeline: int, schedule: str) -> bool:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_what_fits_is_what_torch_accepts_unless_ranks_would_idle_all_the_time(
-    pipeline: int, schedule: str
-) -> None:
+def test_legal_microbatches_are_accepted_by_torch(pipeline: int, schedule: str) -> None:
     for microbatches in range(1, 14):
         fits = fits_schedule(microbatches, pipeline=pipeline, schedule=schedule)
         accepted = torch_accepts(microbatches, pipeline=pipeline, schedule=schedule)
@@ -98,7 +96,7 @@ def test_what_fits_is_what_torch_accepts_unless_ranks_would_idle_all_the_time(
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_without_a_pipeline_any_number_fits(schedule: str) -> None:
+def test_without_a_pipeline_any_number_of_microbatches_fits(schedule: str) -> None:
     assert all(fits_schedule(n, pipeline=1, schedule=schedule) for n in range(1, 20))
 
 
@@ -154,7 +152,7 @@ def test_a_batch_that_the_ranks_cannot_share_is_refused(words: str, message: str
         ),
     ],
 )
-def test_each_way_out_that_is_named_works(name, words, batches, sizes):
+def test_each_named_remedy_works(name, words, batches, sizes):
     for way in (
         *(f"budget.global_batch_tokens={tokens}" for tokens in batches),
         *(f"parallelism.microbatch_sequences={size}" for size in sizes),
@@ -163,7 +161,7 @@ def test_each_way_out_that_is_named_works(name, words, batches, sizes):
         compose(name, *(one for one in words.split() if not one.startswith(f"{key}=")), way)
 
 
-def test_only_one_multiple_is_near_what_is_less_than_all() -> None:
+def test_only_a_single_multiple_is_near_a_small_number() -> None:
     assert nearest_multiples(3, 4) == "nearest valid value: 4"
     assert nearest_multiples(1_030, 4) == "nearest valid values: 1_028 and 1_032"
 

@@ -35,13 +35,13 @@ def branched() -> Recipe:
     return composed(*RESUMED)
 
 
-def test_a_recipe_without_a_parent_says_nothing_of_it() -> None:
+def test_a_recipe_without_a_parent_has_no_start() -> None:
     assert "from" not in composed().model_dump(mode="json")
     assert composed().first_step == 0
     assert not start_line(composed())
 
 
-def test_the_parents_fingerprint_and_the_end_of_a_step_are_settled() -> None:
+def test_the_parents_fingerprint_and_step_are_resolved() -> None:
     child = branched()
     assert LEFT % STEP == 0
     assert LEFT - STEP < 3_000_000_000_000 <= LEFT
@@ -75,7 +75,7 @@ def test_a_start_and_the_last_rewind_are_one_line() -> None:
     assert "start" not in {row[0] for row in time_sheet(plan_recipe(composed()), now=None).rows}
 
 
-def test_where_the_parent_lies_is_no_mathematics(tmp_path: Path) -> None:
+def test_the_path_of_the_parent_is_not_mathematics(tmp_path: Path) -> None:
     (tmp_path / "recipe.json").write_text(composed().model_dump_json())
     run = (f"from.run={tmp_path}", *FROM[1:], "from.with=optimizer")
     assert compute_fingerprint(composed(*run)) == compute_fingerprint(branched())
@@ -86,7 +86,7 @@ def test_where_the_parent_lies_is_no_mathematics(tmp_path: Path) -> None:
     assert read_recipe(tmp_path / "child.json") == composed(*run)
 
 
-def test_left_out_the_tokens_are_the_parents_end() -> None:
+def test_the_default_tokens_are_the_end_of_the_parent() -> None:
     found = composed(FROM[0], "from.with=weights").start
     assert found is not None
     assert found.at_tokens == 6_000_002_203_648
@@ -107,7 +107,7 @@ def test_a_plan_counts_the_childs_own_steps() -> None:
     assert half.jobs
 
 
-def test_phases_that_the_parent_has_taken_are_not_planned() -> None:
+def test_phases_of_the_parent_are_not_planned() -> None:
     tree = branched().model_dump(mode="json")
     cut = {"past": 10**12, "crossing": 2 * 10**12, "own": 5 * 10**12}
     tree["phases"] = {name: {"from_tokens": first} for name, first in cut.items()}
@@ -118,7 +118,7 @@ def test_phases_that_the_parent_has_taken_are_not_planned() -> None:
     assert recipe_of(check_recipe(tree), "own").first_step == LEFT // STEP
 
 
-def test_a_miniature_goes_on_from_its_parents_miniature() -> None:
+def test_a_miniature_starts_from_its_parents_miniature() -> None:
     parent = teuken()
     recipe = yaml.safe_dump({
         "defaults": ["teuken7b"],
@@ -167,7 +167,7 @@ from.recipe=teuken7b from.at_tokens=7_000_000_000_000 from.with=weights
 
 
 @pytest.mark.parametrize(("words", "message"), WRONG)
-def test_what_does_not_go_together_is_refused(words: str, message: str) -> None:
+def test_conflicting_start_keys_are_refused(words: str, message: str) -> None:
     with pytest.raises(RecipeError) as caught:
         composed(*split_words(words))
     assert str(caught.value).startswith(message)
@@ -183,7 +183,7 @@ def test_a_miniature_with_its_parents_tokenizer_has_the_vocabulary_of_its_miniat
     assert rows[0] == rows[1] < rows[2]
 
 
-def test_what_comes_later_may_be_another() -> None:
+def test_later_phases_may_differ_from_the_parent() -> None:
     later = 4 * 10**12
     composed(
         *RESUMED,
@@ -199,7 +199,7 @@ def test_a_run_of_another_recipe_is_refused(tmp_path: Path) -> None:
         composed(*WEIGHTS, f"from.run={tmp_path}")
 
 
-def test_a_line_that_comes_back_to_itself_is_refused(tmp_path, monkeypatch):
+def test_a_circle_of_parents_is_refused(tmp_path, monkeypatch):
     recipes = tmp_path / "kochbuch" / "recipes"
     recipes.mkdir(parents=True)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

@@ -44,7 +44,7 @@ def ranks() -> Iterator[Ranks]:
         yield two
 
 
-@pytest.mark.quick("parallelism.zero=3")
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [*STAGES, (*STAGES[1], *ADEMAMIX), (*STAGES[3], *ADEMAMIX)],
@@ -56,7 +56,7 @@ def test_steps_from_the_same_weights_equal_our_engine(ranks, words):
         assert max(found) < ROUNDING, found
 
 
-@pytest.mark.long
+@pytest.mark.quick("parallelism.zero=3")
 @pytest.mark.parametrize(
     "words",
     [*STAGES[:6], *((*one, *ADEMAMIX) for one in STAGES[:4])],

@@ -10,7 +10,7 @@ GPU = "cluster.device=cuda"
 PATTERN = "model.attention.windows=[8, 8, 8, full]"
 
 
-def test_layers_with_a_window_take_flex_and_the_others_what_comes_first() -> None:
+def test_layers_with_a_window_use_flex_attention() -> None:
     plain, windowed = teuken(GPU), teuken(GPU, PATTERN)
     first, flex = attention_backends(plain)[False], ("flex",)
     assert first[0] == "cudnn"
@@ -21,7 +21,7 @@ def test_layers_with_a_window_take_flex_and_the_others_what_comes_first() -> Non
     assert attention_backends(teuken(PATTERN, "cluster.device=cpu")) == {False: (), True: ()}
 
 
-def test_flex_goes_twice_over_the_scores_of_its_layers_where_weights_are_dropped() -> None:
+def test_flex_with_dropout_computes_scores_twice() -> None:
     drops = "model.attention.dropout=0.1"
     assert attention_passes(teuken(GPU, PATTERN)) == 1
     assert attention_passes(teuken(GPU, drops)) == 1
@@ -30,6 +30,6 @@ def test_flex_goes_twice_over_the_scores_of_its_layers_where_weights_are_dropped
 
 
 @pytest.mark.parametrize(("order", "fused"), [("[math,flex]", False), ("[flash,flex]", True)])
-def test_a_kernel_that_keeps_the_matrix_of_scores_counts_for_all_layers(order, fused):
+def test_a_kernel_with_a_score_matrix_counts_for_all_layers(order, fused):
     words = (GPU, PATTERN, f"model.attention.backends={order}", "cluster=juwels")
     assert job_from_recipe(teuken(*words)).fused_attention == fused

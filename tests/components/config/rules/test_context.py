@@ -11,7 +11,9 @@ from tests.components.config.helpers import teuken
 @pytest.mark.parametrize(
     ("context", "slices", "divisor"), [(1, 1, 1), (1, 3, 3), (2, 1, 4), (2, 2, 4), (3, 4, 12)]
 )
-def test_a_part_is_two_chunks_and_whole_slices(context: int, slices: int, divisor: int) -> None:
+def test_a_context_part_has_two_chunks_of_whole_slices(
+    context: int, slices: int, divisor: int
+) -> None:
     assert sequence_divisor(context=context, slices=slices) == divisor
     part = divisor / context
     assert part % slices == 0
@@ -19,7 +21,7 @@ def test_a_part_is_two_chunks_and_whole_slices(context: int, slices: int, diviso
 
 
 @pytest.mark.parametrize(("length", "context"), [(16, 8), (12, 2), (6, 1)])
-def test_a_miniature_deals_context_ranks_only_where_the_sequence_divides(length, context):
+def test_a_miniature_uses_context_ranks_only_if_the_sequence_divides(length, context):
     tree = teuken().model_dump(mode="json")
     tree["parallelism"] |= {"tensor": 2, "pipeline": 1, "context": 8}
     tree["budget"]["sequence_length"] = length

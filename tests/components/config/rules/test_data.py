@@ -50,18 +50,18 @@ data.sources.en.most_epochs=0 -> data\.sources\.en\.most_epochs: input should
 data.sources.fr.tokenz=[a] -> data\.sources\.fr\.tokenz: unknown key
 """),
 )
-def test_what_makes_no_mixture_is_refused(words: str, message: str) -> None:
+def test_invalid_mixtures_are_refused(words: str, message: str) -> None:
     assert_refused(words, message)
 
 
-def test_with_a_rule_every_source_with_text_takes_part() -> None:
+def test_with_a_rule_every_source_with_text_is_mixed() -> None:
     data = teuken("data.mixture={temperature: 3}", "data.shares={}").data
     assert len(data.source_names) == 24
     assert data.source_names == tuple(data.sources)
     assert data.sources["mt"].embedded == "eu24/mt"
 
 
-def test_phases_begin_at_the_sample_whose_first_token_is_theirs() -> None:
+def test_phases_begin_at_the_first_sample_after_their_token() -> None:
     later = "b: {from_fraction: 0.9, shares: {en: 1.0}}"
     phases = f"data.phases={{{later}, a: {{from_tokens: 65, shares: {{de: 1.0}}}}}}"
     recipe = teuken(*TWO, phases, "budget.total_tokens=16_384")
@@ -72,12 +72,12 @@ def test_phases_begin_at_the_sample_whose_first_token_is_theirs() -> None:
     ]
 
 
-def test_a_tenth_is_a_tenth_whatever_the_float() -> None:
+def test_a_share_of_a_tenth_is_exact() -> None:
     phase = DataPhase(from_fraction=0.1, shares={"a": 1.0})
     assert phase.first_token(10**12) == 10**11
 
 
-def test_a_source_of_a_later_phase_alone_is_prepared_too() -> None:
+def test_a_source_of_only_a_later_phase_is_prepared() -> None:
     phase = "data.phases={end: {from_fraction: 0.5, shares: {mt: 1.0}}}"
     recipe = teuken(*TWO, phase)
     assert recipe.data.source_names == ("en", "de", "mt")
@@ -104,20 +104,20 @@ def test_a_miniature_keeps_the_place_of_a_phase_and_gives_it_the_filler(full_tre
     assert mini.data.sources["de"].most_epochs is None
 
 
-def test_a_phase_that_the_user_names_is_final() -> None:
+def test_a_phase_of_the_user_is_final() -> None:
     data = teuken("data.phases={end: {from_fraction: 0.5, shares: {mt: 1.0}}}").data
     assert dict(data.phases["end"].shares) == {"mt": 1.0}
     assert data.shares["python_source"] == 0.6
 
 
-def test_what_a_source_does_not_use_is_left_out_of_the_settled_recipe() -> None:
+def test_unused_keys_of_a_source_are_not_in_the_resolved_recipe() -> None:
     unused: dict[str, Any] = {"files": [], "embedded": None, "placeholder": None}
     assert Source().model_dump(mode="json") == unused
     used = Source(tokens=("a",), eod="absent", column="body", most_epochs=4)
     assert Source.model_validate(used.model_dump(mode="json")) == used
 
 
-def test_the_mixture_belongs_to_the_mathematics_and_places_do_not() -> None:
+def test_the_mixture_is_mathematics_and_paths_are_not() -> None:
     def fingerprint(*words: str) -> str:
         return compute_fingerprint(teuken("data.shares={en: 0.5, de: 0.5}", *words))
 

@@ -14,7 +14,7 @@ DEEPSPEED = (
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_every_stage_is_taken_in_float32(zero: int) -> None:
+def test_deepspeed_accepts_every_zero_stage_in_float32(zero: int) -> None:
     assert teuken(*DEEPSPEED, f"parallelism.zero={zero}").parallelism.zero == zero
 
 
@@ -63,7 +63,7 @@ precision=fp16 precision.compute=float16 precision.loss_scale.minimum=0.5
     nearest valid value: 1\.0
 """),
 )
-def test_what_the_engine_cannot_do_is_refused(words: str, message: str) -> None:
+def test_unsupported_engine_settings_are_refused(words: str, message: str) -> None:
     names = [word.partition("=")[0] for word in split_words(words)]
     kept = [word for word in DEEPSPEED if word.partition("=")[0] not in names]
     assert_refused(words, message, *kept)
@@ -81,7 +81,7 @@ def test_experts_that_deepspeed_cannot_train_are_refused(words: str, message: st
     assert_refused(words, message, "parallelism.engine=deepspeed")
 
 
-def test_what_auto_stands_for_is_checked_where_it_is_known() -> None:
+def test_the_value_of_auto_is_checked_once_known() -> None:
     words = [word for word in DEEPSPEED if not word.startswith(("cluster.dev", "precision"))]
     recipe = teuken(*words, "precision.compute=auto", "parallelism.zero=0")
     check_precision(recipe, "float32")

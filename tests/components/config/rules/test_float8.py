@@ -22,7 +22,7 @@ def full(*words: str) -> Recipe:
     return compose(*FULL, *words)
 
 
-def test_it_is_a_precision_to_choose_and_changes_the_mathematics_alone() -> None:
+def test_float8_is_a_precision_and_changes_only_mathematics() -> None:
     plain, float8 = full(), full("precision=fp8")
     assert float8.precision.compute == "float8"
     assert float8.precision.accumulate == plain.precision.accumulate
@@ -33,7 +33,7 @@ def test_it_is_a_precision_to_choose_and_changes_the_mathematics_alone() -> None
 
 
 @pytest.mark.parametrize("name", ["teuken7b", "gpt175b", "bloom7b1", "mula220b_a10b"])
-def test_a_miniature_keeps_it_and_gets_widths_that_fit(name: str) -> None:
+def test_a_float8_miniature_has_widths_that_fit(name: str) -> None:
     shape = compose(name, "scale=mini", "precision=fp8").decoder_spec
     widths = [shape.dim, shape.attention.num_kv_heads * shape.attention.head_dim]
     if not shape.mlp.num_experts:
@@ -41,7 +41,7 @@ def test_a_miniature_keeps_it_and_gets_widths_that_fit(name: str) -> None:
     assert not any(width % 16 for width in widths)
 
 
-def test_a_miniature_without_it_computes_as_its_device_does() -> None:
+def test_a_miniature_without_float8_has_the_precision_of_its_device() -> None:
     recipe = teuken("scale=mini", "precision=bf16")
     assert recipe.precision.compute == "auto"
     assert recipe.decoder_spec.mlp.ffn_dim == 840
@@ -68,7 +68,7 @@ precision.loss_scale={initial: 1.0, window: 5, hysteresis: 1, minimum: 1.0}
     precision\.loss_scale: float8 ignores a loss scale
 """),
 )
-def test_what_it_cannot_do_is_refused(words: str, message: str) -> None:
+def test_unsupported_float8_settings_are_refused(words: str, message: str) -> None:
     assert_refused(words, message, "scale=mini", "precision=fp8")
 
 
@@ -79,7 +79,7 @@ def test_experts_may_have_any_width() -> None:
 
 
 @pytest.mark.parametrize("cluster", ["juwels", "smng_p2", "jean_zay", "jean_zay_v100"])
-def test_a_machine_whose_profile_has_no_peak_in_it_is_refused(cluster: str) -> None:
+def test_a_profile_without_a_float8_peak_is_refused(cluster: str) -> None:
     words = ("scale=full", f"cluster={cluster}", "budget.ramp_up=none", "precision=fp8")
     said = (
         r"precision\.compute: float8, but the profile of .* has no float8 peak\n  use another "
@@ -91,7 +91,7 @@ def test_a_machine_whose_profile_has_no_peak_in_it_is_refused(cluster: str) -> N
     assert emulated.precision.compute == "float8"
 
 
-def test_it_is_planned_as_bfloat16_and_that_is_said() -> None:
+def test_float8_is_planned_as_bfloat16_with_a_note() -> None:
     float8 = full("precision=fp8", "parallelism.compile=layers")
     words = ("parallelism.compile=layers", "precision.weights=float32")  # torchao rounds them
     assert job_from_recipe(float8) == job_from_recipe(full(*words))

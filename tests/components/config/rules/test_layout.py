@@ -155,14 +155,14 @@ def compose(words: str) -> Recipe:
 
 
 @pytest.mark.parametrize(("words", "message"), REFUSED)
-def test_a_layout_that_cannot_run_is_refused_with_values_that_can(words, message):
+def test_an_impossible_layout_is_refused_with_possible_values(words, message):
     with pytest.raises(RecipeError) as caught:
         compose(words)
     assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("words", TAKEN)
-def test_a_layout_that_can_run_is_taken_as_named(words: str) -> None:
+def test_a_possible_layout_is_used_unchanged(words: str) -> None:
     composed = compose(words).parallelism.model_dump(mode="json")
     for word in words.split()[1:]:
         key, _, value = word.partition("=")
@@ -185,12 +185,12 @@ def test_a_layout_that_can_run_is_taken_as_named(words: str) -> None:
         ("stages_per_rank=0", r"stages_per_rank: input should be greater than 0, got 0"),
     ],
 )
-def test_a_wrong_word_is_named_with_those_that_are_known(word: str, message: str) -> None:
+def test_a_wrong_word_is_refused_with_the_known_words(word: str, message: str) -> None:
     with pytest.raises(RecipeError, match=rf"parallelism\.{message}"):
         compose(f"teuken7b {word}")
 
 
-def test_auto_shards_over_all_data_ranks_and_keeps_what_is_named() -> None:
+def test_auto_shards_over_all_data_ranks_unless_named() -> None:
     assert compose("teuken7b").parallelism.data_shard == 128
     assert compose("mula220b_a10b").parallelism.data_shard == 32 * 12
     assert compose("bloom7b1").parallelism.data_shard == 8
@@ -202,7 +202,7 @@ def test_tensor_ranks_fit_where_every_part_divides_evenly() -> None:
     assert [n for n in range(1, 65) if tensor_fits(shape, n)] == [1, 2, 4, 8, 16, 32]
 
 
-def test_the_stages_of_a_recipe_are_as_many_as_its_ranks_hold() -> None:
+def test_a_recipe_has_as_many_stages_as_its_ranks_hold() -> None:
     words = "teuken7b schedule=interleaved stages_per_rank=4"
     assert compose("teuken7b").derived_numbers.layers_by_stage == (16, 16)
     assert compose(words).derived_numbers.layers_by_stage == (4,) * 8

@@ -107,7 +107,7 @@ scale=full precision.reduce=float16
         NORM=NORM,
     ),
 )
-def test_what_contradicts_itself_is_refused_where_it_is_composed(words, message):
+def test_contradictions_are_refused_at_composition(words, message):
     assert_refused(words, message)
 
 
@@ -130,13 +130,13 @@ DECAY = {"warmup_from": 0.0, "start": 1.0, "end": 0.0, "total_tokens": 1_000}
          r"^schedule\.decay_tokens: 901 is more than total_tokens - warmup_tokens = 900"),
     ],
 )  # fmt: skip
-def test_lengths_of_a_schedule_fit_into_each_other(schedule, changed, message):
+def test_lengths_of_a_schedule_are_consistent(schedule, changed, message):
     check_schedule(schedule)
     with pytest.raises(RecipeError, match=message):
         check_schedule(schedule | changed)
 
 
-def test_the_last_row_may_be_the_one_of_padding() -> None:
+def test_the_last_row_may_be_padding() -> None:
     recipe = teuken("model.initialization.padding_row=4_095")
     assert recipe.decoder_spec.padded_vocab_size == 4_096
 
@@ -153,7 +153,7 @@ def test_learned_positions_shrink_with_the_sequence() -> None:
         assert compose("gpt3b6", *words).decoder_spec.positions.num_positions == expected
 
 
-def test_a_ramp_stays_a_ramp_in_the_miniature_and_in_its_share() -> None:
+def test_a_miniature_keeps_the_ramp_and_its_share() -> None:
     full, mini = compose("bloom176b", "scale=full"), compose("bloom176b")
     assert full.batch_ramp.start_samples == 192
     assert mini.batch_ramp.start_samples == mini.batch_ramp.full_samples // 2
@@ -172,7 +172,7 @@ def test_weights_and_masters_may_be_finer(words: tuple[str, ...]) -> None:
     compose("teuken7b", "scale=full", *(f"precision.{word}" for word in words))
 
 
-def test_float16_sums_go_with_float16_products() -> None:
+def test_float16_sums_need_float16_products() -> None:
     words = ("precision.accumulate=float16", "precision.reduce=float16")
     precision = compose("bloom560m", "scale=full", *words).precision
     assert (precision.accumulate, precision.reduce) == ("float16", "float16")
@@ -192,7 +192,7 @@ def test_a_run_that_ends_in_its_warm_up_still_learns_in_miniature() -> None:
     assert mini.schedule["total_tokens"] == mini.budget.total_tokens
 
 
-def test_a_prefix_of_a_longer_schedule_stays_a_prefix() -> None:
+def test_a_miniature_keeps_a_prefix_of_a_longer_schedule() -> None:
     full, mini = compose("mula100b_a7b", "scale=full"), compose("mula100b_a7b")
     shares = [one.schedule["total_tokens"] / one.budget.total_tokens for one in (full, mini)]
     assert shares[1] == pytest.approx(shares[0], rel=0.001)

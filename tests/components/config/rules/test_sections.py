@@ -45,17 +45,17 @@ profiler.steps=1 profiler.ranks=[0,2] cluster.ranks=2
 profiler.ranks=[] -> profiler\.ranks: tuple should have at least 1 item
 """),
 )
-def test_what_could_do_nothing_is_refused(words: str, message: str) -> None:
+def test_settings_without_effect_are_refused(words: str, message: str) -> None:
     assert_refused(words, message)
 
 
-def test_the_word_nan_is_a_fault_not_a_number() -> None:
+def test_nan_is_the_name_of_a_fault() -> None:
     (fault,) = teuken("guard.inject=[{fault: nan, rank: 0, step: 1}]").guard.inject
     assert (fault.fault, fault.rank, fault.step) == ("nan", 0, 1)
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
-def test_deepspeed_tells_the_norm_too_late(zero: int) -> None:
+def test_deepspeed_has_no_norm_before_the_update(zero: int) -> None:
     words = (*DEEPSPEED, "guard=spikes", f"parallelism.zero={zero}")
     said = rf"guard\.gradient_norm_spike: DeepSpeed at zero={zero} computes the norm only "
     said += r"after the update\n  set guard\.gradient_norm_spike=none, "
@@ -65,7 +65,7 @@ def test_deepspeed_tells_the_norm_too_late(zero: int) -> None:
     assert teuken(*words[:-1], "parallelism.zero=0").guard.gradient_norm_spike != "none"
 
 
-def test_windows_that_are_left_out_change_the_mathematics_and_none_does_not() -> None:
+def test_skipped_windows_change_the_fingerprint() -> None:
     recipe, skipping = teuken(), teuken("data.skip=[[16, 8], [64, 8]]")
     assert skipping.data.skip == ((16, 8), (64, 8))
     assert compute_fingerprint(recipe) != compute_fingerprint(skipping)
@@ -92,14 +92,14 @@ def test_a_profile_keeps_its_fraction_of_a_job_s_nodes_and_a_launch_for_each(wor
     assert (cluster.nodes, cluster.spare_nodes, recipe.watchdog.restarts) == expected
 
 
-def test_no_more_spare_nodes_are_asked_for_than_a_queue_takes() -> None:
+def test_spare_nodes_stay_within_the_limit_of_the_queue() -> None:
     job = {"nodes": 50, "spare_fraction": 0.0834, "queues": [{"most_nodes": 52}]}
     assert reserve_of(job) == 2
     assert reserve_of(job | {"queues": []}) == 4
     assert reserve_of(job | {"nodes": 53}) == 0
 
 
-def test_a_run_that_moves_keeps_what_its_user_said_and_derives_the_rest_again() -> None:
+def test_a_moved_run_keeps_user_keys_and_derives_the_others() -> None:
     large = compose("mula220b_a10b", "cluster=aurora")
     half = update_recipe(large, {"parallelism.data": 16})
     assert (half.cluster.nodes, half.cluster.spare_nodes) == (128, 2)
@@ -109,6 +109,6 @@ def test_a_run_that_moves_keeps_what_its_user_said_and_derives_the_rest_again() 
     assert update_recipe(named, {"parallelism.data": 16}).watchdog.restarts == 3
 
 
-def test_the_last_step_can_be_profiled_and_no_weight_depends_on_it() -> None:
+def test_the_last_step_can_be_profiled_without_effect_on_weights() -> None:
     profiled = teuken("profiler.steps=3", "profiler.first_step=148")
     assert compute_fingerprint(profiled) == compute_fingerprint(teuken())

@@ -30,7 +30,7 @@ def groups_over_nodes(recipe: Recipe) -> int:
     return sum(len(seen) > 1 for seen in nodes.values())
 
 
-def test_a_tensor_group_inside_a_node_is_no_warning() -> None:
+def test_a_tensor_group_inside_a_node_has_no_warning() -> None:
     assert warnings_of(compose()) == ()
     assert warnings_of(compose("parallelism.tensor=4", "parallelism.data=64")) == ()
 
@@ -47,7 +47,7 @@ def test_tensor_groups_over_nodes_are_named_with_the_published_cost() -> None:
 @pytest.mark.parametrize("order", ["tensor,data,pipeline", "pipeline,tensor,data"])
 @pytest.mark.parametrize("devices", [4, 6, 8])
 @pytest.mark.parametrize("tensor", [2, 4])
-def test_groups_are_counted_as_an_enumeration_counts_them(order, devices, tensor):
+def test_group_counts_equal_an_enumeration(order, devices, tensor):
     recipe = compose(
         f"parallelism.rank_order=[expert,{order},context]",
         f"parallelism.tensor={tensor}",
