@@ -111,12 +111,12 @@ def test_no_tensor_of_length_times_length_is_made_on_a_gpu(name: str) -> None:
 
 @pytest.mark.parametrize("context", [1, 2])
 @pytest.mark.parametrize("device", ["cuda", "xpu"])
-def test_nor_is_one_in_layers_with_a_window(device: str, context: int) -> None:
+def test_windowed_layers_make_no_square_tensor(device: str, context: int) -> None:
     recipe = compose("playbook1b", "scale=full", "model.attention.windows=[1024, full]")
     assert attend(recipe, device, context, masked=False).square == []
 
 
-def test_the_formula_would_be_seen() -> None:
+def test_the_detector_finds_a_square_tensor() -> None:
     recipe = composed("bloom560m", "full")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

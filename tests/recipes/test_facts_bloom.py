@@ -71,7 +71,7 @@ def test_the_batch_ramps_up_in_the_published_number_of_steps(name: str) -> None:
 
 
 @pytest.mark.parametrize(("step", "samples", "rate"), LOG)
-def test_samples_and_rate_are_those_of_the_log(step: int, samples: int, rate: str) -> None:
+def test_samples_and_rate_equal_the_log(step: int, samples: int, rate: str) -> None:
     recipe = composed("bloom176b", "full")
     assert recipe.batch_ramp.consumed_after(step) == samples
     schedule = build_node(recipe.schedule, "schedule")
@@ -105,7 +105,7 @@ def test_flops_give_the_published_rate_at_the_published_step_time() -> None:
     assert published["tflops_per_device"]["value"] == 149.02
 
 
-def test_the_large_runs_figures_are_those_reported() -> None:
+def test_figures_of_the_large_run_equal_the_report() -> None:
     published = value("bloom176b", "recipe.published")
     assert {name: published[name]["value"] for name in REPORTED} == REPORTED
     assert set(published) == COUNTED | set(REPORTED)
@@ -120,7 +120,7 @@ def test_sizes_of_files_that_sources_give_in_gb_are_in_gib() -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_small_model_carries_its_own_figures_alone(name: str) -> None:
+def test_a_small_model_has_only_its_own_figures(name: str) -> None:
     published = value(name, "recipe.published")
     scores = {f"score_{task}": round(100 * score, 1) for task, score in SCORES.items()}
     own = scores if name == "bloom7b1" else {}

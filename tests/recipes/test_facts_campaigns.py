@@ -95,7 +95,7 @@ def test_flops_of_a_sequence_are_optimus_formula(name: str, teraflops: float) ->
 
 
 @pytest.mark.parametrize("name", MULA)
-def test_each_mula_carries_its_own_rows_of_tables_2_and_3(name: str) -> None:
+def test_each_mula_has_its_rows_of_tables_2_and_3(name: str) -> None:
     published = value(name, "recipe.published")
     for figures, rows, table in ((SPEEDUPS, TABLE_3, 3), (TASKS, TABLE_2, 2)):
         row = rows.get(name, (None,) * len(figures))
@@ -114,7 +114,7 @@ def test_the_miniature_still_routes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLAYBOOK)
-def test_each_playbook_model_carries_what_was_measured_of_its_layout(name: str) -> None:
+def test_each_playbook_model_has_the_figures_of_its_layout(name: str) -> None:
     published, layout = value(name, "recipe.published"), at_home(name).parallelism
     count, measured, _ = PLAYBOOK[name]
     total = value(name, "derived.parameters.total")
@@ -130,7 +130,7 @@ def test_each_playbook_model_carries_what_was_measured_of_its_layout(name: str) 
 
 
 @pytest.mark.parametrize("name", [name for name, (*_, flops) in PLAYBOOK.items() if flops])
-def test_flops_a_token_are_the_campaigns_less_the_look_up(name: str) -> None:
+def test_flops_per_token_equal_the_campaigns_without_the_look_up(name: str) -> None:
     """Its rule takes an untied embedding for a product; its counts are off by 0.1 %.
 
     Rate and FLOP give the measured TFLOP/s to a fifth of a per cent: nanotron counts no norms.
@@ -154,13 +154,13 @@ def test_the_count_is_megatrons_formula(name: str) -> None:
     assert value(name, "derived.parameters.padding") == padding
 
 
-def test_flops_of_a_sequence_are_the_sheets() -> None:
+def test_flops_of_a_sequence_equal_the_fact_sheet() -> None:
     """2.205e15 for 175B without recomputation, all of the attention matrix counted."""
     flops = value("gpt175b", "derived.flops_per_token.full") * 2_048
     assert f"{flops:.3e}" == "2.205e+15"
 
 
-def test_weak_and_strong_scaling_are_two_overrides_away() -> None:
+def test_weak_and_strong_scaling_need_two_overrides() -> None:
     def derived(batch: int) -> tuple[int, ...]:
         words = ("parallelism.data=8", f"budget.global_batch_tokens={batch}")
         numbers = at_home("gpt175b", *words).derived_numbers
@@ -170,7 +170,7 @@ def test_weak_and_strong_scaling_are_two_overrides_away() -> None:
     assert derived(5_160_960) == (1_024, 2_520, 105)
 
 
-def test_only_the_largest_carries_the_figures_measured_on_it() -> None:
+def test_only_the_largest_model_has_measured_figures() -> None:
     figures = {"tflops_per_device": 57, "peak_fraction": 0.10} | {
         "weak_scaling_efficiency": 0.93,
         "strong_scaling_efficiency": 0.82,

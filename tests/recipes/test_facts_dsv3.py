@@ -24,7 +24,7 @@ def test_the_model_has_no_balance_and_no_prediction_of_more_tokens() -> None:
     assert "mtp" not in model
 
 
-def test_parameters_are_those_of_transformers_and_active_ones_those_of_the_readme() -> None:
+def test_parameters_equal_transformers_and_the_readme() -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(DeepseekV3Config(**CONFIG))
     total = sum(parameter.numel() for parameter in model.parameters())

@@ -249,7 +249,7 @@ def test_smollm3s_largest_shares_are_in_proportion_to_its_weights() -> None:
     )
 
 
-def test_conflicts_of_the_sources_are_told() -> None:
+def test_conflicts_of_sources_are_documented() -> None:
     """Where two figures are published, the recipe has one and says the other beside it."""
     salamandra = recipe("salamandra_7b")
     assert salamandra.published["total_tokens"].value == 12_875_000_000_000
@@ -306,7 +306,7 @@ def test_preludes_rates_are_those_of_its_configuration() -> None:
     assert rate("prelude_9b", 1_192_093) == 0.0
 
 
-def test_preludes_decay_branches_off_where_its_configuration_says() -> None:
+def test_preludes_decay_starts_as_in_its_configuration() -> None:
     """baby_9b_dense_anneal300b.yaml: 35,763 steps after step 953,312."""
     annealed, step = recipe("prelude_9b_annealed"), 2_048 * 4_096
     assert annealed.start is not None

@@ -70,7 +70,7 @@ def published(name: str, *keys: str) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_study_has_its_files_name_and_says_why(file: Path) -> None:
+def test_a_study_has_the_name_of_its_file_and_a_reason(file: Path) -> None:
     study = asked(file.stem).study
     assert study.name == file.stem
     assert len(study.description) > 40
@@ -139,7 +139,7 @@ def test_speed_ups_of_the_parts_of_mula_s_step() -> None:
 
 
 @pytest.mark.parametrize("recipe", TABLE_3)
-def test_the_plan_sees_each_column_of_table_3_within_15_per_cent(recipe: str) -> None:
+def test_the_plan_is_within_15_percent_of_table_3(recipe: str) -> None:
     steps = {}
     for path, aware in product(("loop", "auto"), (False, True)):
         point: Point = {"recipe": recipe, PATH: path, AWARE: aware}
@@ -160,7 +160,7 @@ def test_the_plan_sees_each_column_of_table_3_within_15_per_cent(recipe: str) ->
         assert value is None or found == pytest.approx(value, rel=limit)
 
 
-def test_the_plan_sees_both_curves_of_weak_scaling_within_10_per_cent() -> None:
+def test_the_plan_is_within_10_percent_of_both_scaling_curves() -> None:
     """It is blind to most of the loss: 9.9 % is at 1,536 tiles, of either curve."""
     tried = plan_points(asked("mula_weak"), listed("mula_weak"))
     found = [one.plan_deviation(quote) for one in tried for quote in one.quotes]
@@ -228,7 +228,7 @@ def test_axes_of_the_ultra_scale_playbook() -> None:
 
 
 @pytest.mark.parametrize("name", ["smng_p2_tensor", "smng_p2_pipeline"])
-def test_what_could_not_be_read_is_not_quoted(name: str) -> None:
+def test_unreadable_figures_are_not_quoted(name: str) -> None:
     assert listed(name).published.values == ()
 
 
@@ -250,7 +250,7 @@ def test_tokenizers_are_of_every_language_and_quote_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", LISTED)
-def test_the_recipe_of_a_point_is_on_as_many_devices_as_the_figure_says(name: str) -> None:
+def test_a_point_has_the_devices_of_its_figure(name: str) -> None:
     """The first and the last point; products and the recipe's own arithmetic must agree."""
     study, last = listed(name), listed(name).points[-1]
     if name in REFUSED:
@@ -293,7 +293,7 @@ def test_the_page_of_studies_states_the_medians_of_the_tables() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", LISTED)
-def test_what_a_study_says_of_its_plans_is_what_they_say(name: str) -> None:
+def test_a_study_describes_its_plans_correctly(name: str) -> None:
     study = listed(name)
     tried = plan_points(asked(name), study)
     middle = median_deviation(tried)

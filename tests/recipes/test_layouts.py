@@ -62,7 +62,7 @@ def test_eight_ranks_go_to_the_axes_in_use(name: str, expected: tuple[int, ...])
     assert tuple(getattr(degrees, axis) for axis in AXES) == expected
 
 
-def test_stages_and_rank_orders_are_the_published_ones() -> None:
+def test_stages_and_rank_orders_equal_the_published() -> None:
     # train/tr11-176B-ml/README.md: 5 blocks and an end, ten times 6, 5 blocks and an end
     assert compose("bloom176b", "scale=full").derived_numbers.layers_by_stage == (
         5,

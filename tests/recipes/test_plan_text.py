@@ -62,7 +62,7 @@ def test_the_documentation_shows_the_golden_text() -> None:
     assert written == block, "`make golden` writes it"
 
 
-def test_every_pass_of_1f1b_is_drawn_where_it_happens() -> None:
+def test_every_pass_of_1f1b_is_drawn_at_its_time() -> None:
     """Two ranks, two microbatches: F0 F1 . . B0 . B1 and . F0 B0 F1 B1, in fours."""
     rows = timeline_rows(timeline("1f1b", 2, 2, 1, 1.0), 9 * 4 + 19)
     heading, first, second, legend = rows
@@ -94,7 +94,7 @@ def test_dualpipev_has_whole_and_split_backward_passes() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 90, 130, 200])
-def test_rows_keep_to_the_width_and_long_steps_lose_their_middle(width: int) -> None:
+def test_rows_fit_the_width_and_long_steps_lose_their_middle(width: int) -> None:
     for pipeline, microbatches in ((2, 2), (4, 64), (12, 128), (64, 64)):
         rows = timeline_rows(timeline("1f1b", pipeline, microbatches, 1, 0.25), width)
         assert {len(row) for row in rows[1:-1] if row.strip() != "…"} <= {width}
@@ -108,7 +108,7 @@ def test_a_cut_step_shows_the_filling_of_the_pipeline() -> None:
     assert "0══" in timeline_rows(long, 130)[1].partition(" … ")[0]
 
 
-def test_of_many_ranks_the_first_and_the_last_have_a_row() -> None:
+def test_the_first_and_last_of_many_ranks_have_a_row() -> None:
     assert shown_ranks(16) == list(range(16))
     assert shown_ranks(64) == [0, 1, 2, 3, 4, 5, None, 58, 59, 60, 61, 62, 63]
 
@@ -121,7 +121,7 @@ def test_without_a_pipeline_or_a_predicted_step_there_is_no_timeline() -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_at_home_the_picture_lasts_as_long_as_the_plan_says(name: str) -> None:
+def test_the_timeline_has_the_duration_of_the_plan(name: str) -> None:
     """To a thousandth: the formula is a bound where the end stages are the short ones."""
     plan = plan_recipe(at_home(name))
     drawn = picture_of(plan).timeline
@@ -130,7 +130,7 @@ def test_at_home_the_picture_lasts_as_long_as_the_plan_says(name: str) -> None:
         assert drawn.total_seconds == pytest.approx(said, rel=1e-3)
 
 
-def test_of_many_nodes_the_first_and_the_last_are_shown() -> None:
+def test_the_first_and_last_of_many_nodes_are_shown() -> None:
     text = printed("gpt175b")
     assert "\n3     t0p3" in text
     assert "\n4     t0p4" not in text
@@ -138,5 +138,5 @@ def test_of_many_nodes_the_first_and_the_last_are_shown() -> None:
     assert "one copy of the model, of 128 ranks on 16 of 16 nodes" in text
 
 
-def test_ranks_of_other_copies_stand_in_parentheses() -> None:
+def test_ranks_of_other_copies_are_in_parentheses() -> None:
     assert "64    d0t0p1  d0t1p1  (d1t0p1)  (d1t1p1)" in printed("teuken7b")

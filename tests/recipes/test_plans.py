@@ -69,7 +69,7 @@ def test_a_new_name_and_other_published_figures_change_no_prediction() -> None:
     assert predictions(check_recipe(tree)) == predictions(recipe)
 
 
-def test_the_json_object_has_what_is_promised(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_object_has_the_documented_keys(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["recipe=bloom176b", "cluster=jean_zay", "action=plan", "output=json"]
     assert run_action("plan", read_point(words)).status == 0
     tree = json.loads(capsys.readouterr().out)
@@ -98,7 +98,7 @@ def test_without_a_cluster_the_plan_is_of_the_home(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.startswith("teuken7b on juwels, scale=full\n")
 
 
-def test_what_a_plan_counts_stands_beside_what_is_published() -> None:
+def test_counted_values_are_next_to_published_values() -> None:
     tree = plan_tree(at_home("bloom176b"))
     published, written = tree["published"], tree["bill"]["checkpoints"]
     beside = {name: published[name]["predicted"] for name in ("parameters", "devices", "steps")}
@@ -171,7 +171,7 @@ def test_emissions_follow_from_energy_or_are_missing(capsys):
     assert f"{lacks}, so" in what_was_done(out, "cluster.electricity")
 
 
-def test_a_machine_that_nobody_measured_has_no_plan() -> None:
+def test_an_unmeasured_machine_has_no_plan() -> None:
     recipe = composed("bloom560m", "mini")
     message = (
         "there is no measured hardware profile of the cluster 'local'\n .*cluster=jean_zay_v100"
@@ -180,7 +180,7 @@ def test_a_machine_that_nobody_measured_has_no_plan() -> None:
         plan_recipe(recipe)
 
 
-def test_recomputation_counts_in_hfu_alone() -> None:
+def test_recomputation_counts_only_in_hfu() -> None:
     again = plan_tree(at_home("gpt175b", "model.attention.dropout=0.0"))["time"]
     assert again["hfu"] == pytest.approx(again["mfu_full"] * 4 / 3, rel=0.02)
     once = plan_tree(at_home("playbook1b"))["time"]
@@ -197,7 +197,7 @@ def test_a_plan_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
 
 
-def test_the_bill_is_counted_in_the_site_s_unit_and_its_queues() -> None:
+def test_the_cost_is_in_the_sites_unit_and_queues() -> None:
     plan = plan_recipe(at_home("teuken7b"))
     assert plan.cost_estimate is not None
     assert plan.cost_estimate.site_unit == "core-h"
@@ -257,7 +257,7 @@ def test_a_wrong_value_is_named_once(word, message, capsys):
         (f"{ACROSS}=null", ACROSS, "measure it with nccl-tests"),
     ],
 )
-def test_a_profile_without_a_needed_figure_leaves_memory_and_says_how_to_measure_it(
+def test_without_a_rate_the_plan_has_memory_and_a_remedy(
     word: str, figure: str, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*TEUKEN, f"{PROFILE}.{word}", "output=json"]) == 0

@@ -32,7 +32,7 @@ WHOLE = (
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_what_most_recipes_share_is_the_base_of_their_scale(scale: str) -> None:
+def test_values_of_most_recipes_are_the_base_of_their_scale(scale: str) -> None:
     text = as_text(without_citations(shared_by_most(scale)))
     check_text(GOLDEN / f"base-{scale}.yaml", text)
 

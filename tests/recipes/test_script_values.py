@@ -39,7 +39,7 @@ def test_every_recipe_has_a_file_and_every_file_a_recipe() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_value_of_the_script_is_the_recipes(name: str) -> None:
+def test_every_value_of_the_script_equals_the_recipe(name: str) -> None:
     assert compare_values(name, facts_of(name)).differences == []
 
 

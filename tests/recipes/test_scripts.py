@@ -126,7 +126,7 @@ def test_no_script_is_left_without_its_recipe() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bash_reads_every_script_and_it_fits_on_a_page(name: str) -> None:
+def test_every_script_is_valid_bash_and_fits_on_a_page(name: str) -> None:
     done = subprocess.run(["bash", "-n"], input=rendered(name), text=True, capture_output=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(rendered(name).splitlines()) < MOST_LINES
@@ -134,7 +134,7 @@ def test_bash_reads_every_script_and_it_fits_on_a_page(name: str) -> None:
 
 
 @pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed here")
-def test_shellcheck_finds_nothing_to_say(tmp_path: Path) -> None:
+def test_shellcheck_has_no_findings(tmp_path: Path) -> None:
     files = [tmp_path / f"{name}.sh" for name in NAMES]
     for file in files:
         file.write_text(rendered(file.stem), "utf-8")
@@ -145,7 +145,7 @@ def test_shellcheck_finds_nothing_to_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_directive_is_documented_and_asks_for_what_the_recipe_needs(name: str) -> None:
+def test_every_directive_is_documented_and_matches_the_recipe(name: str) -> None:
     found, asked = read_directives(rendered(name)), job(name)
     if asked.cluster.scheduler == "slurm":
         assert found["--nodes"] == [str(asked.nodes)]

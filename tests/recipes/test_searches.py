@@ -49,7 +49,7 @@ def found_abroad(name: str, cluster: str, *words: str) -> LayoutPlans:
 
 @pytest.mark.quick("teuken7b-aurora")
 @pytest.mark.parametrize(("name", "cluster"), ABROAD)
-def test_what_is_found_abroad_is_its_golden_file(name: str, cluster: str) -> None:
+def test_a_search_on_another_machine_equals_its_golden_file(name: str, cluster: str) -> None:
     tree = found_abroad(name, cluster).as_json()
     assert tree.pop("seconds") > 0
     tree["best"] = list(map(plan_line, tree["best"]))
@@ -106,14 +106,14 @@ def test_a_page_without_a_search_has_no_table_of_layouts(tmp_path: Path) -> None
 
 @pytest.mark.quick("teuken7b-aurora")
 @pytest.mark.parametrize(("name", "cluster"), ABROAD)
-def test_abroad_tensor_ranks_stay_inside_a_node_too(name: str, cluster: str) -> None:
+def test_tensor_ranks_of_a_found_layout_stay_in_a_node(name: str, cluster: str) -> None:
     groups = searched(name, cluster).recipe.rank_groups
     assert groups.find_group("tensor").nodes == 1
     assert groups.find_group("pipeline").nodes > 1
 
 
 @pytest.mark.parametrize("name", ["teuken7b", "bloom176b", "mula20b_a2b"])
-def test_the_named_parts_of_a_step_add_up_to_it(name: str) -> None:
+def test_the_parts_of_a_step_add_up(name: str) -> None:
     plan = plan_recipe(at_home(name))
     parts = step_parts(plan)
     assert plan.time is not None
@@ -121,7 +121,7 @@ def test_the_named_parts_of_a_step_add_up_to_it(name: str) -> None:
     assert min(parts.values()) >= 0
 
 
-def test_the_published_layout_found_best_is_said_to_be_so() -> None:
+def test_a_published_layout_that_is_best_has_a_note() -> None:
     keys = ["data", "tensor", "pipeline", "zero", "sequence_parallel", "microbatch_sequences"]
     values = [128, 2, 2, 1, "true", 1]
     words = [f"parallelism.{key}={value}" for key, value in zip(keys, values, strict=True)]

@@ -19,7 +19,9 @@ def shown() -> dict[str, Any]:
     return composed_tree("teuken7b", "full")
 
 
-def test_flops_a_token_are_the_sheets_in_both_conventions(shown: dict[str, Any]) -> None:
+def test_flops_per_token_equal_the_fact_sheet_in_both_conventions(
+    shown: dict[str, Any],
+) -> None:
     flops = shown["derived"]["flops_per_token"]
     assert {name: round(value / 1e9, 2) for name, value in flops.items()} == FLOPS_PER_TOKEN
 
@@ -43,7 +45,7 @@ def test_what_no_source_gives_is_marked_as_assumed(shown: dict[str, Any]) -> Non
     assert recipe["data"]["phases"] == {}
 
 
-def test_scores_and_bytes_are_those_of_card_and_index(shown: dict[str, Any]) -> None:
+def test_scores_and_bytes_equal_card_and_index(shown: dict[str, Any]) -> None:
     published = shown["recipe"]["published"]
     scores = [published[f"score_{task}"]["value"] for task in EU21]
     assert scores == pytest.approx([100 * score for score in EU21.values()])

@@ -40,7 +40,7 @@ def test_a_machine_with_few_measured_steps_has_the_errors_of_others(machine: str
     assert (accuracy.machine, accuracy.layers) == (None, "dense")
 
 
-def test_plans_of_experts_do_not_take_the_errors_of_dense_layers() -> None:
+def test_plans_of_experts_do_not_use_errors_of_dense_models() -> None:
     wide, narrow = find_accuracy("hopper", experts()), find_accuracy("hopper", dense(8))
     assert wide.layers == "experts"
     assert wide.p90_factor > narrow.p90_factor
@@ -74,7 +74,7 @@ def measured_there(rows: Sequence[MeasuredLayout]) -> list[CalibrationStep]:
 
 
 @pytest.mark.long
-def test_constants_that_made_the_steps_are_found_again() -> None:
+def test_time_constants_are_recovered_from_simulated_steps() -> None:
     fit = fit_speed(measured_there(ROWS[::16]), hopper(), SHIPPED)
     assert fit.is_improvement
     assert fit.errors.before.median > 0.04
@@ -84,7 +84,7 @@ def test_constants_that_made_the_steps_are_found_again() -> None:
 
 
 @pytest.mark.long
-def test_constants_of_memory_are_found_again() -> None:
+def test_memory_constants_are_recovered() -> None:
     fit = fit_memory(measured_there(ROWS[::16]), SHIPPED)
     assert fit is not None
     assert fit.errors.held_out.p90 < 0.02
@@ -107,7 +107,7 @@ def test_half_of_real_measurements_lowers_the_error_on_the_other_half() -> None:
 
 
 @pytest.mark.long
-def test_a_step_that_something_slowed_moves_little() -> None:
+def test_an_outlier_step_moves_constants_little() -> None:
     steps = measured_there(ROWS[::16])
     slowed = [replace(steps[0], seconds=20 * steps[0].seconds), *steps[1:]]
     fit = fit_speed(slowed, hopper(), SHIPPED)
@@ -123,7 +123,7 @@ def test_a_layout_measured_often_counts_once() -> None:
     assert often.constants == once.constants
 
 
-def test_a_constant_of_which_the_steps_say_nothing_stays() -> None:
+def test_an_undetermined_constant_stays() -> None:
     alone = [row for row in ROWS if row.nodes == row.job.layout.tensor == 1][:30]
     fit = fit_speed(measured_there(alone), hopper(), SHIPPED)
     for name in ("call_seconds", "exposed_fraction"):

@@ -97,7 +97,7 @@ def placed(where: str) -> DecoderSpec:
     return MIDDLE.model_copy(update={"norm_placement": where})
 
 
-def test_a_norm_after_the_mlp_keeps_what_it_gave() -> None:
+def test_a_norm_after_the_mlp_keeps_its_output() -> None:
     shapes = (MIDDLE, placed("after"))
     one, other = (layer_bytes_per_token(job(each, WHOLE), "selective") for each in shapes)
     assert other - one == 2 * 4_096
@@ -120,7 +120,7 @@ def test_a_recomputed_part_does_not_keep_the_output_of_the_norm_before_it(
     assert less == fewer * 2 * 4_096
 
 
-def test_norms_on_both_sides_keep_what_both_branches_gave() -> None:
+def test_norms_on_both_sides_keep_both_branch_outputs() -> None:
     both = placed("both")
     for again in ("none", ("norms",)):  # a recomputed norm keeps its input, too
         kept = [layer_bytes_per_token(job(shape, WHOLE), again) for shape in (MIDDLE, both)]
@@ -174,7 +174,7 @@ def test_each_microbatch_in_flight_keeps_its_own_cast_of_a_weight() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("top_k", [1, 4])
 @pytest.mark.parametrize("products", [grouped_products, sorted_products])
-def test_experts_keep_what_autograd_saves(products, top_k, gated, bias, monkeypatch):
+def test_experts_keep_the_bytes_that_autograd_saves(products, top_k, gated, bias, monkeypatch):
     dim, tokens, num_experts = 64, 1_024, 8
     sizes = {"num_experts": num_experts, "top_k": top_k, "ffn_dim": 128}
     sizes |= {"gated": gated, "bias": bias}

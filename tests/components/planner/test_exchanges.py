@@ -53,7 +53,7 @@ def test_keys_and_values_of_a_part_are_counted_by_hand() -> None:
     assert key_value_bytes(copies) == key_value_bytes(split(4)) / 2
 
 
-def test_the_program_sends_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_sends_the_counted_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: dict[str, list[int]] = {"gather": [], "scatter": []}
 
     def gather(whole: Tensor, part: Tensor, group: object, async_op: bool) -> None:
@@ -104,7 +104,7 @@ def kept_by_attention(core: AttentionCore, ranks: int) -> int:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_context_ranks_keep_what_is_counted(ranks, monkeypatch):
+def test_context_ranks_keep_the_counted_bytes(ranks, monkeypatch):
     """Autograd's saved tensors; CPU kernels process the two chunks separately."""
     monkeypatch.setattr(collectives, "all_gather", lambda *_, **__: None)
     core = AttentionCore(dropout=0.0, backends=BACKENDS)
@@ -187,7 +187,7 @@ def test_rows_of_a_bounded_exchange_are_kept_with_their_padding(recompute: str) 
 
 @pytest.mark.parametrize("parts", [1, 2, 5])
 @pytest.mark.parametrize("computed_per_way", [0.01, 0.4, 0.9, 1.1, 2.5, 40.0])
-def test_ways_in_parts_take_what_a_channel_and_a_device_take_one_after_the_other(
+def test_partial_exchanges_add_channel_and_device_time(
     parts: int, computed_per_way: float
 ) -> None:
     where = layout(expert=4, num_layers=4, expert_overlap=parts)

@@ -92,7 +92,7 @@ def of_experts(path: str, *, gated: bool = True, **changes: Any) -> TrainingJob:
 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("path", [mix_in_loop, sorted_products])
-def test_what_the_host_starts_for_an_expert_is_counted_in_the_code(path, gated):
+def test_host_starts_of_an_expert_are_counted_in_the_code(path, gated):
     one = of_experts("loop" if path is mix_in_loop else "sorted", gated=gated)
     four, eight = (passes(path, experts, gated=gated) for experts in (4, 8))
     added = [more - less for less, more in zip(four, eight, strict=True)]
@@ -115,7 +115,7 @@ def test_grouped_products_start_nothing_for_an_expert_and_the_loop_reads_for_eac
         ("all_to_all", 1.5, 2, [4, 2, 0]),
     ],
 )
-def test_what_the_host_reads_beside_expert_ranks(dispatch, bound, parts, reads):
+def test_the_host_reads_sizes_between_expert_ranks(dispatch, bound, parts, reads):
     """docs/experts.md: numbers of pairs here, or of all messages unless these are bounded."""
     exchange = {"expert_dispatch": dispatch, "expert_capacity_factor": bound}
     where = layout(expert=2, num_layers=4, expert_overlap=parts, **exchange)
@@ -130,7 +130,7 @@ def test_the_loop_copies_all_tokens_that_its_rank_has() -> None:
     assert copied_bytes(of_experts("loop", where=exchanged)).both_passes == alone / 2 * TOP_K
 
 
-def test_the_fullest_rank_has_what_chance_leaves_of_the_fullest_expert() -> None:
+def test_the_fullest_rank_has_a_share_of_the_fullest_expert() -> None:
     four = layout(expert=4, num_layers=4)
     two = layout(expert=2, num_layers=4)
     assert load_factor(of_experts("sorted", where=four), SPEED) == 1.25
@@ -177,7 +177,7 @@ def planned(*words: str) -> Plan:
     return plan_recipe(compose("mula20b_a2b", *words))
 
 
-def test_path_router_and_optimizer_each_change_the_step_by_what_the_plan_says() -> None:
+def test_path_router_and_optimizer_add_their_planned_time() -> None:
     words = ("model.mlp.path=loop", "parallelism.expert_aware=false")
     plan = planned(*words)
     found = plan.planned_experts
@@ -195,13 +195,13 @@ def test_path_router_and_optimizer_each_change_the_step_by_what_the_plan_says() 
     assert said["  plain optimizer"].startswith("12 expert ranks duplicate dense state: ")
 
 
-def test_a_dense_model_has_no_experts_row_and_an_even_one_says_so() -> None:
+def test_a_dense_model_has_no_experts_row() -> None:
     sheet = time_sheet(planned("model.mlp.routing=uniform"), now=None)
     assert {row[0]: row[1] for row in sheet.rows}["  load"] == "forced to be uniform"
     assert plan_recipe(compose("mula1b", "cluster=aurora")).planned_experts is None
 
 
-def test_grouped_products_of_few_rows_fill_the_device_that_single_ones_do_not() -> None:
+def test_grouped_products_fill_the_device_with_few_rows() -> None:
     few = of_experts("sorted", sequence_length=4_096)
     free = with_values(SPEED, launch_seconds=0.0, call_seconds=0.0, read_seconds=0.0)
     jobs = (replace(few, expert_path=path) for path in PATHS[::-1])
@@ -235,7 +235,7 @@ def test_the_stages_hold_every_parameter_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_last_stage_has_what_predicts_further_tokens_and_the_embedding(tied: bool) -> None:
+def test_the_last_stage_has_the_mtp_depths_and_the_embedding(tied: bool) -> None:
     changes = {"mtp": MTPSpec(depth=2, loss_weight=0.1), "tied_embeddings": tied}
     plain = mixture()
     shape = with_values(plain.shape, tied_embeddings=tied)
@@ -296,7 +296,7 @@ def test_a_stage_takes_the_seconds_of_its_layers_of_both_kinds() -> None:
     assert experts["expert collectives"] > 0
 
 
-def test_activations_are_those_of_both_kinds() -> None:
+def test_activations_include_both_kinds_of_layers() -> None:
     model, bare = mixture(), with_values(ours().memory, fragmentation=1.0, stage_outputs=0.0)
     stored, recomputed = memory._activations(model, 0, bare)
     assert recomputed == 0

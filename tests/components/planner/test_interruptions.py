@@ -78,7 +78,7 @@ def numbers_bytes(file: Path) -> int:
 
 @pytest.mark.usefixtures("_world_of_one")
 @pytest.mark.parametrize("name", ["teuken7b", "mula7b_a1b", "gpt3b6"])
-def test_a_checkpoint_is_as_large_as_the_plan_says(name: str, tmp_path: Path) -> None:
+def test_a_checkpoint_has_the_planned_size(name: str, tmp_path: Path) -> None:
     """Tied and untied ends, padding rows, experts and learned positions are all written."""
     words = ("model.dim=64", "precision.compute=bfloat16", "parallelism.engine=mesh")
     recipe = compose(name, *words)
@@ -118,7 +118,7 @@ def test_deepspeed_writes_masters_without_the_rounded_weights() -> None:
     assert mesh / 14 == deepspeed / 12
 
 
-def test_steps_stall_for_the_copy_or_for_all_of_it() -> None:
+def test_steps_stall_for_the_copy_or_the_whole_save() -> None:
     cluster = at_home("bloom176b").cluster
     size = checkpoint_bytes(job_from_recipe(at_home("bloom176b")))
     goes_on, waits = (
@@ -141,7 +141,7 @@ def test_writing_and_hashing_by_all_ranks_take_as_long_as_the_slower() -> None:
     assert slow.read == pytest.approx(slow.hashing + size / 100e9)
 
 
-def test_few_nodes_get_no_more_of_a_file_system_than_their_network_takes() -> None:
+def test_few_nodes_are_limited_by_their_network() -> None:
     one = compose("gpt3b6", "cluster=smng_p2").cluster
     assert one.nodes == 1
     assert job_rate(one, None) == 8 * 6.25e9
@@ -150,7 +150,7 @@ def test_few_nodes_get_no_more_of_a_file_system_than_their_network_takes() -> No
     assert job_rate(many, 20.0) == 20e9
 
 
-def test_storage_that_nobody_measured_is_named_with_what_is_done_instead() -> None:
+def test_unmeasured_storage_is_named_with_its_substitute() -> None:
     unknown = at_home("teuken7b").cluster
     saving = timed(unknown, name="teuken7b")
     assert saving.write is None
@@ -180,7 +180,7 @@ def test_young_s_interval_of_bloom_s_published_figures() -> None:
     assert 100 * 105 / best == pytest.approx(1.5, abs=0.02)
 
 
-def test_bloom_s_failures_lose_what_its_chronicle_says() -> None:
+def test_blooms_failures_lose_the_hours_of_its_chronicle() -> None:
     """An hour and a half each on average, three hours at most: half of 100 steps, and all."""
     lost = expected_failures(work=HOUR, interval=10_500.0, restart=0.0, between=WEEK)
     assert lost is not None
@@ -188,7 +188,7 @@ def test_bloom_s_failures_lose_what_its_chronicle_says() -> None:
     assert lost.each_seconds / HOUR == pytest.approx(1.5, abs=0.05)
 
 
-def test_the_best_interval_loses_least_of_its_neighbours() -> None:
+def test_the_best_interval_loses_less_than_its_neighbors() -> None:
     stall, between, work = 60.0, 48 * HOUR, 1_000 * HOUR
 
     def cost(interval: float) -> float:
@@ -216,7 +216,7 @@ def test_failures_drawn_at_random_cost_what_is_expected() -> None:
 
 
 @given(interval=hours, restart=hours, between=st.floats(30.0, 1e4).map(lambda h: h * HOUR))
-def test_rarer_checkpoints_and_slower_restarts_lose_more_and_rarer_failures_less(
+def test_losses_grow_with_intervals_restarts_and_failures(
     interval: float, restart: float, between: float
 ) -> None:
     before = lost_seconds(1e6, interval, restart, between)
@@ -225,7 +225,7 @@ def test_rarer_checkpoints_and_slower_restarts_lose_more_and_rarer_failures_less
     assert lost_seconds(1e6, interval, restart, between * 1.2) < before
 
 
-def test_a_run_whose_failures_cost_more_than_their_distance_has_no_end() -> None:
+def test_a_run_with_too_frequent_failures_never_ends() -> None:
     assert expected_failures(work=1.0, interval=2.0, restart=1.0, between=2.0) is None
     assert expected_failures(work=1.0, interval=2.0, restart=0.9, between=2.0) is not None
 
@@ -236,7 +236,7 @@ def test_a_run_whose_failures_cost_more_than_their_distance_has_no_end() -> None
     write=st.floats(0.0, 2 * HOUR),
     read=st.floats(0.0, 2 * HOUR),
 )
-def test_so_many_jobs_end_the_work_and_one_less_does_not(work, start_up, write, read):
+def test_the_number_of_jobs_is_the_smallest_that_suffices(work, start_up, write, read):
     chain = chain_of(work, DAY_QUEUE, start_up=start_up, hand_over=write + read)
     assert chain is not None
     done, jobs = 0.0, 0
@@ -251,7 +251,7 @@ def test_so_many_jobs_end_the_work_and_one_less_does_not(work, start_up, write, 
     assert work + chain.seconds <= jobs * 24 * HOUR + 1e-3
 
 
-def test_without_a_limit_one_job_starts_once_and_none_only_starts_reads_and_writes() -> None:
+def test_without_a_limit_a_single_job_suffices() -> None:
     chain = chain_of(1e9, None, start_up=60.0, hand_over=2.0)
     assert chain is not None
     assert (chain.queue, chain.jobs, chain.seconds) == (None, 1, 60.0)
@@ -260,7 +260,7 @@ def test_without_a_limit_one_job_starts_once_and_none_only_starts_reads_and_writ
     assert chain_of_phases([1e9, 1.0], DAY_QUEUE, **NEVER) is None
 
 
-def test_a_phase_begins_with_a_job_of_its_own() -> None:
+def test_a_phase_begins_with_a_new_job() -> None:
     known = {"start_up": 60.0, "hand_over": 12.0}
     days = [10.5 * 24 * HOUR, 3.0 * HOUR]
     first, second = (chain_of(one, DAY_QUEUE, **known) for one in days)

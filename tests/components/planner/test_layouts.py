@@ -103,7 +103,7 @@ def is_listed_once(recipe: Recipe, degrees: Parallelism) -> bool:
     "recipe=mula7b_a1b cluster.ranks=8",
 )
 @pytest.mark.parametrize("words", WORLDS, ids=lambda words: " ".join(words))
-def test_what_is_listed_is_what_validation_lets_through(words: list[str]) -> None:
+def test_listed_layouts_are_the_valid_layouts(words: list[str]) -> None:
     recipe = template(words)
     candidates = list(brute_force(recipe))
     recipe = recipe.model_copy()

@@ -104,7 +104,7 @@ def test_microbatches_in_flight_keep_cast_weights_unless_layers_are_recomputed()
     assert {rank.casts for rank in planned(casting.with_layout(recompute="full"))} == {0.0}
 
 
-def test_the_verdict_goes_from_fits_over_tight_to_does_not_fit() -> None:
+def test_verdicts_are_fits_tight_and_does_not_fit() -> None:
     one, software = job(MIDDLE, layout(tensor=8)), ours().memory
     peak = plan_memory(one, hopper(), software).fullest_rank_bytes
     memories = [
@@ -118,7 +118,7 @@ def test_the_verdict_goes_from_fits_over_tight_to_does_not_fit() -> None:
     assert probabilities == sorted(probabilities, reverse=True)
 
 
-def test_of_a_single_microbatch_gradients_take_the_place_of_activations() -> None:
+def test_gradients_of_a_single_microbatch_replace_activations() -> None:
     """Neither our engine nor the plan has both, unless gradients are kept between steps."""
     single = job(MIDDLE, layout(), microbatches=1, accumulate_bytes=0)
     (memory,) = planned(single)
@@ -134,7 +134,7 @@ def test_of_a_single_microbatch_gradients_take_the_place_of_activations() -> Non
     assert kept.peak_bytes == pytest.approx(two.peak_bytes)
 
 
-def test_the_update_is_the_peak_where_a_bucket_is_more_than_the_passes() -> None:
+def test_the_update_is_the_peak_if_a_bucket_exceeds_the_passes() -> None:
     """The largest weight of the first stage is its embedding, gathered in one bucket."""
     where = layout(data=8, zero=1, num_layers=16, bucket_elements=900_000_000)
     sharing = job(SMALL, where, recompute="full", sequence_length=1_024)
@@ -155,7 +155,7 @@ def on_our_mesh(zero: int) -> TrainingJob:
     return job(SMALL, where, gradient_bytes=0, shard_gradient_bytes=4)
 
 
-def test_sums_are_whole_in_the_passes_and_a_shard_in_the_update() -> None:
+def test_gradient_sums_are_whole_in_passes_and_sharded_in_the_update() -> None:
     """Rajbhandari et al. 2020, section 5, of bfloat16 weights, float32 sums and masters."""
     one = on_our_mesh(1)
     (memory,) = planned(one)
@@ -195,7 +195,7 @@ def added(one: TrainingJob, part: str, **software: Any) -> list[float]:
 @pytest.mark.parametrize(
     ("cast_bytes", "gather_bytes", "each"), [(2, 4, 4 + 2), (0, 4, 4), (0, 2, 4 + 2)]
 )
-def test_the_heads_gradient_is_a_wide_sum_beside_the_cast_weight_or_its_own_rounding(
+def test_the_heads_gradient_is_a_float32_sum_with_a_copy(
     cast_bytes: int, gather_bytes: int, each: int
 ) -> None:
     where = layout(pipeline=4, tensor=2)
@@ -205,7 +205,7 @@ def test_the_heads_gradient_is_a_wide_sum_beside_the_cast_weight_or_its_own_roun
     assert added(casting, "loss", own_gradients=False) == pytest.approx(expected)
 
 
-def test_inputs_stay_as_gathered_but_where_they_are_gathered_again() -> None:
+def test_gathered_inputs_are_kept_unless_gathered_again() -> None:
     """Two of a layer, of which Korthikanti et al. (section 4.2.2) keep each rank's slice."""
     sliced = job(MIDDLE, layout(tensor=4))
     (less,) = added(sliced, "activations", keeps_gathered=True)
@@ -217,14 +217,14 @@ def test_inputs_stay_as_gathered_but_where_they_are_gathered_again() -> None:
     ]
 
 
-def test_all_stages_but_the_last_keep_what_they_sent() -> None:
+def test_all_stages_but_the_last_keep_their_outputs() -> None:
     piped = job(MIDDLE, layout(pipeline=4))
     hidden = 2 * MIDDLE.dim * piped.microbatch_tokens * ours().memory.fragmentation
     expected = [4 * hidden, 3 * hidden, 2 * hidden, 0]
     assert added(piped, "activations", stage_outputs=0) == pytest.approx(expected)
 
 
-def test_an_embedding_that_outweighs_a_microbatch_counts_for_the_first_stage() -> None:
+def test_a_large_embedding_gradient_counts_for_the_first_stage() -> None:
     wide = with_values(MIDDLE, vocab_size=10**6, padded_vocab_size=10**6)
     first, second, *_ = planned(job(wide, layout(pipeline=4)))
     matrix = 10**6 * MIDDLE.dim * job(wide, layout()).gradient_bytes
@@ -252,18 +252,18 @@ def more_parameters(shape: DecoderSpec, tensor: int) -> float:
     ],
     ids=["norms over all heads", "norms of each head", "scalars of the activation"],
 )  # fmt: skip
-def test_parameters_beside_the_matrices_are_cut_or_held_whole(changed, alone, of_four):
+def test_other_parameters_are_sharded_or_replicated(changed, alone, of_four):
     shape = with_values(MIDDLE, **changed)
     assert (more_parameters(shape, 1), more_parameters(shape, 4)) == (alone, of_four)
 
 
-def test_capped_logits_have_their_derivative_beside_them() -> None:
+def test_capped_logits_have_a_stored_derivative() -> None:
     shapes = (with_values(MIDDLE, logit_cap=15.0), MIDDLE)
     one, other = (rank_memory(job(one, layout()), 0, ours().memory).loss for one in shapes)
     assert one - other == 1_024 * MIDDLE.padded_vocab_size * 2
 
 
-def test_a_z_loss_has_64_mib_of_logits_in_float32_at_most() -> None:
+def test_a_z_loss_has_at_most_64_mib_of_float32_logits() -> None:
     for rows, more in ((MIDDLE.padded_vocab_size, 2**26), (1_024, 4 * 1_024 * 1_024)):
         shape = with_values(MIDDLE, padded_vocab_size=rows)
         shapes = (with_values(shape, z_loss=1e-5), shape)
@@ -284,7 +284,7 @@ def test_expert_ranks_share_dense_state_only_if_the_optimizer_is_aware() -> None
 
 
 @pytest.mark.parametrize(("rows", "is_loss"), [(1_024, False), (100_000, True)])
-def test_the_loss_and_a_recomputed_layer_never_exist_at_once(rows: int, is_loss: bool) -> None:
+def test_the_loss_and_a_recomputed_layer_do_not_coexist(rows: int, is_loss: bool) -> None:
     shape, software = with_values(MIDDLE, padded_vocab_size=rows), ours().memory
     recomputing = job(shape, layout(recompute="full"))
     stored, recomputed = _activations(recomputing, 0, software)

@@ -59,7 +59,7 @@ def count_starts(spec: MixerSpec, chunks: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("spec", [delta_spec(), kimi_spec(), mamba_spec()])
-def test_host_starts_of_a_chunk_are_those_of_the_scan(spec: MixerSpec) -> None:
+def test_host_starts_of_a_chunk_equal_the_scan(spec: MixerSpec) -> None:
     many, few = count_starts(spec, 7), count_starts(spec, 3)
     forward, both = ((more - less) / 4 for more, less in zip(many, few, strict=True))
     assert forward == FORWARD_SCAN_STARTS[spec.state_products]

@@ -54,7 +54,7 @@ def test_the_plan_counts_the_state_that_a_step_of_muon_leaves(words: tuple[str, 
     assert checkpoint_bytes(job) == weights + state
 
 
-def test_ranks_share_ones_momentum_as_they_share_two_moments() -> None:
+def test_one_moment_is_sharded_like_two() -> None:
     job = job_from_recipe(composed("teuken7b", "muon", *FLOAT32))
     alone = compute_states(job, rank_parameters(job, 0))
     shared = replace(job, layout=parallelism(data=4, zero=1))
@@ -72,7 +72,7 @@ def test_the_plan_counts_the_three_moments_of_ademamix() -> None:
 
 
 @pytest.mark.parametrize("engine", ["mesh", "deepspeed"])
-def test_twelve_bytes_a_parameter_are_divided_as_eight_are(engine: str) -> None:
+def test_three_moments_are_sharded_like_two(engine: str) -> None:
     words = ("parallelism.zero=1", "parallelism.data=2", f"parallelism.engine={engine}")
     recipes = (composed("teuken7b", optimizer, *words) for optimizer in ("ademamix", "adamw"))
     jobs = map(job_from_recipe, recipes)
@@ -87,7 +87,7 @@ def test_a_search_counts_three_moments_too() -> None:
 
 
 @pytest.mark.long
-def test_a_dry_run_holds_what_is_planned() -> None:
+def test_a_dry_run_holds_the_planned_state() -> None:
     words = (*FLOAT32, "cluster.device=cuda", "parallelism.zero=1")
     recipe = composed("teuken7b", "ademamix", *words)
     job, found = job_from_recipe(recipe), run_two_steps(recipe, 0)

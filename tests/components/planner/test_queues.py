@@ -68,7 +68,7 @@ def remark_on(cluster: Cluster, jobs: int, queue: QueueSection | None = None) ->
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_at_every_border_a_long_run_has_a_chain_or_is_told_the_nearest_that_has(name):
+def test_a_long_run_has_a_chain_or_the_nearest_node_count(name):
     queues = [
         queue for queue in profile(name).queues if not queue.debug and not queue.by_request
     ]
@@ -115,7 +115,7 @@ def test_aurora_has_no_production_queue_for_17_to_255_nodes() -> None:
         assert queue_remark(cluster, longest_queue(cluster), 1) is None
 
 
-def test_a_queue_for_debugging_that_the_user_named_points_to_the_one_for_such_runs() -> None:
+def test_a_named_debug_queue_suggests_the_production_queue() -> None:
     cluster = with_nodes(profile("aurora"), 256)
     scaling = next(queue for queue in cluster.queues if queue.name == "debug-scaling")
     assert (
@@ -124,7 +124,7 @@ def test_a_queue_for_debugging_that_the_user_named_points_to_the_one_for_such_ru
     )
 
 
-def test_a_queue_by_request_is_taken_where_no_other_fits_and_said() -> None:
+def test_a_queue_by_request_is_used_last_with_a_note() -> None:
     juwels, jean_zay = profile("juwels"), profile("jean_zay")
     assert [queue.name for queue in queues_on(with_nodes(juwels, 384))] == ["booster"]
     cluster = with_nodes(juwels, 500)
@@ -135,7 +135,7 @@ def test_a_queue_by_request_is_taken_where_no_other_fits_and_said() -> None:
     assert [queue.name for queue in queues_on(with_nodes(jean_zay, 48))] == ["qos_gpu_a100-t3"]
 
 
-def test_of_the_queues_that_take_the_nodes_the_longest_is_chosen() -> None:
+def test_the_longest_queue_that_accepts_the_nodes_is_chosen() -> None:
     for nodes, name in ((16, "capacity"), (256, "small"), (20_000, None)):
         queue = longest_queue(with_nodes(profile("aurora"), nodes))
         assert (queue.name if queue else None) == name
@@ -165,26 +165,26 @@ def test_a_chain_has_as_many_jobs_as_a_user_may_have_submitted(scheduler, limits
     assert most_chained(cluster, cluster.queues[0]) == most
 
 
-def test_what_an_array_cannot_hold_is_several_chains() -> None:
+def test_a_chain_beyond_an_array_is_several_chains() -> None:
     cluster = of_debug(limits={"submitted_per_user": 10})
     remark = remark_on(cluster, 25, cluster.queues[0])
     assert remark.problem.endswith("the run's 25 jobs are submitted in 3 chains (again=true)")
 
 
-def test_no_queue_is_named_whose_chain_is_as_short_as_the_one_that_is_left() -> None:
+def test_no_queue_with_an_equally_short_chain_is_suggested() -> None:
     remark = remark_on(with_nodes(profile("frontier"), 64), 150)
     said = "64: extended gives 24 h, to 100 jobs of a user, running or waiting"
     assert said in remark.problem
     assert remark.remedy == NO_CHAIN.format("frontier")
 
 
-def test_where_a_site_forbids_it_no_job_waits_for_another() -> None:
+def test_no_job_waits_for_another_if_the_site_forbids_it() -> None:
     cluster = of_debug(limits={"chain": False, "submitted_per_user": 4})
     remark = remark_on(cluster, 2, cluster.queues[0])
     assert "1.5 h, where no job may wait for another: no chain" in remark.problem
 
 
-def test_a_search_takes_nodes_that_a_queue_has_for_long_runs() -> None:
+def test_a_search_uses_node_counts_of_queues_for_long_runs() -> None:
     aurora = profile("aurora")
     assert list(near_nodes(aurora, 512)) == [16, 256]  # 43 nodes
     assert list(near_nodes(aurora, 16 * 12)) == [16]

@@ -37,7 +37,7 @@ def test_llama_3_8b_at_8192_has_57_9_gigaflops_full_and_51_5_causal() -> None:
     assert flops["causal_recomputed_attention"] - flops["causal"] == 32 * 4_096 * 8_192
 
 
-def test_windows_count_for_the_sequence_and_causal_what_a_mask_of_them_leaves() -> None:
+def test_flops_of_windows_follow_the_mask() -> None:
     """A causal mask of 64 tokens has 2,080 pairs, which count 2,048; a window's have 904."""
     shape = with_values(LLAMA_3_8B, attention={"windows": (16, 16, 64, "full")})
     behind = torch.arange(64)[:, None] - torch.arange(64)
@@ -52,7 +52,7 @@ def test_windows_count_for_the_sequence_and_causal_what_a_mask_of_them_leaves() 
     assert flops["causal_recomputed_attention"] == flops["causal"] + causal / 6
 
 
-def test_nanotron_s_388_teraflops_are_full_and_38_0_became_44_3_per_cent() -> None:
+def test_nanotrons_388_teraflops_count_full_attention() -> None:
     """The playbook's fourth row: the same model on a pipeline of two, tied ends twice."""
     rows = [row for row in read_rows(DATA / "h100_layouts.csv") if row.ran]
     fastest = rows[0]
@@ -77,7 +77,7 @@ def test_megatron_prints_1_73_times_what_teuken_computes() -> None:
     assert round(flops["megatron_logged_fourfold"] / flops["full"], 2) == 1.73
 
 
-def test_of_206_9_teraflops_with_selective_recomputation_155_were_the_model_s() -> None:
+def test_155_of_206_9_teraflops_are_without_selective_recomputation() -> None:
     """jubench-megatron-lm's 13B: 60,777.68 tokens a second on 32 A100s."""
     shape = gpt(dim=5_120, num_layers=40, num_heads=32, vocab_size=50_304)
     flops = flops_by_convention(shape, 2_048, pipeline=4)

@@ -27,7 +27,7 @@ WHOLE = (*TEUKEN, "cluster=h200")
 
 
 @pytest.mark.parametrize("usable", [200.0, 165.0, 155.0, 145.0, 138.0, 134.5])
-def test_of_all_that_fits_the_quickest_is_chosen_and_less_memory_never_quickens(usable):
+def test_the_fastest_fitting_recomputation_is_chosen(usable):
     less = {"hardware": {"usable_bytes": round(usable * 2**30)}}
     recipe = with_values(compose(*WHOLE), cluster=less)
     hardware, one, software = recipe.cluster.hardware, job_from_recipe(recipe), ours()
@@ -49,7 +49,7 @@ def test_of_all_that_fits_the_quickest_is_chosen_and_less_memory_never_quickens(
         assert found.recompute == "full"
 
 
-def test_what_auto_becomes_is_in_the_recipe_and_stays_when_a_run_goes_on() -> None:
+def test_the_value_of_auto_is_in_the_recipe_and_stays_on_resume() -> None:
     # Weights and sums of 2 bytes each.
     recipe = compose(*WHOLE, "parallelism.recompute=auto", "precision.accumulate=bfloat16")
     assert recipe.parallelism.recompute == "selective"
@@ -62,13 +62,13 @@ def test_what_auto_becomes_is_in_the_recipe_and_stays_when_a_run_goes_on() -> No
         update_recipe(recipe, {"parallelism.recompute": "auto"})
 
 
-def test_a_searched_layout_answers_auto_too() -> None:
+def test_a_searched_layout_resolves_auto_recomputation() -> None:
     words = ["teuken7b", "cluster=hopper", "parallelism=auto", "cluster.nodes=8"]
     words += ["parallelism.pipeline=1", "parallelism.tensor=1"]
     assert compose(*words, "parallelism.recompute=auto") == compose(*words)
 
 
-def test_a_miniature_goes_without() -> None:
+def test_a_miniature_does_not_recompute() -> None:
     recipe = compose("teuken7b", "scale=mini", "parallelism.recompute=auto")
     assert recipe.parallelism.recompute == "none"
 
@@ -90,12 +90,12 @@ def test_a_miniature_goes_without() -> None:
     ],
     ids=["nothing fits", "nobody knows"],
 )
-def test_auto_without_an_answer_is_refused(words: tuple[str, ...], message: str) -> None:
+def test_auto_without_a_fitting_value_is_refused(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         compose(*words, "parallelism.recompute=auto")
 
 
-def test_where_no_time_is_known_the_first_that_fits_is_chosen() -> None:
+def test_without_a_time_the_first_fitting_value_is_chosen() -> None:
     recipe = with_values(compose(*WHOLE), cluster={"hardware": {"gemm_teraflops": {}}})
     blind = recipe.cluster.hardware
     assert isinstance(blind, Hardware)
@@ -110,7 +110,7 @@ def test_where_no_time_is_known_the_first_that_fits_is_chosen() -> None:
     assert price.extra_seconds is None
 
 
-def test_zero_bubble_has_no_choice() -> None:
+def test_zero_bubble_does_not_recompute() -> None:
     where = layout(pipeline=2, schedule="zero_bubble", stages_per_rank=2, num_layers=24)
     assert list(list_choices(job(GPT, where))) == [NOTHING]
 
@@ -118,7 +118,7 @@ def test_zero_bubble_has_no_choice() -> None:
 @pytest.mark.parametrize(
     ("pipeline", "stages", "every"), [(1, 1, 1), (4, 1, 1), (4, 1, 5), (3, 2, 4), (2, 3, 7)]
 )
-def test_recomputed_layers_of_ranks_are_those_whose_number_divides(pipeline, stages, every):
+def test_every_nth_layer_is_recomputed_on_each_rank(pipeline, stages, every):
     where = layout(
         pipeline=pipeline, stages_per_rank=stages, num_layers=24, recompute_every=every
     )
@@ -130,7 +130,7 @@ def test_recomputed_layers_of_ranks_are_those_whose_number_divides(pipeline, sta
 
 @pytest.mark.parametrize("recompute", ["selective", "full", ("mlp",)])
 @pytest.mark.parametrize("every", [1, 2, 6, 24])
-def test_memory_and_time_lie_between_none_and_every_layer_in_proportion(recompute, every):
+def test_memory_and_time_are_proportional_to_recomputed_layers(recompute, every):
     machine, software = hopper(), ours()
     none = job(GPT, layout(num_layers=24), cast_bytes=2)
     every_layer = none.with_layout(recompute=recompute)
@@ -156,7 +156,7 @@ def test_a_selective_layer_repeats_memory_traffic_and_nothing_else() -> None:
     assert layer_bytes_per_token(none.with_layout(recompute="full")) < sizes[1] < sizes[0]
 
 
-def test_the_plan_prices_what_it_recomputes() -> None:
+def test_the_plan_has_the_time_of_recomputation() -> None:
     plans = {
         again: plan_recipe(compose(*WHOLE, f"parallelism.recompute={again}"))
         for again in ("none", "selective", "full")

@@ -79,7 +79,7 @@ def is_due_steps(steps: list[int], every_tokens: int) -> int:
     batches=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 40)), min_size=1, max_size=5),
     every_tokens=st.integers(1, 500),
 )
-def test_cadences_are_crossed_as_often_as_the_run_says(batches, every_tokens):
+def test_checkpoints_and_evaluations_are_counted_as_in_the_run(batches, every_tokens):
     run, tokens = [], 0
     for steps, size in batches:
         run.append(Stretch(steps=steps, tokens_before=tokens, tokens_per_step=size))
@@ -98,14 +98,14 @@ def test_stretches_are_the_recipe_s_steps_and_tokens(name: str) -> None:
     assert run[-1].tokens_after == recipe.batch_ramp.consumed_after(steps) * length
 
 
-def test_a_run_that_ends_on_its_ramp_has_only_the_steps_it_takes() -> None:
+def test_a_run_that_ends_in_its_ramp_has_only_its_steps() -> None:
     recipe = compose(*BLOOM, "budget.total_tokens=5000000000")
     run = list(split_by_batch(recipe))
     assert sum(stretch.steps for stretch in run) == recipe.derived_numbers.steps
     assert run[-1].tokens_per_step < recipe.budget.global_batch_tokens
 
 
-def test_bloom_s_ramp_ends_where_its_log_says() -> None:
+def test_blooms_ramp_ends_as_in_its_log() -> None:
     """After step 12,695 it had seen 20,155,564,032 tokens (BLOOM's chronicles)."""
     *ramp, full = split_by_batch(compose(*BLOOM))
     assert full.tokens_per_step == 2_048 * 2_048
@@ -191,7 +191,7 @@ def test_checkpoints_faster_than_the_disk_wait_for_it() -> None:
     assert 0 < best[0] < best[1]
 
 
-def test_the_best_cadence_that_is_named_is_better_than_others() -> None:
+def test_the_best_checkpoint_interval_is_better_than_others() -> None:
     best = billed(bloom()).checkpoints.best_every_tokens
     assert best is not None
     days = [
@@ -201,7 +201,7 @@ def test_the_best_cadence_that_is_named_is_better_than_others() -> None:
     assert days[1] < min(days[0], days[2], billed(bloom()).days)
 
 
-def test_a_profile_without_failures_and_storage_goes_on_and_names_them() -> None:
+def test_a_profile_without_failures_and_storage_names_them() -> None:
     plan = planned("teuken7b", "cluster=juwels")
     assert billed(plan).failure_days is None
     assert billed(plan).checkpoints.write_seconds is None
@@ -211,7 +211,7 @@ def test_a_profile_without_failures_and_storage_goes_on_and_names_them() -> None
     assert "cluster.storage.write_gigabytes_per_second" in named
 
 
-def test_figures_that_no_step_needs_leave_its_error_bar_alone() -> None:
+def test_figures_outside_a_step_do_not_widen_its_range() -> None:
     plan = planned("playbook1b", "cluster=hopper")
     unknown = {"storage", "failures", "electricity"}
     assert {item.path.split(".")[1] for item in plan.missing} == unknown
@@ -220,7 +220,7 @@ def test_figures_that_no_step_needs_leave_its_error_bar_alone() -> None:
         assert one.error_fraction == factor * (one.accuracy.p90_factor - 1)
 
 
-def test_a_run_that_loses_more_than_it_does_is_told_so() -> None:
+def test_a_run_that_loses_more_than_it_gains_has_a_message() -> None:
     plan = bloom("checkpoint.every_tokens=365367754752")
     told = {item.path: item for item in plan.missing}["checkpoint.every_tokens"]
     assert "a failure comes every 168 h and costs longer than that" in told.problem
@@ -229,7 +229,7 @@ def test_a_run_that_loses_more_than_it_does_is_told_so() -> None:
     assert billed(plan).failure_days is None
 
 
-def test_jobs_that_are_over_before_they_begin_are_named() -> None:
+def test_jobs_shorter_than_their_start_are_named() -> None:
     recipe = compose(*BLOOM)
     short = with_values(recipe.cluster.queues[0], longest_hours=0.05)  # the start takes longer
     plan = plan_recipe(with_values(recipe, cluster={"queues": (short,)}))
@@ -238,7 +238,7 @@ def test_jobs_that_are_over_before_they_begin_are_named() -> None:
     assert (bill.jobs, bill.chain_days, bill.queue) == (None, None, None)
 
 
-def test_a_user_s_waiting_comes_before_each_job_and_each_restart() -> None:
+def test_waiting_precedes_each_job_and_each_restart() -> None:
     bill = billed(bloom("cluster.waiting_hours=12"))
     assert bill.jobs is not None
     assert bill.failures.count is not None
@@ -280,7 +280,7 @@ def in_phases(**phases: dict[str, Any]) -> Plan:
     return plan_recipe(check_recipe({**base().model_dump(mode="json"), "phases": phases}))
 
 
-def test_a_phase_that_changes_nothing_costs_what_its_steps_cost_before() -> None:
+def test_an_unchanged_phase_has_the_cost_of_its_steps() -> None:
     plain, cut = in_phases(), in_phases(same={"from_tokens": HALF})
     before, after = billed(plain), billed(cut)
     assert after.steps == before.steps
@@ -296,7 +296,7 @@ def test_a_phase_that_changes_nothing_costs_what_its_steps_cost_before() -> None
     assert "phases" not in plain.as_json()
 
 
-def test_each_phase_has_the_step_of_a_run_of_its_own_and_all_add_up() -> None:
+def test_each_phase_has_the_step_of_a_separate_run() -> None:
     plan = in_phases(long=LONG)
     recipe = plan.steps[1].recipe.whole_run
     alone = base().model_dump(mode="json")
@@ -324,7 +324,7 @@ def test_each_phase_has_the_step_of_a_run_of_its_own_and_all_add_up() -> None:
     assert rows[1][5] == "d16 t2 p2 c8"
 
 
-def test_a_machine_whose_steps_nobody_can_predict_still_has_the_memory_of_each_phase() -> None:
+def test_without_a_step_time_phases_still_have_memory() -> None:
     tree = base().model_dump(mode="json")
     unknown: dict[str, Any] = {"by_nodes": [], "peak_gigabytes_per_second": None}
     tree["cluster"]["hardware"]["across"] |= unknown

@@ -155,7 +155,7 @@ def test_each_rank_of_several_stages_computes_in_the_order_that_torch_lists(
     [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zero_bubble", 2),
      ("zbv", 2), ("dualpipev", 2)],
 )  # fmt: skip
-def test_the_microbatches_in_flight_are_those_that_memory_counts(schedule, stages, splits):
+def test_microbatches_in_flight_equal_the_memory_model(schedule, stages, splits):
     for pipeline in (2, 3, 4, 5):
         for microbatches in counts(schedule, pipeline):
             kind = {"schedule": schedule, "stages_per_rank": stages, "splits_backward": splits}
@@ -169,7 +169,7 @@ def test_the_microbatches_in_flight_are_those_that_memory_counts(schedule, stage
 
 
 @pytest.mark.parametrize("schedule", sorted(SPLIT_SCHEDULES))
-def test_whole_backward_passes_come_where_torch_would_begin_split_ones(schedule: str) -> None:
+def test_whole_backward_passes_start_like_torchs_split_passes(schedule: str) -> None:
     listed = partial(
         list_actions, parallelism(schedule=schedule, pipeline=4, stages_per_rank=2), 8
     )
@@ -206,7 +206,7 @@ def drawn(
 
 @pytest.mark.parametrize("splits", [True, False], ids=["split", "whole"])
 @pytest.mark.parametrize(("schedule", "stages"), LAYOUTS)
-def test_equal_stages_wait_as_long_as_the_paper_of_the_schedule_says(schedule, stages, splits):
+def test_equal_stages_have_the_bubble_of_the_paper(schedule, stages, splits):
     for pipeline in (2, 3, 4, 8):
         for microbatches in counts(schedule, pipeline):
             equal = [1.0] * pipeline * stages
@@ -253,9 +253,7 @@ def test_no_pass_begins_before_what_it_needs_has_ended(choice, rounds, seconds):
 
 @settings(max_examples=60)
 @given(rounds=st.integers(1, 6), seconds=st.lists(st.floats(0.2, 1.0), min_size=2, max_size=8))
-def test_on_unequal_stages_gpipe_takes_what_the_formula_says_and_1f1b_no_longer(
-    rounds: int, seconds: list[float]
-) -> None:
+def test_gpipe_on_unequal_stages_follows_the_formula(rounds: int, seconds: list[float]) -> None:
     microbatches = rounds * len(seconds)
     formula = 3 * (max(seconds) * (microbatches - 1) + sum(seconds))
     assert drawn("gpipe", 1, microbatches, seconds).total_seconds == pytest.approx(formula)
@@ -294,7 +292,7 @@ def test_the_stages_of_a_rank_take_its_predicted_seconds(schedule, stages, recom
     assert parts[-1].forward > parts[0].forward
 
 
-def test_weight_gradients_come_apart_only_for_zero_bubble() -> None:
+def test_only_zero_bubble_splits_weight_gradients() -> None:
     where = layout(pipeline=4, schedule="zero_bubble", stages_per_rank=2)
     parts = stage_seconds(job(GPT, where), hopper(), SPEED)
     assert parts[0].forward == parts[0].weights == pytest.approx(parts[0].input)

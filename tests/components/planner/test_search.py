@@ -40,7 +40,7 @@ def settled(recipe: Recipe) -> Recipe:
 
 @pytest.mark.quick("bloom176b")
 @pytest.mark.parametrize("name", TIMED)
-def test_at_home_the_first_choice_is_no_slower_and_has_the_same_mathematics(name: str) -> None:
+def test_the_best_layout_is_no_slower_than_the_published_one(name: str) -> None:
     found = searched(name)
     published = found.published
     assert published is not None
@@ -60,7 +60,7 @@ def test_at_home_the_first_choice_is_no_slower_and_has_the_same_mathematics(name
 
 @pytest.mark.quick("bloom176b")
 @pytest.mark.parametrize("name", TIMED)
-def test_at_home_tensor_ranks_stay_inside_a_node_and_the_pipeline_goes_across(name):
+def test_tensor_ranks_stay_in_a_node_and_stages_span_nodes(name):
     groups = searched(name).recipe.rank_groups
     layout = groups.layout
     assert groups.find_group("tensor").nodes == 1
@@ -70,7 +70,7 @@ def test_at_home_tensor_ranks_stay_inside_a_node_and_the_pipeline_goes_across(na
 
 
 @pytest.mark.long
-def test_bounds_and_shared_parts_give_the_order_of_pricing_every_layout_alone() -> None:
+def test_bounds_and_caches_do_not_change_the_order_of_layouts() -> None:
     recipe = settled(compose("playbook8b", "cluster=hopper"))
     hardware, software = recipe.cluster.hardware, read_software(OURS)
     assert not isinstance(hardware, str)
@@ -101,6 +101,6 @@ def test_the_fullest_rank_is_among_the_deciding_ones(schedule: str) -> None:
     assert max(rank.peak_bytes for rank in some) == plan.memory.fullest_rank_bytes
 
 
-def test_a_tight_layout_comes_first_only_where_it_is_a_sixth_faster() -> None:
+def test_a_tight_layout_must_be_a_sixth_faster() -> None:
     assert penalise_tight(6.0, "tight") == pytest.approx(7.0)
     assert penalise_tight(6.0, "fits") == 6.0

@@ -29,7 +29,9 @@ SPEED = ours().speed
     ("microbatches", "bubble"),
     [(1, 7.0), (2, 3.5), (4, 1.75), (8, 0.875), (16, 0.4375), (32, 0.21875)],
 )
-def test_the_bubble_of_eight_ranks_is_the_playbook_s(microbatches: int, bubble: float) -> None:
+def test_the_bubble_of_eight_ranks_equals_the_playbook(
+    microbatches: int, bubble: float
+) -> None:
     for schedule, stages in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 8)):
         where = parallelism(schedule=schedule, pipeline=8, stages_per_rank=stages)
         fraction = bubble_fraction(where, microbatches)
@@ -46,7 +48,7 @@ def test_ranks_lie_on_nodes_by_their_stride() -> None:
     assert [(one.nodes, one.on_node) for one in groups] == [(1, 8), (2, 8), (4, 1), (2, 2)]
 
 
-def test_bandwidth_between_measured_node_counts_lies_between_theirs() -> None:
+def test_bandwidth_is_interpolated_between_measured_node_counts() -> None:
     across = hopper().across
     assert node_rate(across, 4, 8) == 161.1
     assert 95.5 < node_rate(across, 6, 8) < 161.1
@@ -64,7 +66,7 @@ def test_a_product_of_whole_tiles_and_waves_loses_nothing() -> None:
     assert filled_fraction(odd, 108) < 0.85 * filled_fraction(wide, 108)
 
 
-def test_attention_takes_the_pairs_that_the_windows_of_all_layers_leave() -> None:
+def test_attention_counts_the_pairs_inside_windows() -> None:
     shape = with_values(MIDDLE, attention={"windows": (1_024, 1_024, 1_024, "full")})
     part = (3 * (1_024 - 1_024**2 / 8_192) + 2_048) / (4 * 2_048)
     whole, less = (
@@ -133,7 +135,7 @@ NO_RATES = dict.fromkeys(
          r"inside\.peak_gigabytes_per_second: the profile has no"),
     ],
 )  # fmt: skip
-def test_what_a_profile_does_not_state_is_named(changed, compute, message):
+def test_missing_values_of_a_profile_are_named(changed, compute, message):
     one = job(MIDDLE, layout(tensor=2), compute=compute)
     with pytest.raises(RecipeError, match=message):
         plan_time(one, with_values(hopper(), **changed), SPEED)
@@ -154,7 +156,7 @@ def test_passes_hide_all_but_the_last_bucket_of_gradients_and_the_first_of_weigh
         assert hidden == pytest.approx(open_ / buckets)
 
 
-def test_what_is_sent_of_a_number_follows_its_dtype() -> None:
+def test_sent_bytes_follow_the_dtype() -> None:
     sent = [job(MIDDLE, layout(data=8, zero=zero), reduce_bytes=2) for zero in range(4)]
     reduced = [reduced_bytes(one, 1.0, 8) * 8 / 7 for one in sent]
     gathered = [gathered_bytes(one, 1.0, 8) * 8 / 7 for one in sent]
@@ -197,7 +199,7 @@ def test_deepspeed_hides_reductions_and_not_the_gathers_at_the_end_of_its_step()
     assert 0.5 * gathered_bytes(jobs[1], held_numbers(), 8) / 450e9 < left < whole
 
 
-def test_a_layers_computation_hides_what_zero_3_gathers_for_the_next() -> None:
+def test_zero_3_gathers_overlap_with_the_previous_layer() -> None:
     whole = reduction(3, overlap=False)
     assert whole == reduction(3, overlap=True)
     sent = reduced_bytes(job(MIDDLE, layout(data=8, zero=3)), held_numbers(), 8)

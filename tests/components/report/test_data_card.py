@@ -37,7 +37,7 @@ def trained_on(run: Path, folder: Path) -> Path:
     return run
 
 
-def test_a_card_of_another_user_s_run_is_not_opened(write_run, tmp_path, monkeypatch) -> None:
+def test_a_card_of_another_users_run_is_not_opened(write_run, tmp_path, monkeypatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     run = trained_on(write_run(), prepare(tmp_path / "theirs"))
@@ -70,7 +70,7 @@ def test_runs_on_the_same_data_share_a_section(write_run: WriteRun, tmp_path: Pa
     assert set(gone[3:]) == {"—"}
 
 
-def test_data_that_moved_or_changed_leave_their_key_alone(write_run, tmp_path: Path) -> None:
+def test_moved_or_changed_data_leave_only_their_key(write_run, tmp_path: Path) -> None:
     gone = trained_on(write_run("gone"), tmp_path / "nowhere")
     other = trained_on(write_run("other"), prepare(tmp_path / "again", key="another"))
     half = prepare(tmp_path / "half")
@@ -86,7 +86,7 @@ def drawn(promised: float, share: float, epochs: float) -> dict[str, float]:
     return {"promised_share": promised, "share": share, "samples": 7, "epochs": epochs}
 
 
-def test_shares_and_epochs_of_every_source_stand_in_a_row(write_run: WriteRun) -> None:
+def test_every_source_has_a_row_of_shares_and_epochs(write_run: WriteRun) -> None:
     mixture = {"de": drawn(0.25, 0.2504, 1.5), "en": drawn(0.75, 0.7496, 0.25)}
     run = write_run("a", results=results_tree(60) | {"mixture": mixture})
     grid = mixture_grid(load_entries([run]))
@@ -96,7 +96,7 @@ def test_shares_and_epochs_of_every_source_stand_in_a_row(write_run: WriteRun) -
     assert mixture_grid(load_entries([write_run("killed", killed=True)])).rows == []
 
 
-def test_runs_that_drew_the_same_share_a_column(write_run: WriteRun) -> None:
+def test_runs_with_the_same_draws_share_a_column(write_run: WriteRun) -> None:
     runs = [
         write_run(name, results=results_tree(60) | {"mixture": {source: drawn(1, 1, 1)}})
         for name, source in {"a": "de", "b": "fr", "c": "de"}.items()

@@ -15,7 +15,7 @@ def grouped(*folders: Any) -> dict[str, list[str]]:
     }
 
 
-def test_each_key_stands_under_what_it_decides(write_run: WriteRun) -> None:
+def test_each_key_is_listed_under_its_group(write_run: WriteRun) -> None:
     tree = recipe_tree()
     other = tree | {
         "optimizer": {"lr": 1e-3, "betas": [0.9, 0.95]},
@@ -43,7 +43,7 @@ def test_a_degree_that_changes_what_experts_compute_is_mathematics(write_run: Wr
     assert grouped(*runs) == {"changes the mathematics": ["parallelism.microbatch_sequences"]}
 
 
-def test_of_another_machine_the_profile_is_counted_not_listed(write_run: WriteRun) -> None:
+def test_keys_of_another_profile_are_counted_not_listed(write_run: WriteRun) -> None:
     home = at_home("teuken7b").model_dump(mode="json")
     away = home | {"cluster": at_home("bloom7b1").model_dump(mode="json")["cluster"]}
     runs = [write_run("home", recipe=home), write_run("away", recipe=away)]

@@ -41,7 +41,7 @@ def test_unknown_energy_is_not_guessed(write_run: runs.WriteRun) -> None:
     assert alone["CO2e of the devices' energy"] == "unknown"  # the profile says nothing
 
 
-def test_energy_of_a_part_of_the_time_gives_no_share_of_a_token(write_run):
+def test_partial_energy_gives_no_energy_per_token(write_run):
     (shown,) = columns(write_run(lines=[*runs.history_lines(60), PART], killed=True))
     assert shown["joules per token, devices"] == "—"
     assert shown["measured share of the devices' time"] == "50.0%"
@@ -67,7 +67,7 @@ def test_emissions_are_energy_times_the_profile_s_figures(write_run: runs.WriteR
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(14_400, "1.2 kWh"), (20_000, "—")])
-def test_published_energy_stands_beside_the_measured(write_run, seconds, shown: str) -> None:
+def test_published_energy_is_next_to_measured_energy(write_run, seconds, shown: str) -> None:
     line = runs.energy_line(60, devices=(4_320_000, 14_400, seconds), hosts=(None, 0, 3_600))
     published = {"energy_kwh": {"value": 433_196, "unit": "kWh", "source": "card"}}
     recipe = runs.recipe_tree() | {"published": published}

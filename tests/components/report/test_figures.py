@@ -59,7 +59,7 @@ def test_runs_keep_their_colour_in_every_chart(write_run):
     assert [t.line.color for t in held_out] == colors
 
 
-def test_runs_are_told_apart_without_colours_too(write_run):
+def test_runs_are_distinguishable_without_colors(write_run):
     entries = load_entries([write_run(name) for name in ("a<b", "c", "d")])
     for draw in (figures.loss_figure, partial(figures.step_figure, field="lr")):
         chart = draw(entries)
@@ -75,7 +75,7 @@ def test_runs_are_told_apart_without_colours_too(write_run):
     assert [figures.choose_mark(place) for place in range(3)] == ["●", "■", "◆"]
 
 
-def test_many_runs_are_not_listed_beside_their_curves(write_run):
+def test_many_runs_have_no_legend(write_run):
     entries = load_entries([write_run(f"run{place}") for place in range(9)])
     for some, listed in ((entries[:8], None), (entries, False)):
         chart = figures.loss_figure(some)
@@ -83,7 +83,7 @@ def test_many_runs_are_not_listed_beside_their_curves(write_run):
         assert chart.layout.showlegend is listed
 
 
-def test_a_run_alone_keeps_its_lines(write_run):
+def test_a_single_run_keeps_its_lines(write_run):
     entries = load_entries([write_run("training")])
     chart = figures.loss_figure(entries)
     before = chart.to_json()
@@ -91,7 +91,7 @@ def test_a_run_alone_keeps_its_lines(write_run):
     assert chart.to_json() == before
 
 
-def test_sources_stand_in_the_order_of_their_last_loss_below_the_means(write_run):
+def test_sources_are_sorted_by_their_last_loss(write_run):
     entries = load_entries([write_run()])
     chart = figures.sources_figure(entries)
     assert chart is not None
@@ -103,7 +103,7 @@ def test_sources_stand_in_the_order_of_their_last_loss_below_the_means(write_run
     assert [trace.name for trace in chart.data] == titles
 
 
-def test_the_training_loss_stands_beside_the_mean_that_it_compares_with(write_run):
+def test_the_training_loss_is_next_to_its_comparable_mean(write_run):
     entries = load_entries([write_run()])
     chart = figures.sources_figure(entries)
     assert chart is not None

@@ -19,7 +19,7 @@ def results_with(**changed: object) -> dict[str, Any]:
     return tree | {"held_out": tree["held_out"] | changed}
 
 
-def test_the_end_of_a_run_names_both_means_their_step_and_what_they_compare_with() -> None:
+def test_the_end_of_a_run_names_both_means_and_their_step() -> None:
     assert ending_lines(HeldOutRecord.model_validate(runs.results_tree(60)["held_out"])) == [
         f"held-out loss 2.535, weighted as the mixture, {PLACE}; "
         "not rising over the last quarter; a smoothed unigram model: 6.543",
@@ -38,7 +38,7 @@ def test_the_end_of_a_run_names_both_means_their_step_and_what_they_compare_with
     ],
     ids=["no trend", "rising", "one source has one mean", "not finite", "stopped before one"],
 )
-def test_the_end_of_a_run_says_no_more_than_is_known(changed, begins: str, trend: str) -> None:
+def test_the_end_of_a_run_has_only_known_values(changed, begins: str, trend: str) -> None:
     lines = ending_lines(HeldOutRecord.model_validate(results_with(**changed)["held_out"]))
     assert lines[0].startswith(begins)
     assert trend in lines[0] if trend else "last quarter" not in lines[0]
@@ -55,7 +55,7 @@ def test_the_card_warns_of_a_rising_loss(write_run) -> None:
     )  # fmt: skip
 
 
-def test_the_card_of_an_earlier_versions_run_calls_its_loss_a_plain_mean(write_run) -> None:
+def test_a_run_of_an_earlier_version_has_a_plain_mean_on_its_card(write_run) -> None:
     (entry,) = load_entries([write_run(results=runs.earlier_results_tree(60))])
     card = held_out_card(entry.outcome)
     assert (card.value, card.notes[0]) == ("2.715", "plain mean over 5 sources")
@@ -72,7 +72,7 @@ def test_a_card_without_an_evaluation_has_the_untrained_loss(write_run, killed: 
     assert "before training 8.720" in card.notes
 
 
-def test_the_table_has_both_means_and_the_most_drawn_source_first(write_run) -> None:
+def test_the_table_has_both_means_and_is_sorted_by_share(write_run) -> None:
     grid = held_out_grid(load_entries([write_run("a")]))
     assert grid.rows[:3] == [
         ("weighted as the mixture", "—", "8.720", "2.535", "6.543"),

@@ -207,7 +207,7 @@ PAGES = {name: write for kinds in WRITERS.values() for name, write in kinds.item
 _OWN = {"share_script", "write_document", "build_document"}
 
 
-def test_every_function_that_makes_a_page_has_a_trial() -> None:
+def test_every_page_function_is_tested_with_hostile_text() -> None:
     found = set()
     for folder in ("components", "command", "cluster", "data_prep"):
         for file in (ROOT / folder).rglob("*.py"):
@@ -223,7 +223,7 @@ def test_every_function_that_makes_a_page_has_a_trial() -> None:
 
 
 @pytest.mark.parametrize("kind", PAGES)
-def test_planted_text_makes_no_element(kind, write_run, tmp_path: Path, monkeypatch) -> None:
+def test_hostile_text_creates_no_element(kind, write_run, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(html, "_read_library", lambda: "/* megabytes of plotly */")
     page = PAGES[kind](tmp_path / "plain.html", write_run, lambda value: value)
     plain = Outline(page.read_text("utf-8"))
@@ -244,7 +244,7 @@ def test_planted_text_makes_no_element(kind, write_run, tmp_path: Path, monkeypa
         assert "Plotly.newPlot" not in script or "\\u202e" not in script
 
 
-def test_the_text_of_a_figure_is_escaped_wherever_it_stands() -> None:
+def test_text_in_a_figure_is_escaped_everywhere() -> None:
     figure = empty_figure("<a>", "<b>", height=90)
     figure.add_scatter(x=["<c>"], y=[1], text=["<d>"], name="<e>", hovertemplate="a<br>b")
     figure.add_annotation(text="<f>\u202e")
@@ -275,7 +275,7 @@ def test_a_proposal_in_markdown_shows_hidden_characters(write_run, tmp_path: Pat
 @pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason="a browser runs the pages")
 @pytest.mark.parametrize("kind", PAGES)
-def test_a_browser_runs_nothing_that_was_planted(kind: str, write_run, tmp_path: Path) -> None:
+def test_a_browser_runs_no_injected_script(kind: str, write_run, tmp_path: Path) -> None:
     page = PAGES[kind](tmp_path / "hostile.html", write_run, plant)
     made = _dom(page, tmp_path / "profile")
     dom = Outline(re.sub(r"<svg.*?</svg>", "", made, flags=re.DOTALL))
@@ -288,7 +288,7 @@ def test_a_browser_runs_nothing_that_was_planted(kind: str, write_run, tmp_path:
 @pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason="a browser runs the pages")
 @pytest.mark.parametrize("policy", [True, False])
-def test_a_planted_script_runs_only_without_the_policy(policy: bool, tmp_path: Path) -> None:
+def test_an_injected_script_runs_only_without_the_policy(policy: bool, tmp_path: Path) -> None:
     page = write_document(data_card(card_tree()), tmp_path / "card.html")
     text = page.read_text("utf-8").replace("</main>", f"{PAYLOAD[26:]}</main>")
     page.write_text(

@@ -122,7 +122,7 @@ def test_a_comparison_links_each_run_s_page_of_events(write_run, tmp_path: Path)
     assert "b%3Ac" not in read_report(runs, tmp_path / "other").html
 
 
-def test_a_run_s_name_of_another_alphabet_has_its_place_in_the_contents() -> None:
+def test_names_in_other_alphabets_have_an_anchor() -> None:
     titles = ("A & b", "A & b", "Значит", "three", "four")
     sections = [ReportSection(title, ["text"]) for title in titles]
     html = render_document(ReportDocument(kind="Kind", title="Title", sections=sections))
@@ -133,7 +133,7 @@ def test_a_run_s_name_of_another_alphabet_has_its_place_in_the_contents() -> Non
     assert "A &amp; b" in html
 
 
-def test_runs_of_a_folder_share_the_script_that_lies_there(write_run, tmp_path: Path) -> None:
+def test_runs_of_a_folder_share_its_script(write_run, tmp_path: Path) -> None:
     run = write_run("sweep/a")
     share_script(tmp_path / "sweep")
     (script,) = (tmp_path / "sweep").glob("plotly-*.min.js")

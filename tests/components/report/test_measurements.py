@@ -65,7 +65,7 @@ def test_every_checkpoint_has_its_rows_in_the_order_of_tokens(write_run) -> None
     ]
 
 
-def test_a_metric_stands_beside_its_standard_error(write_run) -> None:
+def test_a_metric_is_followed_by_its_standard_error(write_run) -> None:
     run = write_run("a")
     evaluated(run, 1_000, tasks={"arc": TASK})
     rows = evaluation_grids(load_entries([run]))["evaluated_tasks"].rows
@@ -75,7 +75,7 @@ def test_a_metric_stands_beside_its_standard_error(write_run) -> None:
     ]
 
 
-def test_the_page_has_sections_only_of_what_was_measured(write_run) -> None:
+def test_the_page_has_sections_only_for_measured_values(write_run) -> None:
     run, other = write_run("a"), write_run("b")
     evaluated(run, 1_000, tasks={"<arc>": TASK})
     profiled(run, 0)
@@ -112,7 +112,7 @@ def scores(score: float, published: float | None) -> dict[str, object]:
     return {"mine": {"tasks": {"arc": task}, "mean": score, "published": None}}
 
 
-def test_a_score_stands_beside_the_published_one(write_run) -> None:
+def test_a_score_is_next_to_the_published_score(write_run) -> None:
     run = write_run("a")
     evaluated(run, 1_000, tokens_trained=1_000, scores=scores(55.5, 55.8))
     rows = evaluation_grids(load_entries([run]))["evaluated_scores"].rows
@@ -142,7 +142,7 @@ def test_scores_of_two_checkpoints_are_a_curve_over_tokens(write_run) -> None:
     assert "Scores over tokens" in render_document(document, "plotly.js")
 
 
-def test_a_profile_has_rank_by_rank_what_took_time(write_run) -> None:
+def test_a_profile_has_the_times_of_each_rank(write_run) -> None:
     run = write_run("a")
     for rank in (10, 2):
         profiled(run, rank)
@@ -156,7 +156,7 @@ def test_a_profile_has_rank_by_rank_what_took_time(write_run) -> None:
     assert [cells[0] for cells in parts[3:]] == ["10"] * 3
 
 
-def test_of_several_profiled_runs_each_row_says_whose_it_is(write_run) -> None:
+def test_rows_of_several_profiled_runs_name_their_run(write_run) -> None:
     runs = [write_run(name) for name in ("a", "b")]
     for run in runs:
         profiled(run, 0)

@@ -16,7 +16,7 @@ def outcome_in(folder: Path) -> outcome.RunOutcome:
     return outcome.outcome_of(outcome.load_run(folder))
 
 
-def test_a_finished_run_speaks_through_its_results(write_run):
+def test_a_finished_run_is_read_from_its_results(write_run):
     run = outcome.load_run(write_run())
     out = outcome.outcome_of(run)
     assert run.recipe["name"] == "walnut7b"
@@ -27,7 +27,7 @@ def test_a_finished_run_speaks_through_its_results(write_run):
     assert {frozenset(one) for one in sources} == {frozenset(runs.SOURCES)}
 
 
-def test_a_killed_run_speaks_through_its_journal(write_run):
+def test_a_killed_run_is_read_from_its_event_log(write_run):
     run = outcome.load_run(write_run(killed=True))
     out = outcome.outcome_of(run)
     rate = median(step.tokens_per_second for step in run.history.steps)
@@ -42,7 +42,7 @@ def test_a_killed_run_speaks_through_its_journal(write_run):
     assert out.seconds == run.history.goodput.wall_seconds
 
 
-def test_a_run_killed_before_its_first_evaluation_has_the_untrained_loss_as_such(write_run):
+def test_a_run_killed_early_has_only_the_untrained_loss(write_run):
     lines = [runs.held_out_line(0), runs.step_line(1)]
     out = outcome_in(write_run(killed=True, lines=lines))
     assert (out.held_out.final, out.held_out.final_unweighted) == (None, None)
@@ -50,7 +50,7 @@ def test_a_run_killed_before_its_first_evaluation_has_the_untrained_loss_as_such
     assert not out.held_out.by_source
 
 
-def test_an_earlier_version_stated_plain_means_whose_step_the_journal_has(write_run):
+def test_plain_means_of_earlier_versions_have_a_step(write_run):
     lines = [*map(runs.of_an_earlier_version, runs.history_lines(60))]
     out = outcome_in(write_run(lines=lines, results=runs.earlier_results_tree(60)))
     plain = runs.held_out_line(60)["loss"]
@@ -59,7 +59,7 @@ def test_an_earlier_version_stated_plain_means_whose_step_the_journal_has(write_
     assert (out.held_out.step, out.held_out.rising) == (60, False)
 
 
-def test_what_an_earlier_version_called_final_before_training_is_not(write_run):
+def test_the_untrained_loss_of_earlier_versions_is_not_final(write_run):
     lines = [runs.of_an_earlier_version(runs.held_out_line(0)), runs.step_line(1)]
     untrained = runs.held_out_line(0)["loss"]
     results = runs.earlier_results_tree(
@@ -78,12 +78,12 @@ def test_a_run_killed_before_its_first_step_has_no_figures(write_run):
     assert figures == (None, None, None, None)
 
 
-def test_losses_that_are_no_number_are_counted(write_run):
+def test_non_finite_losses_are_counted(write_run):
     (entry,) = outcome.load_entries([write_run(lines=[runs.step_line(1, loss=math.nan)])])
     assert count_incidents(entry)["steps with a non-finite loss"] == "1"
 
 
-def test_refuses_a_folder_that_is_no_run(tmp_path):
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
     with pytest.raises(RecipeError, match=r"not a run folder: recipe\.json is missing"):
         outcome.load_run(tmp_path)
 
@@ -112,7 +112,7 @@ def test_refuses_files_that_are_missing_or_damaged(write_run, file, text, proble
         outcome.load_run(folder)
 
 
-def test_refuses_a_report_on_nothing_and_on_a_run_twice(write_run):
+def test_empty_and_repeated_runs_are_refused(write_run):
     with pytest.raises(RecipeError, match="runs: the list is empty"):
         outcome.load_entries([])
     folder = write_run()
@@ -120,7 +120,7 @@ def test_refuses_a_report_on_nothing_and_on_a_run_twice(write_run):
         outcome.load_entries([folder, folder / ".." / folder.name])
 
 
-def test_labels_are_as_short_as_telling_the_runs_apart_allows():
+def test_labels_are_the_shortest_that_differ():
     assert outcome.short_labels([Path("/home/ada/a"), Path("/home/ada/b")]) == ("a", "b")
     assert outcome.short_labels([Path("/x/one/a"), Path("/x/two/a")]) == ("one/a", "two/a")
     assert outcome.short_labels([Path("/home/ada/runs/a")]) == ("a",)

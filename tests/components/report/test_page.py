@@ -39,7 +39,7 @@ def test_half_a_character_in_a_recipe_does_not_stop_the_report(write_run, tmp_pa
     assert "half \ufffd of it" in read_report([write_run("odd", recipe=recipe)], tmp_path).text
 
 
-def test_a_killed_run_has_a_page_that_says_so(write_run, tmp_path):
+def test_the_page_of_a_killed_run_has_a_note(write_run, tmp_path):
     text = read_report([write_run(killed=True, tail='{"kind": "step", "st')], tmp_path).text
     assert "This run wrote no results" in text
     assert "unfinished" in text
@@ -64,7 +64,7 @@ def test_a_mixture_of_many_sources_is_folded_and_one_of_few_is_not(write_run, tm
         assert (f"{count} sources" in read_report([run], tmp_path).text) == (count == 20)
 
 
-def test_numbers_stand_on_the_right_and_words_on_the_left(write_run, tmp_path):
+def test_numbers_are_right_aligned_and_words_left_aligned(write_run, tmp_path):
     runs = [write_run(name) for name in ("a", "b")]
     html = write_report(runs, tmp_path / "report.html", script="x.js").read_text()
     head = html[html.index('<table class="summary">') :].partition("</thead>")[0]
@@ -84,7 +84,7 @@ def test_a_long_list_of_nodes_is_cut_and_counted(write_run):
     assert (over[2], over[-1]) == ("job end", named)
 
 
-def test_makes_the_folder_and_leaves_no_draft(write_run, tmp_path):
+def test_a_report_creates_its_folder_and_leaves_no_draft(write_run, tmp_path):
     destination = write_report([write_run()], tmp_path / "new" / "report.html", script="x.js")
     assert list(destination.parent.iterdir()) == [destination]
 
@@ -103,7 +103,7 @@ def test_a_failed_write_keeps_the_old_report(write_run, tmp_path, monkeypatch):
     assert not list(tmp_path.glob(".report*"))
 
 
-def test_refuses_a_folder_as_destination(write_run, tmp_path):
+def test_a_folder_as_destination_is_refused(write_run, tmp_path):
     with pytest.raises(RecipeError, match="is a folder"):
         write_report([write_run()], tmp_path)
 
@@ -125,7 +125,7 @@ def test_without_plotly_a_page_is_refused_if_requested_and_else_not_written(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_its_ground(scheme):
+def test_text_has_enough_contrast(scheme):
     """WCAG 2.1, success criterion 1.4.3: 4.5 to 1 for text of this size."""
     style = (Path(html.__file__).parent / "page.css").read_text()
     block = style.split(":root {")[{"light": 1, "dark": 2}[scheme]].split("}")[0]

@@ -52,7 +52,7 @@ def test_every_number_of_the_plan_is_in_the_page(tmp_path: Path) -> None:
     assert all(re.search(rf"(?<![\d.]){re.escape(repr(n))}\b", page.code) for n in figures)
 
 
-def test_the_main_figures_can_be_read_without_opening_anything(tmp_path: Path) -> None:
+def test_the_main_figures_are_visible_without_unfolding(tmp_path: Path) -> None:
     result, picture = planned("teuken7b")
     page, tree = read(result, picture, tmp_path), result.as_json()
     text = page.text.replace(page.code, "")
@@ -85,7 +85,7 @@ def test_without_a_pipeline_the_page_has_no_timeline(tmp_path: Path) -> None:
     assert "Layout" in text
 
 
-def test_a_step_that_is_not_predicted_says_so(tmp_path: Path) -> None:
+def test_an_unpredicted_step_has_a_note(tmp_path: Path) -> None:
     unmeasured = planned("bloom1b7", "cluster.hardware.gemm_teraflops={}")
     text = read(*unmeasured, tmp_path).text
     assert "not predicted: see Missing" in text
@@ -93,7 +93,7 @@ def test_a_step_that_is_not_predicted_says_so(tmp_path: Path) -> None:
     assert "gemm_teraflops.float16" in text
 
 
-def test_what_does_not_fit_is_a_warning(tmp_path: Path) -> None:
+def test_a_layout_that_does_not_fit_has_a_warning(tmp_path: Path) -> None:
     result, picture = planned("playbook469b", "parallelism.sequence_parallel=false")
     assert result.memory.memory_verdict == "does_not_fit"
     page = read(result, picture, tmp_path)
@@ -105,7 +105,7 @@ def drawn(pipeline: int, microbatches: int) -> Timeline:
     return simulate_step(listed, [PassSeconds(forward=1.0, backward=2.0)] * pipeline)
 
 
-def test_the_chart_has_a_bar_for_every_pass_where_it_happens() -> None:
+def test_the_chart_has_a_bar_at_the_time_of_every_pass() -> None:
     timeline = drawn(2, 3)
     bars = {
         (trace.name, rank, number): (base, width)
@@ -120,7 +120,7 @@ def test_the_chart_has_a_bar_for_every_pass_where_it_happens() -> None:
     assert timeline.total_seconds == 12.0
 
 
-def test_a_chart_of_too_many_passes_leaves_out_those_in_the_middle() -> None:
+def test_a_chart_of_too_many_passes_omits_the_middle() -> None:
     assert plan_page.cut_microbatches(drawn(4, 64)) is None
     timeline = drawn(32, 512)
     assert len(plan_page.drawn_blocks(timeline)) <= plan_page.MOST_BLOCKS
@@ -157,7 +157,7 @@ def days(*words: str, **changes: Any) -> dict[str, str]:
     return dict(bill_rows(plan.cost_estimate.model_copy(update=changes), now))
 
 
-def test_every_part_of_the_days_has_a_row_and_what_nobody_knows_has_none() -> None:
+def test_known_parts_of_the_days_have_a_row() -> None:
     rows = days("bloom176b")
     assert rows["days, without waiting"].endswith(" jobs of qos_gpu_a100-t3")
     assert rows["  steps"].endswith(", 95,000 steps")
@@ -172,7 +172,7 @@ def test_every_part_of_the_days_has_a_row_and_what_nobody_knows_has_none() -> No
     assert "jobs" not in rows["days, without waiting"]
 
 
-def test_the_run_is_over_after_its_days_and_its_waiting() -> None:
+def test_the_end_of_a_run_includes_waiting() -> None:
     rows = days("bloom176b", days=10.0, waiting_days=0.0)
     assert rows["finish if started now"] == "2026-01-11 12:00"
     rows = days("bloom176b", days=10.0, waiting_days=2.5)

@@ -31,7 +31,7 @@ def rows(*runs: Path) -> dict[str, list[tuple[str, ...]]]:
     return found
 
 
-def test_planned_figures_are_those_that_the_plan_prints(write_run: runs.WriteRun) -> None:
+def test_planned_figures_equal_the_printed_plan(write_run: runs.WriteRun) -> None:
     results = runs.results_tree(60) | {"device": "cuda:0", "peak_memory_bytes": 33 * 2**30}
     shown = rows(write_run(recipe=on_juwels(), results=results))
     plan = said_by_the_plan()
@@ -50,7 +50,7 @@ def test_planned_figures_are_those_that_the_plan_prints(write_run: runs.WriteRun
     assert shown[HOURS][0][2] == f"{69.1 * 4 / 3600:,.4g}"
 
 
-def test_energy_that_nothing_counted_is_not_measured(write_run: runs.WriteRun) -> None:
+def test_energy_without_a_counter_is_not_measured(write_run: runs.WriteRun) -> None:
     energy = said_by_the_plan()["bill"]["energy_kwh"]
     nothing = runs.energy_line(60, devices=(None, 0, 240), hosts=(None, 0, 60))
     lines = [*runs.history_lines(60), nothing]
@@ -62,7 +62,7 @@ def test_energy_that_nothing_counted_is_not_measured(write_run: runs.WriteRun) -
         assert not shown.keys() & {COUNTED, POWER}
 
 
-def test_energy_stands_beside_the_rated_power_of_its_time(write_run: runs.WriteRun) -> None:
+def test_energy_is_next_to_the_rated_energy(write_run: runs.WriteRun) -> None:
     def energy(name: str, *lines: dict[str, Any], killed: bool = False) -> dict[str, Any]:
         journal = [*runs.history_lines(60), *lines]
         return rows(write_run(name, recipe=on_juwels(), lines=journal, killed=killed))
@@ -80,7 +80,7 @@ def test_energy_stands_beside_the_rated_power_of_its_time(write_run: runs.WriteR
     assert energy("killed", whole, killed=True)[ENERGY][0][2] == "not measured"
 
 
-def test_planned_emissions_stand_beside_those_of_what_was_counted(write_run):
+def test_planned_emissions_are_next_to_measured_emissions(write_run):
     whole = runs.energy_line(60, devices=(4_320_000, 14_400, 14_400), hosts=(None, 0, 3_600))
     lines, tree = [*runs.history_lines(60), whole], on_juwels()
     name = "CO2e of the devices' energy, whole run"
@@ -101,7 +101,7 @@ def test_the_parts_of_the_planned_step_add_up(write_run: runs.WriteRun) -> None:
     assert abs(sum(shares) - 100) < 0.3
 
 
-def test_the_page_has_both_tables_where_there_is_a_plan(write_run, tmp_path: Path) -> None:
+def test_a_page_with_a_plan_has_both_tables(write_run, tmp_path: Path) -> None:
     text = runs.read_report([write_run("planned", recipe=on_juwels())], tmp_path).text
     assert f"{said_by_the_plan()['time']['step_seconds']:.3g} s" in text
     assert "part of the planned step" in text
@@ -111,7 +111,7 @@ def test_the_page_has_both_tables_where_there_is_a_plan(write_run, tmp_path: Pat
     assert "Planned and measured" not in runs.read_report([without], tmp_path).text
 
 
-def test_of_several_runs_each_that_has_a_plan_has_a_row(write_run: runs.WriteRun) -> None:
+def test_each_run_with_a_plan_has_a_row(write_run: runs.WriteRun) -> None:
     there = write_run("there", recipe=on_juwels(), lines=[])
     shown = rows(write_run("here"), there)
     assert [cells[0] for cells in shown[STEP]] == ["there"]

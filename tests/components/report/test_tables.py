@@ -58,14 +58,14 @@ def test_summary_has_one_row_a_run(two_runs):
     assert columns["held-out loss, plain mean"] == ["2.715", "2.715"]
 
 
-def test_the_summary_says_where_a_run_went_on_after_its_last_evaluation(write_run):
+def test_the_summary_has_the_step_of_the_last_evaluation(write_run):
     before, after = given.held_out_line(0), given.held_out_line(1)
     lines = [before, given.step_line(1), after, given.step_line(2)]
     columns = _summary([write_run(lines=lines, killed=True)])
     assert columns["held-out loss, weighted"] == ["8.314 at step 1"]
 
 
-def test_many_differing_keys_are_counted_and_those_that_the_user_named_come_first(write_run):
+def test_keys_of_the_user_come_first_and_many_are_counted(write_run):
     runs = []
     for place, name in enumerate(("a", "b")):
         model = {f"key_{number}": place for number in range(9)}
@@ -77,7 +77,7 @@ def test_many_differing_keys_are_counted_and_those_that_the_user_named_come_firs
     assert grid.rows[1][1] == ("model.key_7=1, model.key_0=1, model.key_1=1, and 6 more keys")
 
 
-def test_published_figures_stand_beside_the_same_quantity_only(write_run):
+def test_published_figures_are_next_to_the_same_quantity(write_run):
     rows = _rows(figure_tables.published_grid(load_entries([write_run()])))
     assert rows["parameters"] == ("7,452,725,248 parameters", "card", "1,234,567 parameters")
     assert rows["time: step seconds"] == ("12.5 s", "table 3", "0.5 s")
@@ -101,7 +101,7 @@ def test_a_miniature_is_named_at_the_head_of_its_column(two_runs):
     assert columns[-2:] == ("a, miniature", "b")
 
 
-def test_device_hours_are_those_of_all_processes_not_of_the_last_one(write_run):
+def test_device_hours_sum_over_all_processes(write_run):
     """By hand: 2 s to start, a step of 3 s; after a gap of 100 s 4 s to resume, and 3 s."""
     lines = [
         given.mark_line("start", 0) | {"time": 102.0, "seconds": 2.0},
@@ -122,7 +122,7 @@ def test_device_hours_are_those_of_all_processes_not_of_the_last_one(write_run):
 
 
 @pytest.mark.parametrize(("ranks", "said"), [(1, "1 rank on cpu"), (4, "4 ranks on cpu")])
-def test_one_rank_is_one(write_run, ranks, said):
+def test_one_rank_is_singular(write_run, ranks, said):
     run = write_run()
     (run / "derived.json").write_text(json.dumps(given.derived_tree() | {"ranks": ranks}))
     assert _cards(run)["tokens per second"].notes[1].endswith(f"; {said}")
@@ -134,7 +134,7 @@ def test_a_run_of_another_recipe_leaves_foreign_figures_blank(write_run):
     assert rows["parameters"][-2:] == ("1,234,567 parameters", "—")
 
 
-def test_assumed_values_carry_their_reason_and_their_run(write_run):
+def test_assumed_values_have_their_reason_and_run(write_run):
     first = write_run("a")
     row = ("schedule.warmup_tokens", "2,000,000", "no source says")
     assert figure_tables.assumed_grid(load_entries([first])).rows == [row]
@@ -154,7 +154,7 @@ def test_flop_rates_are_given_under_both_conventions(write_run):
         assert dict(both.alike)[f"one token, {name} attention"] == f"{token} MFLOP"
 
 
-def test_of_the_environment_what_is_the_same_is_said_once(two_runs):
+def test_common_values_of_environments_are_stated_once(two_runs):
     (two_runs[1] / "environment.json").write_text('{"python": "3.12.1", "commit": "0123abc"}')
     grid = tables.environment_grid(load_entries(two_runs))
     assert ("commit", "0123abc") in grid.alike

@@ -50,7 +50,7 @@ def points_of(page: str) -> dict[str, list[float]]:
     return {curve["name"]: curve["x"] for curve in curves if isinstance(curve["x"], list)}
 
 
-def test_curves_begin_where_their_parent_was_left(trunk: PlacedNode, nodes) -> None:
+def test_curves_start_at_the_checkpoint_of_their_parent(trunk: PlacedNode, nodes) -> None:
     page = write_tree(trunk, nodes, trunk.folder / "tree.html").read_text("utf-8")
     found = points_of(page)
     assert found["trunk"] == found["cooled"] == [step * STEP for step in range(0, 61, 10)]
@@ -77,7 +77,7 @@ def test_every_node_has_a_row_and_a_place_in_the_drawing(trunk: PlacedNode, node
     assert thick["long"] == [50 * STEP, 110 * STEP]
 
 
-def test_a_merge_is_told_from_a_run_that_has_not_finished(trunk: PlacedNode) -> None:
+def test_a_merge_differs_from_an_unfinished_run(trunk: PlacedNode) -> None:
     (trunk.folder / "results.json").unlink()
     assert load_entries([trunk.folder])[0].outcome.status == "unfinished"
     (trunk.folder / "merge.json").write_text("{}")
@@ -90,7 +90,7 @@ def test_an_evaluation_of_many_checkpoints_names_the_first_ones(trunk: PlacedNod
     assert row[3] == "1, 2, 3 and 2 more"
 
 
-def test_what_is_below_a_merge_begins_at_its_one_checkpoint(trunk: PlacedNode) -> None:
+def test_children_of_a_merge_start_at_its_checkpoint(trunk: PlacedNode) -> None:
     stage = node(trunk.folder / "stage", "run", 50, added=50 * STEP)
     mean = node(trunk.folder / "mean", "merge", 70, of="stage", added=50 * STEP)
     above = {None: trunk, "stage": stage, "mean": mean}
