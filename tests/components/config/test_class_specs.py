@@ -84,6 +84,7 @@ def test_a_resumed_run_may_change_keys_outside_mathematics() -> None:
     assert moved.callbacks["clock"]["every_steps"] == 5
     assert moved.logger == {}
     assert "clock" not in update_recipe(recipe, {"callbacks.clock": None}).callbacks
+    assert update_recipe(recipe, {"callbacks.second": CLOCK}).callbacks["second"] == CLOCK
     with pytest.raises(RecipeError, match=r"callbacks\.noise\.scale is 0\.5 there, 0\.1 here"):
         update_recipe(recipe, {"callbacks.noise.scale": 0.1})
     with pytest.raises(RecipeError, match=r"callbacks\.clok: unknown key"):
