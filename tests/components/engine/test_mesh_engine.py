@@ -71,6 +71,7 @@ def clipped_steps(
     layout: Layout,
     part_of_norm: float,
     optimizer: Callable[[Named], torch.optim.Optimizer] = plain,
+    loss_scale: LossScale | None = None,
 ) -> float:
     """Make steps of an optimizer, each clipped to a fraction of its norm.
 
@@ -79,7 +80,7 @@ def clipped_steps(
     model = randomized(parts)
     whole, sharded = Whole(model), ParallelModel(model, layout)
     theirs = optimizer(list(whole.decoder.named_parameters()))
-    engine = engine_of(sharded, optimizer)
+    engine = engine_of(sharded, optimizer, loss_scale)
     apart = 0.0
     for step in range(STEPS):
         batches = [batch_of(step, rank) for rank in range(layout.data)]
@@ -183,6 +184,12 @@ def test_sharded_ademamix_equals_one_process(run_layout, layout):
     parts = Parts(mlp=XIELU)  # some ranks have no part of its scalars
     for apart in run_layout(clipped_steps, parts, LAYOUTS[layout], 0.3, ademamix):
         assert apart < 1e-11
+
+
+def test_a_loss_scale_changes_no_step(two_ranks: Ranks) -> None:
+    scale = LossScale(initial=2.0**10, window=5, hysteresis=1, minimum=1.0)
+    for apart in two_ranks(clipped_steps, Parts(), LAYOUTS["zero 1"], 0.3, plain, scale):
+        assert apart < TOLERANCE
 
 
 def test_a_loss_scale_resumes_from_its_state(two_ranks: Ranks) -> None:
