@@ -188,6 +188,9 @@ def test_installer_is_shell_without_a_fault(words: str, tmp_path: Path) -> None:
     text = (tmp_path / INSTALLER).read_text("utf-8")
     assert 'git -C "$home" checkout --quiet --detach c0ffee' in text
     assert ("--system-site-packages" in text) == ("torch" in target.provided)
+    site = recipe.cluster.site
+    modules = () if isinstance(site, str) else site.modules
+    assert [line for line in modules if f"\nmodule {line}\n" not in text] == []
     call("bash", "-n", str(tmp_path / INSTALLER), cwd=tmp_path)
     if shutil.which("shellcheck"):
         call("shellcheck", "--exclude=SC1090,SC1091", str(tmp_path / INSTALLER), cwd=tmp_path)
