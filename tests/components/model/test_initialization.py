@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ks_2samp, kstest, truncnorm
+from transformers import LlamaConfig
 
 from components.engine.parallelize import draw_weights
 from components.model.decoder import Decoder
@@ -128,6 +129,11 @@ def test_the_cutoff_is_relative_to_the_deviation_of_each_map() -> None:
             onto = name.endswith(("attention.output.weight", "mlp.down.weight"))
             bound = 2 * (0.2 / 8**0.5 if onto else 0.2)
             assert 0.9 * bound < parameter.abs().max().item() <= bound * (1 + 1e-6), name
+
+
+def test_fan_in_has_the_default_initializer_range_of_transformers() -> None:
+    assert normal_spec("fan_in", "zero").initializer_range == LlamaConfig().initializer_range
+    assert normal_spec(0.01, "zero").initializer_range == 0.01
 
 
 def test_initial_deviations_follow_the_fan_in_or_are_zero() -> None:
