@@ -1,8 +1,9 @@
 """Steps go on while a checkpoint is written; what cannot be written leaves the one before."""
 
+import shutil
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -102,6 +103,20 @@ def test_permanent_checkpoints_are_copied_and_replace_old_copies(ranks, tmp_path
     (tmp_path / "file").touch()
     with pytest.raises(RecipeError, match=r"checkpoint\.copy_to: cannot create .*file/store"):
         check_target(tmp_path / "file" / "store")
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_copy_with_other_bytes_is_refused(tmp_path, monkeypatch):
+    def copy_other_bytes(source: BinaryIO, target: BinaryIO, length: int) -> None:
+        content = source.read()
+        target.write(content[:-1] + bytes([content[-1] ^ 1]))
+
+    monkeypatch.setattr(shutil, "copyfileobj", copy_other_bytes)
+    for name in ("scratch", "store"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(RecipeError, match="safetensors"):
+        cases.save_and_copy(tmp_path / "scratch", tmp_path / "store")
+    assert not list(complete_checkpoints(tmp_path / "store"))
 
 
 @pytest.mark.parametrize("full", [(0,), (1, 2), (0, 1, 2, 3)])
