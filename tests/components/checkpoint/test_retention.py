@@ -119,6 +119,14 @@ def test_old_and_incomplete_checkpoints_are_removed(tmp_path: Path) -> None:
     assert {int(one.name[7:]) for one in tmp_path.glob("tokens-*")} == {30, 40}
 
 
+def test_a_checkpoint_with_a_damaged_marker_counts_as_saved(tmp_path: Path) -> None:
+    damaged = fake(tmp_path, 20)
+    (damaged / MARKER).write_text("{")
+    fake(tmp_path, 10)
+    prune_checkpoints(tmp_path, Policy(last=1, every_tokens="none", best=0))
+    assert list(tmp_path.iterdir()) == [damaged]
+
+
 def test_a_rollback_removes_later_checkpoints(tmp_path: Path) -> None:
     """Else its own weights of the same tokens would never be written."""
     for tokens in (10, 20, 30):
